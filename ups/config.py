@@ -1,0 +1,410 @@
+"""Configuration: configs/default.yaml, then overlays, then dotted overrides, into frozen dataclasses.
+
+Every number of a run has one home: default.yaml. The dataclasses below give names and types only; a value that is not in
+default.yaml does not exist. Unknown, duplicate, missing or mistyped keys and impossible combinations are errors that
+name the key, what was expected and the nearest spelling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ups.tasks import TASKS, get_task
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT = ROOT / "configs" / "default.yaml"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    name: str
+    root: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    tasks: list[str]
+    root: str
+    source: Literal["generate", "published"]
+    url: str
+    seed: int
+    chunk: int
+    val_fraction: float
+    test_fraction: float
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    root: str
+    dtype: Literal["float32", "float16"]
+    place: Literal["auto", "mmap", "device"]
+    device_fraction: float
+    chunk: int
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    num_trajectories: int
+    resolution: int
+    num_frames: int
+    t_end: float
+    parameters: list[float]
+    space_stride: int
+    time_stride: int
+    first_frame: int
+    patch: int
+    dim: int
+    energy: float
+    history: int
+    bundle: int
+    kernel_radius: int
+    propagator: list[int]
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    strategy: Literal["proportional", "balanced", "temperature", "curriculum"]
+    temperature: float
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    width: int
+    depth: int
+    modes: int
+    kernel_size: int
+    mlp_ratio: float
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    muon_lr: float
+    muon_momentum: float
+    muon_weight_decay: float
+    adamw_lr: float
+    adamw_betas: list[float]
+    adamw_weight_decay: float
+    warmup_steps: int
+    decay_fraction: float
+    clip_norm: float
+    ema_decay: float
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int
+    batch_size: int
+    micro_batch: int
+    precision: Literal["no", "bf16"]
+    compile: bool
+    log_every: int
+    validate_every: int
+    validate_trajectories: int
+    save_every: int
+    keep: int
+    patience: int
+    max_skips: int
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class OperatorConfig:
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    loss_field_weight: float
+    unroll_steps: int
+    unroll_fraction: float
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    context_frames: int
+    batch_size: int
+    max_trajectories: int
+    num_bootstrap: int
+    legacy: bool
+    max_ratio_to_persistence: float
+    max_nrmse: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    kind: Literal["none", "wandb", "tensorboard"]
+    mode: Literal["online", "offline", "disabled"]
+    project: str
+
+
+@dataclass(frozen=True)
+class Config:
+    run: RunConfig
+    data: DataConfig
+    cache: CacheConfig
+    task: dict[str, TaskConfig]
+    sampling: SamplingConfig
+    operator: OperatorConfig
+    evaluate: EvaluateConfig
+    tracker: TrackerConfig
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder that holds every stage of this run."""
+        return Path(self.run.root) / self.run.name
+
+    def cache_path(self, task: str) -> Path:
+        return Path(self.cache.root) / f"{task}.h5"
+
+    def data_dir(self, task: str) -> Path:
+        return Path(self.data.root) / task
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice in one mapping."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict:
+    seen: set[str] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=deep)
+        if key in seen:
+            mark = key_node.start_mark
+            raise ValueError(
+                f"duplicate key {key!r} in {mark.name} line {mark.line + 1}; expected each key once. Remove one of the two."
+            )
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_yaml(path: str | Path) -> dict:
+    """A YAML mapping from `path`. Raises FileNotFoundError or ValueError naming the file."""
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. There: {', '.join(near) or 'none'}.")
+    with path.open(encoding="utf-8") as file:
+        loader = _Loader(file)
+        try:
+            data = loader.get_single_data()
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line.") from error
+        finally:
+            loader.dispose()
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as 'run:'.")
+    return data
+
+
+def _merge(base: Any, overlay: Any) -> Any:
+    """`overlay` laid over `base`, mapping by mapping; anything else replaces."""
+    if isinstance(base, dict) and isinstance(overlay, dict):
+        return {**base, **{key: _merge(base.get(key), value) for key, value in overlay.items()}}
+    return overlay
+
+
+def _unknown(key: str, allowed: typing.Iterable[str], where: str) -> ValueError:
+    allowed = list(allowed)
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ValueError(f"unknown key {where}{key}{hint} Expected one of: {', '.join(allowed)}.")
+
+
+def _convert(value: Any, kind: Any, key: str) -> Any:
+    """`value` as the declared type `kind`, or ValueError naming the dotted `key`."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build(kind, value, f"{key}.")
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{key} is {value!r}; expected a mapping.")
+        inner = typing.get_args(kind)[1]
+        return {str(k): _convert(v, inner, f"{key}.{k}") for k, v in value.items()}
+    if origin is list:
+        if not isinstance(value, list):
+            raise ValueError(f"{key} is {value!r}; expected a list such as [1, 2].")
+        return [_convert(v, typing.get_args(kind)[0], f"{key}[{i}]") for i, v in enumerate(value)]
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices or isinstance(value, bool):
+            hint = ' (YAML reads a bare no as false: write "no" in quotes)' if isinstance(value, bool) else ""
+            raise ValueError(f"{key} is {value!r}; expected one of {', '.join(map(repr, choices))}{hint}.")
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        return _convert(value, kind, key)
+    if kind is bool:
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
+        if not isinstance(value, bool):
+            raise ValueError(f"{key} is {value!r}; expected true or false.")
+        return value
+    if kind in (int, float):
+        try:
+            number = float(value) if not isinstance(value, (bool, list, dict)) and value is not None else None
+        except ValueError:
+            number = None
+        if number is None or number != number or abs(number) == float("inf") or (kind is int and number != int(number)):
+            raise ValueError(f"{key} is {value!r}; expected {'a whole number' if kind is int else 'a finite number'}.")
+        return kind(value) if isinstance(value, int) else kind(number)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {value!r}; expected text (put it in quotes).")
+    return value
+
+
+def _build(cls: type, data: Any, where: str = "") -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"section {where.rstrip('.') or 'of the file'} is {data!r}; expected a mapping of keys.")
+    hints = typing.get_type_hints(cls)
+    for key in data:
+        if key not in hints:
+            raise _unknown(str(key), hints, where)
+    missing = [key for key in hints if key not in data]
+    if missing:
+        raise ValueError(f"missing key {where}{missing[0]}; expected it in {DEFAULT} or in an overlay. Add it there.")
+    return cls(**{key: _convert(data[key], kind, f"{where}{key}") for key, kind in hints.items()})
+
+
+def _override(data: dict, text: str) -> None:
+    """Apply one `a.b.c=value` override in place; the value is read as YAML."""
+    key, sep, value = text.partition("=")
+    if not sep or not key:
+        raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as run.seed=1.")
+    parts = key.split(".")
+    node = data
+    for depth, part in enumerate(parts[:-1]):
+        if not isinstance(node.get(part), dict):
+            raise _unknown(part, node, "".join(f"{p}." for p in parts[:depth]))
+        node = node[part]
+    is_free = parts[:-1] in (["task"], ["evaluate", "max_nrmse"])
+    if parts[-1] not in node and not is_free:
+        raise _unknown(parts[-1], node, "".join(f"{p}." for p in parts[:-1]))
+    try:
+        node[parts[-1]] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"override {text!r}: the value is not valid YAML ({error}). Quote it.") from error
+
+
+def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
+    """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as "run.seed=1".
+
+    An overlay may start with `include: other.yaml` (relative to itself). Raises ValueError or FileNotFoundError for
+    anything a user can get wrong, before any process group or file exists.
+    """
+    data = read_yaml(DEFAULT)
+    for overlay in _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []:
+        data = _merge(data, overlay)
+    for text in overrides:
+        _override(data, text)
+    config = _build(Config, data)
+    check(config)
+    return config
+
+
+def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
+    if path.resolve() in seen:
+        raise ValueError(f"{path} includes itself (through {' -> '.join(map(str, seen))}); remove one include.")
+    data = read_yaml(path)
+    include = data.pop("include", None)
+    before = _overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
+    return [*before, data]
+
+
+def to_dict(config: Any) -> dict:
+    """The configuration as plain YAML-able values; feeding it back to `load_config` gives the same configuration."""
+    return dataclasses.asdict(config)
+
+
+def save_config(config: Config, path: str | Path) -> None:
+    """Write the resolved configuration as YAML; the file is itself a valid overlay."""
+    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+
+
+def _require(condition: bool, what: str, expected: str, do: str) -> None:
+    if not condition:
+        raise ValueError(f"{what}; expected {expected}. {do}")
+
+
+def check(config: Config) -> None:
+    """Refuse impossible values and combinations. Raises ValueError naming the key."""
+    for name in config.task:
+        get_task(name)
+    _require(bool(config.data.tasks), "data.tasks is empty", "at least one task", f"Known: {', '.join(TASKS)}.")
+    _require(len(set(config.data.tasks)) == len(config.data.tasks), f"data.tasks {config.data.tasks} repeats a task",
+             "each task once", "Remove the repetition.")
+    for name in config.data.tasks:
+        get_task(name)
+        _require(name in config.task, f"data.tasks names {name}, but section task.{name} is missing", "settings for each task",
+                 f"Add task.{name} to the configuration.")
+        _check_task(name, config.task[name])
+    positive = {
+        "data.chunk": config.data.chunk, "cache.chunk": config.cache.chunk,
+        "evaluate.batch_size": config.evaluate.batch_size, "evaluate.num_bootstrap": config.evaluate.num_bootstrap,
+        "operator.unroll_steps": config.operator.unroll_steps,
+        **{f"operator.train.{k}": getattr(config.operator.train, k)
+           for k in ("steps", "batch_size", "micro_batch", "validate_trajectories", "timeout_s", "max_skips")},
+        **{f"operator.model.{k}": getattr(config.operator.model, k)
+           for k in ("width", "depth", "modes", "kernel_size", "mlp_ratio")},
+        **{f"operator.optim.{k}": getattr(config.operator.optim, k) for k in ("muon_lr", "adamw_lr", "clip_norm")},
+    }
+    for key, value in positive.items():
+        _require(value > 0, f"{key} is {value}", "a positive number", f"Set {key} above zero.")
+    train = config.operator.train
+    _require(train.keep >= 2, f"operator.train.keep is {train.keep}", "at least 2 (the newest may be damaged)", "Raise it.")
+    _require(train.batch_size % train.micro_batch == 0 or train.micro_batch > train.batch_size,
+             f"operator.train.batch_size {train.batch_size} is not a multiple of micro_batch {train.micro_batch}",
+             "micro-batches of equal size", "Change one of the two.")
+    fractions = {"data.val_fraction": config.data.val_fraction, "data.test_fraction": config.data.test_fraction,
+                 "cache.device_fraction": config.cache.device_fraction,
+                 "operator.unroll_fraction": config.operator.unroll_fraction,
+                 "operator.optim.decay_fraction": config.operator.optim.decay_fraction,
+                 "operator.optim.ema_decay": config.operator.optim.ema_decay}
+    for key, value in fractions.items():
+        _require(0.0 <= value < 1.0 or (value == 1.0 and key.endswith("decay_fraction")), f"{key} is {value}",
+                 "a number in [0, 1)", "Change it.")
+    _require(0 < config.data.val_fraction and 0 < config.data.test_fraction and
+             config.data.val_fraction + config.data.test_fraction < 1,
+             f"data.val_fraction + data.test_fraction is {config.data.val_fraction + config.data.test_fraction}",
+             "both above 0 and their sum below 1", "Lower one of them.")
+    _require(config.operator.model.kernel_size % 2 == 1, f"operator.model.kernel_size is {config.operator.model.kernel_size}",
+             "an odd number", "Use 5 or 7.")
+
+
+def _check_task(name: str, settings: TaskConfig) -> None:
+    task, key = get_task(name), f"task.{name}"
+    for field in ("num_trajectories", "resolution", "num_frames", "space_stride", "time_stride", "patch", "history", "bundle"):
+        value = getattr(settings, field)
+        _require(value > 0, f"{key}.{field} is {value}", "a positive whole number", f"Set {key}.{field} above zero.")
+    _require(settings.num_trajectories >= 3, f"{key}.num_trajectories is {settings.num_trajectories}",
+             "at least 3 (training, validation, test)", "Raise it.")
+    _require(bool(settings.parameters) == bool(task.parameters), f"{key}.parameters is {settings.parameters}",
+             f"a value for {task.parameters[0]}" if task.parameters else "an empty list (the task has no parameter)", "Change it.")
+    cells = -(-settings.resolution // settings.space_stride)
+    if cells % settings.patch:
+        fits = [p for p in range(1, 65) if cells % p == 0]
+        raise ValueError(f"{key}.patch {settings.patch} does not divide the grid of {cells} cells (resolution / space_stride); "
+                         f"expected one of {fits}. Change {key}.patch or {key}.space_stride.")
+    _require(0.0 < settings.energy <= 1.0, f"{key}.energy is {settings.energy}", "a share in (0, 1]", "Use 1.0 to keep all.")
+    width = settings.patch**task.ndim * len(task.fields)
+    _require(0 <= settings.dim <= width, f"{key}.dim is {settings.dim}",
+             f"0 (choose by energy) to {width} (a patch holds so many numbers)", "Lower it.")
+    frames = (settings.num_frames - settings.first_frame + settings.time_stride - 1) // settings.time_stride
+    if not task.is_steady:
+        _require(frames >= settings.history + settings.bundle,
+                 f"{key} leaves {frames} frames (num_frames {settings.num_frames}, first_frame {settings.first_frame}, "
+                 f"time_stride {settings.time_stride})",
+                 f"at least history + bundle = {settings.history + settings.bundle}", "Keep more frames or shorten the history.")
