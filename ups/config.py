@@ -64,10 +64,12 @@ class TaskConfig:
     patch: int
     dim: int
     energy: float
+    train_from: int
     history: int
     bundle: int
-    kernel_radius: int
-    propagator: list[int]
+    base: list[Literal["persistence", "propagator", "transport", "elliptic"]]
+    degree: int
+    reach: int
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,9 @@ class OperatorConfig:
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
-    loss_field_weight: float
+    base_steps: int
+    base_lr: float
+    field_weight: float
     unroll_steps: int
     unroll_fraction: float
 
@@ -404,7 +408,15 @@ def _check_task(name: str, settings: TaskConfig) -> None:
              f"0 (choose by energy) to {width} (a patch holds so many numbers)", "Lower it.")
     frames = (settings.num_frames - settings.first_frame + settings.time_stride - 1) // settings.time_stride
     if not task.is_steady:
-        _require(frames >= settings.history + settings.bundle,
-                 f"{key} leaves {frames} frames (num_frames {settings.num_frames}, first_frame {settings.first_frame}, "
-                 f"time_stride {settings.time_stride})",
+        _require(frames - settings.train_from >= settings.history + settings.bundle,
+                 f"{key} leaves {frames - settings.train_from} frames to train on (num_frames {settings.num_frames}, first_frame "
+                 f"{settings.first_frame}, time_stride {settings.time_stride}, train_from {settings.train_from})",
                  f"at least history + bundle = {settings.history + settings.bundle}", "Keep more frames or shorten the history.")
+    _require(bool(settings.base), f"{key}.base is empty", "at least one base predictor", "Use [persistence].")
+    for base in settings.base:
+        _require((base == "elliptic") == task.is_steady, f"{key}.base names {base}",
+                 "[elliptic] for a steady task" if task.is_steady else "persistence, propagator or transport", "Change the list.")
+    _require("transport" not in settings.base or 0 < settings.reach <= cells // 2, f"{key}.reach is {settings.reach}",
+             f"1 to {cells // 2} cells (half the grid)", "Change it or drop transport from the list.")
+    _require("propagator" not in settings.base or 1 <= settings.degree <= 5, f"{key}.degree is {settings.degree}",
+             "1 to 5", "Change it or drop propagator from the list.")

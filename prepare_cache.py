@@ -1,0 +1,100 @@
+"""Cache: fit each task's tokenizer on its training split and encode every trajectory.
+
+    z = B^T P (log u or u - mean) / std        patch-POD codec, ups/tokenizer.py
+
+Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, whole or not at all. A cache that stands for the
+current settings and data is kept. Prints per task the tokenizer, the size, the fingerprint and the floor: the error that
+encoding and decoding alone make on held-out trajectories.
+
+    python prepare_cache.py --config configs/small.yaml              prints "built" or "up to date" per task
+    python prepare_cache.py --config configs/small.yaml --dry-run    sizes, dims, disk; writes nothing
+    python prepare_cache.py --config configs/small.yaml --verify     every checksum; exit status 1 if a cache is damaged
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from ups.cache import Cache, open_cache
+from ups.cache_build import build_cache, is_up_to_date, plan
+from ups.config import load_config
+
+
+def describe(cache: Cache) -> str:
+    """Tokenizer, size, fingerprint and floor of a cache, one line each."""
+    lines = [f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of latents, "
+             f"fingerprint {cache.fingerprint[:12]}"]
+    for name, codec in (("state", cache.tokenizer), ("input", cache.input_tokenizer)):
+        if codec is None:
+            continue
+        lines.append(f"  {name}: {codec.extra_repr()}, kept energy {codec.kept_energy:.8f}")
+        for split, floors in cache.floor.items():
+            floor = floors[name]
+            fields = [f"{field} {value:.2e}" for field, value in floor["fields"].items() if value is not None]
+            line = f"  floor on {split}: nRMSE " + (", ".join(fields) or "undefined (the truth is zero)")
+            if floor["over_change"] is not None:
+                line += f"; {floor['over_change']:.2e} of the one-step change"
+                line += f" ({floor['rounding_over_change']:.2e} by rounding)" if floor["rounding_over_change"] else ""
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    # ---------------------------------------------------------------------------------------------------------- config
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="list rows, latent shapes and disk; write nothing")
+    parser.add_argument("--verify", action="store_true", help="compare every checksum; write nothing; exit 1 on damage")
+    parser.add_argument("--rebuild", action="store_true", help="build even where a cache is up to date")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    args = parser.parse_intermixed_args(arguments)
+    config = load_config(args.config, args.overrides)
+
+    # --------------------------------------------------------------------------------------------------------- dry run
+    if args.dry_run:
+        missing = 0
+        for task in config.data.tasks:
+            expected, (is_current, reason) = plan(config, task), is_up_to_date(config, task)
+            missing += 0 if is_current and not args.rebuild else expected["bytes"]
+            shapes = ", ".join(f"{name} {' x '.join(map(str, shape[1:]))}" for name, shape in expected["shapes"].items())
+            state = "up to date" if is_current else f"to rebuild: {reason}" if config.cache_path(task).exists() else "to build"
+            print(f"{config.cache_path(task)}: {expected['rows']} rows, {shapes} (frames x tokens x dim), at most "
+                  f"{expected['bytes'] / 2**20:.1f} MiB, {state}")
+        root = Path(config.cache.root).absolute()
+        disk = next(folder for folder in (root, *root.parents) if folder.exists())
+        print(f"at most {missing / 2**30:.3f} GiB to write; {shutil.disk_usage(disk).free / 2**30:.1f} GiB free on {disk}")
+        return 0
+
+    # ---------------------------------------------------------------------------------------------------------- verify
+    if args.verify:
+        is_damaged = False
+        for task in config.data.tasks:
+            try:
+                cache = open_cache(config, task, verify="full")
+                print(f"{cache.path}: verified\n{describe(cache)}")
+            except (ValueError, FileNotFoundError) as error:
+                is_damaged = True
+                print(error)
+        return int(is_damaged)
+
+    # ------------------------------------------------------------------------------------------------------------ loop
+    for task in config.data.tasks:
+        is_current, reason = is_up_to_date(config, task)
+        if is_current and not args.rebuild:
+            print(f"{config.cache_path(task)}: up to date ({reason})")
+            continue
+        start = time.perf_counter()
+        cache = Cache(build_cache(config, task), config.task[task], verify="quick")
+        print(f"{cache.path}: built in {time.perf_counter() - start:.1f} s\n{describe(cache)}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as error:  # what a user can cause: the message says what to do, a traceback would hide it
+        sys.exit(f"prepare_cache.py: {error}")

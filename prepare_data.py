@@ -1,0 +1,120 @@
+"""Data: generate or download every file of the configured tasks, in PDEBench's layout.
+
+Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and parameter value, under PDEBench's names.
+    data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/pde
+    data.source=published  downloaded from data.url, MD5-checked
+A killed run continues where it stopped; a finished file is kept; a file made otherwise is never overwritten.
+
+    python prepare_data.py --config configs/small.yaml              prints one line per file, "generated" or "up to date"
+    python prepare_data.py --config configs/small.yaml --dry-run    lists files, sizes and disk, writes nothing
+    python prepare_data.py --config configs/small.yaml --doctor     examines the files, exit status 1 if one is ill or doubtful
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+import ups
+from ups.config import load_config
+from ups.doctor import examine_all, report
+from ups.download import fetch, is_verified, published_file
+from ups.generate import generation_settings, num_done, write_data
+from ups.pdebench import data_bytes, partial_path
+from ups.tasks import get_task
+
+
+def main(arguments: list[str] | None = None) -> int:
+    # ---------------------------------------------------------------------------------------------------------- config
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="list files, sizes and disk; write nothing")
+    parser.add_argument("--doctor", action="store_true", help="examine the files; exit 1 on an error or a warning")
+    parser.add_argument("--md5", action="store_true", help="with --doctor: compare the MD5 of large files too")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    args = parser.parse_args(arguments)
+    config = load_config(args.config, args.overrides)
+    is_published = config.data.source == "published"
+
+    # ----------------------------------------------------------------------------------------------------------- files
+    files = []  # (task, parameter, path, bytes, generation settings or (id, md5))
+    for task in config.data.tasks:
+        spec, wanted = get_task(task), config.task[task]
+        for parameter in wanted.parameters or [None]:
+            path = config.data_dir(task) / spec.file_for(parameter)
+            if is_published:
+                source = published_file(task, parameter)[1:]
+                size = data_bytes(task, spec.num_trajectories, spec.num_frames, spec.resolution)
+            else:
+                source = generation_settings(
+                    task, f"ups {ups.__version__}", seed=config.data.seed, num_trajectories=wanted.num_trajectories,
+                    resolution=wanted.resolution, num_frames=wanted.num_frames, t_end=wanted.t_end, parameter=parameter)
+                size = data_bytes(task, wanted.num_trajectories, wanted.num_frames, wanted.resolution)
+            files.append((task, parameter, path, size, source))
+
+    # ---------------------------------------------------------------------------------------------------------- doctor
+    if args.doctor:
+        is_ill = False
+        for task in config.data.tasks:
+            found = examine_all([path for name, _, path, _, _ in files if name == task], task, hash_all=args.md5,
+                                val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)
+            for path, findings in found.items():
+                print(report(path, findings))
+                is_ill = is_ill or any(finding.severity != "info" for finding in findings)
+        return int(is_ill)
+
+    # --------------------------------------------------------------------------------------------------------- dry run
+    if args.dry_run:
+        missing = 0
+        for _, _, path, size, source in files:
+            if is_published:
+                have = path.stat().st_size if path.exists() else _size(partial_path(path))
+                state = "up to date" if is_verified(path, source[1]) else "to be checked" if path.exists() else "to download"
+                missing += 0 if path.exists() else max(0, size - have)
+            else:
+                done, total = num_done(path, source), source["num_trajectories"]
+                state = "up to date" if path.exists() else f"{done} of {total} trajectories done"
+                missing += 0 if path.exists() else size * (total - done) // total
+            print(f"{path}: about {size / 2**20:,.1f} MiB, {state}")
+        root = Path(config.data.root).absolute()
+        disk = next(folder for folder in (root, *root.parents) if folder.exists())
+        free = shutil.disk_usage(disk).free
+        print(f"{len(files)} files, about {missing / 2**20:,.1f} MiB to write; {free / 2**20:,.1f} MiB free on {disk}")
+        return 0
+
+    # ------------------------------------------------------------------------------------------------------------ loop
+    from ups.pde import SOLVERS  # imports torch, which the lines above do without
+
+    unsolved = [task for task in config.data.tasks if task not in SOLVERS and not is_published]
+    if unsolved:
+        raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {', '.join(SOLVERS)}. Change "
+                         f"data.tasks or set data.source=published.")
+    for task, _, path, _, source in files:
+        if is_published:
+            was_there = is_verified(path, source[1])
+            fetch(f"{config.data.url}/{source[0]}", path, source[1])
+            print(f"{path}: {'up to date' if was_there else 'MD5 right'}")
+            continue
+        if num_done(path, source) and path.exists():
+            print(f"{path}: up to date")
+            continue
+        with tqdm(total=source["num_trajectories"], desc=path.name, unit="trajectory") as bar:
+            write_data(path, task, SOLVERS[task], source, chunk=config.data.chunk,
+                       on_progress=lambda done, bar=bar: bar.update(done - bar.n))
+        print(f"{path}: generated")
+    return 0
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as error:  # what a user can cause: the message says what to do, a traceback would hide it
+        sys.exit(f"prepare_data.py: {error}")

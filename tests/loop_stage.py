@@ -1,0 +1,180 @@
+"""A tiny stage for the tests of ups/loop.py, and the processes that run it.
+
+Ranks are forked from a server that has imported torch once, so a run takes well under a second; each is a process of its
+own with a hard time limit, its own exit code and a log file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo  # torch's Optimizer imports it when the first is built; here once for all forks
+
+from ups.config import load_config
+from ups.loop import Run, main_guard
+from ups.sampling import Schedule
+
+TIMEOUT_S = 60
+SETTINGS = ["operator.train.steps=20", "operator.train.batch_size=8", "operator.train.micro_batch=8",
+            "operator.train.precision='no'", "operator.train.save_every=5", "operator.train.log_every=1",
+            "operator.train.validate_every=4", "operator.train.timeout_s=20", "operator.optim.warmup_steps=3"]
+
+
+class FailInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("injected")
+
+
+def build_model() -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 16),
+                                torch.nn.GELU(), torch.nn.Linear(16, 1))
+    model[3].weight.is_hidden_matrix = True
+    return model
+
+
+def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.Tensor:
+    """Do what `fault` says: kind, and optionally rank, step (`until` makes it a range) and call within the step."""
+    if fault.get("kind") in (None, "disk", "return"):
+        return loss
+    first, last = fault.get("step", 0), fault.get("until", fault.get("step", 0))
+    if fault.get("rank", run.rank) != run.rank or not first <= run.step <= last or num_calls != fault.get("call", num_calls):
+        return loss
+    kind = fault["kind"]
+    if kind == "nan":
+        return loss * float("nan")
+    if kind == "memory":
+        raise torch.OutOfMemoryError("injected")
+    if kind == "memory_backward":
+        return FailInBackward.apply(loss)
+    if kind == "error":
+        raise KeyError("injected cause")
+    if kind == "exit0":
+        sys.exit(0)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[kind])
+    return loss
+
+
+@main_guard
+def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: dict) -> None:
+    torch.set_num_threads(1)
+    config = load_config(None, [f"run.root={root}", *SETTINGS, *overrides])
+    run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents,
+                    extra={"width": 16})
+    if run.is_finished:
+        return run.print("nothing to do")
+    run.seed_all()
+    model = build_model()
+    if not options.get("dropout", False):
+        model[2].p = 0.0
+    run.attach(model)
+    data = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
+    schedule = Schedule({"a": (40, 1)}, config.operator.train.batch_size, seed=config.run.seed)
+    if fault.get("kind") == "disk" and fault["rank"] == run.rank:
+        write, full = run.checkpoints._write, fault["steps"]
+
+        def fail(temporary: Path, *parts: dict) -> None:
+            if run.step in full:
+                raise OSError(28, "No space left on device")
+            write(temporary, *parts)
+
+        run.checkpoints._write = fail
+    for step in run.steps():
+        batch = schedule.batch(step).share(run.rank, run.world)
+        calls = []
+
+        def loss_function(rows: slice) -> tuple[torch.Tensor, dict]:
+            calls.append(rows)  # noqa: B023
+            x = data[batch.rows[rows]]  # noqa: B023
+            error = model(x).squeeze(-1) - x.square().sum(-1)
+            return inject(fault, run, error.square().mean(), len(calls)), {"absolute": error.abs().mean()}  # noqa: B023
+
+        run.update(loss_function, size=len(batch))
+        if run.is_due(config.operator.train.validate_every):
+            with run.ema_weights(), torch.no_grad():
+                model.eval()
+                local = run.agreed(lambda: (model(data).squeeze(-1) - data.square().sum(-1)).square().mean(), "validation")
+                model.train()
+            score = float(run.reduce_mean(local))
+            run.validated(options["scores"].pop(0) if "scores" in options else score, {"error": score})
+        if fault.get("kind") == "return" and run.step == fault["step"]:
+            return None
+    digest = [float(p.detach().double().sum()) for p in model.parameters()]
+    assert all(other == digest for other in run.gather(digest)), "ranks differ"
+    run.finish({"digest": digest})
+
+
+def _rank_process(rank: int, world: int, port: int, log: str, arguments: tuple, environment: dict) -> None:
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")]:
+        del os.environ[name]
+    if world > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
+    os.environ.update(environment)
+    stage(*arguments)
+
+
+class Outcome:
+    """What a launch left: exit codes and logs by rank, and the stage directory."""
+
+    def __init__(self, codes: list[int], logs: list[str], directory: Path) -> None:
+        self.codes, self.logs, self.directory = codes, logs, directory
+
+    def json(self, name: str) -> dict:
+        return json.loads((self.directory / name).read_text())
+
+    def lines(self) -> list[dict]:
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+    def losses(self) -> list[float]:
+        return [line["train/loss"] for line in self.lines() if "train/loss" in line]
+
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["loop_stage"])
+
+
+def launch(root: Path, *overrides: str, world: int = 1, fault: dict | None = None, parents: dict | None = None,
+           options: dict | None = None, environment: dict | None = None, by_rank: dict[int, list[str]] | None = None) -> Outcome:
+    """Run the stage on `world` ranks; a rank that outlives another's failure by the limit fails the test."""
+    root.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{Path(__file__).parent.parent}"  # read when the server starts
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    logs, processes = [], []
+    for rank in range(world):
+        log = root / f"log{time.monotonic_ns()}.rank{rank}"
+        mine = [*overrides, *(by_rank or {}).get(rank, [])]
+        arguments = (str(root), mine, fault or {}, parents if parents is not None else {"cache": "c0ffee"}, options or {})
+        process = _context.Process(target=_rank_process, args=(rank, world, port, str(log), arguments, environment or {}))
+        process.start()
+        logs.append(log)
+        processes.append(process)
+    limit = time.monotonic() + TIMEOUT_S
+    for process in processes:
+        process.join(max(0.1, limit - time.monotonic()))
+    is_hung = any(process.is_alive() for process in processes)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    texts = [log.read_text() if log.is_file() else "" for log in logs]
+    assert not is_hung, "a rank hangs:\n" + "\n".join(texts)
+    return Outcome([process.exitcode for process in processes], texts, root / "default" / "operator")

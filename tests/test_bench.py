@@ -1,0 +1,350 @@
+"""The baselines are what they claim to be, are scored correctly, and get exactly the time they are given."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import time
+
+import pytest
+import torch
+
+from bench import baselines, operator
+from bench.baselines import Problem, Settings, Trainer, settings_for
+from bench.operator import Errors
+from ups.config import load_config
+from ups.tasks import DIRICHLET, NO_FLUX, PERIODIC, get_task
+from ups.tokenizer import Tokenizer
+
+TINY = {"width": 8, "modes": 4, "depth": 2, "batch_size": 4}
+
+
+def heat(num_rows=24, num_frames=14, size=16, seed=0):
+    """u_t = c u_xx, periodic, exact: (row, time, 1, size) and c (row, 1)."""
+    random = torch.Generator().manual_seed(seed)
+    k, x = torch.arange(1, 4.0), torch.arange(size) / size
+    amplitude, phase = torch.randn(num_rows, 3, 1, generator=random), 6.28 * torch.rand(num_rows, 3, 1, generator=random)
+    c = torch.where(torch.arange(num_rows) % 2 == 0, 0.5, 1.0).double()
+    decay = torch.exp(-0.05 * c[:, None, None].float() * k[:, None] ** 2 * torch.arange(num_frames))
+    waves = amplitude * torch.sin(2 * math.pi * k[:, None] * x + phase)
+    return torch.einsum("nkt,nkx->ntx", decay, waves)[:, :, None], c[:, None]
+
+
+def problem(steady=False, ndim=1, boundary=PERIODIC, size=16):
+    same = lambda w: w  # noqa: E731
+    if ndim == 2:
+        u, c = torch.randn(6, 14, 2, size, size, generator=torch.Generator().manual_seed(0)), torch.ones(6, 1)
+    else:
+        u, c = heat(size=size)
+    a = u[:, :1] if steady else None
+    u = u[:, 1:2] if steady else u
+    return Problem("toy", ndim, boundary, steady, ndim == 2, 10, u, u, c, c, same, same, torch.zeros(u.shape[2]), a, a, same)
+
+
+class FakeCache:
+    """What bench/operator.py reads of ups.cache.Cache."""
+
+    def __init__(self, dim=0, steady=False):
+        u, self.parameters = heat(40)
+        self.task = dataclasses.replace(get_task("burgers1d"), inputs=("a",) if steady else ())
+        a, self.u = u[:, :1], u[:, 1:2] if steady else u
+        self.trajectory, self.parameter_index = torch.arange(40) // 2, torch.arange(40) % 2
+        self.split = {"train": torch.arange(24), "val": torch.arange(24, 32), "test": torch.arange(32, 40)}
+        self.num_frames = self.u.shape[1]
+        self.tokenizer = Tokenizer.fit([self.u.numpy()], fields=("u",), patch=4, dim=dim)
+        self.input_tokenizer = Tokenizer.fit([a.numpy()], fields=("a",), patch=4) if steady else None
+        self.inputs = lambda rows: self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
+
+    def batch(self, rows, starts, length):
+        return self.tokenizer.encode(self.tokenizer.normalise(self.u[rows]))[:, starts : starts + length]
+
+
+# ---- transforms and networks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [16, 17])
+def test_dft_matrices_are_the_cut_real_fft(size):
+    x = torch.randn(size, 3, dtype=torch.float64)
+    for modes in (1, 5, size // 2 + 1):
+        analysis, synthesis = baselines.dft_matrices(size, modes)
+        x_hat = torch.fft.rfft(x, dim=0, norm="forward")[:modes]
+        torch.testing.assert_close((analysis @ x).view(modes, 2, 3), torch.stack((x_hat.real, x_hat.imag), 1))
+        torch.testing.assert_close(synthesis @ analysis @ x, torch.fft.irfft(x_hat, n=size, dim=0, norm="forward"))
+
+
+@pytest.mark.parametrize("is_sine", [False, True])
+def test_cosine_and_sine_bases_are_orthonormal_and_diagonalise_the_laplacian(is_sine):
+    size = 12
+    waves, _ = baselines.cosine_matrices(size, size, is_sine)
+    torch.testing.assert_close(waves @ waves.T, torch.eye(size, dtype=torch.float64))
+    next_to = torch.diag(torch.ones(size - 1, dtype=torch.float64), 1)
+    laplace = next_to + next_to.T - 2 * torch.eye(size, dtype=torch.float64)
+    laplace[0, 0] = laplace[-1, -1] = -3 if is_sine else -1  # ghost cell: minus the inner one (u = 0) or equal to it (u_x = 0)
+    spectrum = waves @ laplace @ waves.T
+    torch.testing.assert_close(spectrum, torch.diag(spectrum.diagonal()), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("sizes", [(16,), (15,), (12, 10), (10, 13)])
+def test_matrix_product_spectral_convolution_equals_the_fft_one(sizes):
+    layer = baselines.SpectralConv(sizes, 6, 5, "dft").double()
+    x, skip = torch.randn(2, *sizes, 3, 6, dtype=torch.float64)
+    torch.testing.assert_close(layer(x, skip), layer.reference(x, skip))
+
+
+@pytest.mark.parametrize(("sizes", "boundary", "changes"), [
+    ((16,), PERIODIC, {}), ((16,), DIRICHLET, {"padding": 3, "kernel": 3}), ((12, 16), NO_FLUX, {"padding": 2, "mlp": True}),
+    ((16, 16), PERIODIC, {"kernel": 3})])
+def test_fast_fno_equals_the_fft_fno_with_the_same_weights(sizes, boundary, changes):
+    net = baselines.FNO(3, 2, sizes, boundary, Settings(**TINY, **changes))
+    u, results = torch.randn(2, *sizes, 3), []
+    for net.is_fft in (False, True):
+        net.zero_grad()
+        out = net(u)
+        out.square().sum().backward()
+        results.append([out.detach(), *[p.grad for p in net.parameters()]])
+    for fast, fft in zip(*results, strict=True):
+        torch.testing.assert_close(fast, fft, rtol=1e-4, atol=1e-5 * float(fft.abs().max()) + 1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(16,), (12, 16)])
+def test_spectral_convolution_equals_the_neuraloperator_packages(sizes):
+    neuralop = pytest.importorskip("neuralop.layers.spectral_convolution", reason="bench/requirements.txt is not installed")
+    modes, ndim = 4, len(sizes)
+    layer = baselines.SpectralConv(sizes, 5, modes, "dft")
+    theirs = neuralop.SpectralConv(5, 5, (2 * modes - 1,) * ndim, bias=False)
+    # theirs halves the last axis and orders the others by wave number from 1 - modes; ours halves the first: swap the axes
+    weight = torch.view_as_complex(layer.weight.detach()).view(modes, -1, 5, 5).permute(2, 3, 1, 0)
+    weight = weight.roll(modes - 1, 2) if ndim == 2 else weight[:, :, 0]
+    theirs.weight.tensor.data.copy_(weight)
+    x = torch.randn(*sizes, 2, 5)
+    out = theirs(x.permute(ndim, ndim + 1, *range(ndim - 1, -1, -1)).contiguous())
+    torch.testing.assert_close(layer(x, torch.zeros_like(x)), out.permute(*range(ndim + 1, 1, -1), 0, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_periodic_fno_commutes_with_shifts_and_the_unet_with_shifts_of_its_coarsest_cell():
+    fno = baselines.FNO(1, 1, (16,), PERIODIC, Settings(**TINY))
+    unet = baselines.UNet(1, 1, (16,), PERIODIC, Settings(network="unet", width=8, depth=3))
+    u = torch.randn(2, 16, 1)
+    torch.testing.assert_close(fno(u.roll(3, 1)), fno(u).roll(3, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(unet(u.roll(4, 1)), unet(u).roll(4, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_extend_by_boundary():
+    x = torch.arange(1.0, 5.0)[None]
+    assert baselines.extend(x, 1, 2, "circular").tolist() == [[3, 4, 1, 2, 3, 4, 1, 2]]
+    assert baselines.extend(x, 1, 2, "replicate").tolist() == [[1, 1, 1, 2, 3, 4, 4, 4]]
+    assert baselines.extend(x, 1, 1, "zeros").tolist() == [[0, 1, 2, 3, 4, 0]]
+
+
+@pytest.mark.parametrize("patch", [1, 2])
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
+@pytest.mark.parametrize("sizes", [(16,), (8, 16)])
+def test_unet_keeps_the_grid_and_every_weight_learns(sizes, boundary, patch):
+    net = baselines.UNet(3, 2, sizes, boundary, Settings(network="unet", width=8, depth=2, patch=patch))
+    out = net(torch.randn(2, *sizes, 3))
+    assert out.shape == (2, *sizes, 2)
+    out.square().sum().backward()
+    assert all(float(p.grad.abs().max()) > 0 for p in net.parameters())
+
+
+def test_unet_folds_patches_where_it_unfolds_them():
+    """With the identity for a network between stem and head, folding and unfolding give the field back."""
+    net = baselines.UNet(1, 1, (4, 8), PERIODIC, Settings(network="unet", width=4, depth=1, patch=2))
+    net.middle, net.head = torch.nn.Identity(), torch.nn.Identity()
+    net.stem = torch.nn.Identity()
+    u = torch.randn(3, 4, 8, 1)
+    assert torch.equal(net(u), u)
+
+
+def test_grids_and_modes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="does not halve 3 times"):
+        baselines.UNet(1, 1, (20,), PERIODIC, Settings(network="unet"))
+    with pytest.raises(ValueError, match="expected 1 to 9 on 16 cells"):
+        baselines.FNO(1, 1, (16,), PERIODIC, Settings(modes=10))
+    with pytest.raises(ValueError, match="There is no baseline in 3D"):
+        baselines.FNO(1, 1, (8, 8, 8), PERIODIC, Settings(**TINY))
+
+
+# ---- training ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{"network": "fno"}, {"network": "unet", "depth": 3, "lr": 5e-3}, {"loss": "change"},
+                                     {"loss": "field", "history": 2, "ema": 0.9}])
+def test_training_beats_persistence(changes):
+    trainer = Trainer(problem(), Settings(**{**TINY, "batch_size": 16, "lr": 1e-2, "warmup": 0.0, **changes}), seed=0)
+    for step in range(60):
+        trainer.step(step / 60)
+    trainer.load(trainer.weights())
+    u, c = heat(seed=1)
+    pred, truth = trainer.predict(u[:, :10], c, 4), u[:, 10:]
+    error, still = ((pred - truth).square().mean(), (u[:, 9:10] - truth).square().mean())
+    assert pred.shape == truth.shape and float(error) < 0.3 * float(still)
+
+
+@pytest.mark.parametrize("network", ["fno", "unet"])
+def test_steady_training_reaches_every_weight(network):
+    p = problem(steady=True, ndim=2, boundary=DIRICHLET)
+    trainer = Trainer(p, Settings(**{**TINY, "network": network, "loss": "field"}), seed=0)
+    start = [x.detach().clone() for x in trainer.net.parameters()]
+    for _ in range(3):
+        trainer.step(0.5)
+    assert all(not torch.equal(a, b) for a, b in zip(start, trainer.net.parameters(), strict=True))
+    assert trainer.predict(p.train_inputs, p.train_parameters, 1).shape == p.train.shape
+
+
+def test_an_untrained_network_is_persistence():
+    trainer = Trainer(problem(), Settings(**TINY), seed=0)
+    u, c = heat()
+    assert torch.equal(trainer.predict(u[:, :10], c, 2), u[:, 9:10].expand(-1, 2, -1, -1))
+
+
+def test_a_batch_is_shifted_as_one_and_taken_from_one_trajectory():
+    trainer = Trainer(problem(), Settings(**{**TINY, "history": 2}), seed=0)
+    window, targets, parameters = trainer.batch(2)
+    frames = torch.cat((window, targets), 1)  # the heat equation damps every mode by a fixed factor per frame
+    power = torch.fft.rfft(frames[..., 0], dim=2).abs()[:, :, 1:4]
+    c = 0.5 + 0.5 * (parameters > 0)
+    expected = torch.exp(-0.05 * c[:, None] * torch.arange(1, 4.0) ** 2).expand(-1, 3, -1)
+    torch.testing.assert_close(power[:, 1:] / power[:, :-1], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_scored_windows_start_at_the_last_context_frame():
+    p = problem()
+    p.train[:, :9] = torch.nan
+    window, targets, _ = Trainer(p, Settings(**TINY, is_scored_only=True), seed=0).batch(2)
+    assert torch.isfinite(window).all() and torch.isfinite(targets).all()
+
+
+def test_symmetries_move_all_fields_alike():
+    trainer = Trainer(problem(ndim=2, boundary=NO_FLUX), Settings(**TINY), seed=0)
+    field, seen = torch.arange(64.0).view(1, 1, 8, 8, 1), set()
+    for _ in range(60):
+        one, other = trainer.symmetry(field, field + 100)
+        assert torch.equal(one + 100, other)
+        seen.add(tuple(one.flatten().tolist()))
+    assert len(seen) == 8
+
+
+def test_learning_rate_warms_up_stays_and_falls_to_zero():
+    s = Settings(lr=1.0, warmup=0.1, decay_start=0.6)
+    rates = [baselines.learning_rate(share, s) for share in (0.0, 0.05, 0.3, 0.8, 1.0)]
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 0.5, 0.0])
+
+
+def test_parameters_are_scaled_logarithms_without_constant_or_repeated_columns():
+    values = torch.tensor([[0.01, 0.01, 5.0], [1.0, 1.0, 5.0]])
+    assert baselines.ParameterScale(values)(values).tolist() == [[-1.0], [1.0]]
+    assert baselines.ParameterScale(torch.zeros(3, 0))(torch.zeros(2, 0)).shape == (2, 0)
+
+
+def test_the_budget_is_kept_and_validation_is_not_charged():
+    calls = []
+
+    def score(trained):
+        calls.append(time.sleep(0.3))
+        return float(len(calls) == 1)  # the second is better
+
+    start = time.perf_counter()
+    trained = baselines.train(problem(), Settings(**TINY), 2.0, 0, score)
+    assert 1.5 < trained.seconds < 2.3 and time.perf_counter() - start > trained.seconds + 0.6
+    assert len(calls) == 2 and [point["share"] for point in trained.history] == [0.85, 1.0] and trained.steps > 5
+
+
+def test_weights_are_those_validation_preferred():
+    values, kept = iter([1.0, 2.0]), []
+
+    def score(trained):
+        u, c = heat()
+        kept.append(trained.predict(u[:, :10], c, 1))
+        return next(values)
+
+    ticks = iter(range(10**6))  # a clock that ticks once a reading makes this exact
+    trained = baselines.train(problem(), Settings(**TINY), 100.0, 0, score, clock=lambda: next(ticks))
+    u, c = heat()
+    assert torch.equal(trained.predict(u[:, :10], c, 1), kept[0]) and not torch.equal(kept[0], kept[1])
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match="setting 'widht' is unknown.*Correct fno.KEY=VALUE"):
+        settings_for("fno", "burgers1d", 1, {"widht": 3})
+    with pytest.raises(ValueError, match="at most the 10 context frames. Lower fno.history"):
+        Trainer(problem(), Settings(**TINY, history=11), 0)
+
+
+# ---- scores and the judge ------------------------------------------------------------------------------------------------
+
+
+def test_errors_by_hand():
+    truth = torch.tensor([[[[3.0, 4.0]]], [[[6.0, 8.0]]]])  # two trajectories, one frame: mean squares 12.5 and 50
+    errors = Errors.of(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)  # mean squares of the error 25 and 0
+    split = operator.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
+    row = operator.summary(errors, split, False, 200)
+    assert row["error"] == row["pooled"] == row["first_frame"] == pytest.approx(math.sqrt(25 / 62.5))
+    assert row["nrmse"] == pytest.approx(math.sqrt(2) / 2) and operator.summary(errors, split, True, 10)["error"] == row["nrmse"]
+    assert row["by_parameter"] == {"1": pytest.approx(math.sqrt(2)), "2": 0.0}
+    assert row["low"] == 0.0 and row["high"] == pytest.approx(math.sqrt(2))
+    twice = Errors(4 * errors.error, errors.truth)
+    ratio = operator.paired_ratio([twice], [errors, errors], split, True, 50)
+    assert ratio["ratio"] == pytest.approx(2.0)
+
+
+def test_a_diverged_rollout_is_reported_as_such():
+    truth = torch.ones(2, 1, 1, 4)
+    errors = Errors.of(torch.full_like(truth, torch.nan), truth)
+    row = operator.summary(errors, operator.Split(truth, truth, torch.zeros(2, 0), torch.arange(2)), False, 10)
+    assert "diverged" in operator.line("fno", "0", row) and operator.clean(row)["error"] is None
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_the_judge_runs_and_writes_its_table(steady, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(operator, "OUT", tmp_path)
+    monkeypatch.setattr(operator, "open_cache", lambda config, task: FakeCache(steady=steady))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    small = [f"{model}.{key}={value}" for model in ("fno", "unet") for key, value in TINY.items()]
+    result = operator.main(["--task", "burgers1d", "--budget", "0.3", "--models", "fno", "unet", "--seeds", "0", "1", *small])
+    saved = json.loads(next(tmp_path.glob("burgers1d_0.3s_fno-unet_*.json")).read_text())
+    assert saved["ratios"].keys() == {"fno/unet"} and len(saved["rows_printed"]) == 4 and saved["settings"]["fno"]["width"] == 8
+    assert result["trivial"]["name"] == ("training mean" if steady else "persistence")
+    text = capsys.readouterr().out
+    assert "fno / unet:" in text and result["trivial"]["name"] in text
+
+
+def test_tuning_ranks_on_validation(tmp_path, monkeypatch):
+    monkeypatch.setattr(operator, "OUT", tmp_path)
+    monkeypatch.setattr(operator, "open_cache", lambda config, task: FakeCache())
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    small = [f"fno.{key}={value}" for key, value in TINY.items()]
+    result = operator.main(["--task", "burgers1d", "--budget", "0.2", "--tune", "fno", "--try", "lr:1e-3",
+                            "--try", "lr:1e-2,mlp:true", *small])
+    assert [row["settings"]["lr"] for row in result["candidates"]] == [1e-3, 1e-2] and result["candidates"][1]["settings"]["mlp"]
+    for model in ("fno", "unet"):  # the built-in lists are valid settings
+        assert len(operator.candidates(model, problem())) > 10 < len(operator.candidates(model, problem(True, 2)))
+
+
+def test_a_codec_that_loses_something_is_bypassed(monkeypatch):
+    cache, config = FakeCache(dim=3), load_config()
+    monkeypatch.setattr(operator, "open_data", lambda path, task, **strides: type("File", (), {
+        "read": staticmethod(lambda first, last: cache.u[2 * first + ("Nu0.01" in path.name)][None].numpy())}))
+    settings = dataclasses.replace(config.task["burgers1d"], parameters=[0.1, 0.01])
+    config = dataclasses.replace(config, task={"burgers1d": settings})
+    u, _ = operator.fields(config, cache, "test")
+    assert torch.equal(u, cache.u[32:])
+    full, _ = operator.fields(config, FakeCache(), "test")
+    torch.testing.assert_close(full, cache.u[32:], rtol=1e-4, atol=1e-4)
+
+
+def test_ours_is_not_faked():
+    with pytest.raises(NotImplementedError, match="not connected to ups.operator yet"):
+        operator.ours(None, "burgers1d", 1.0, 0, 1)
+
+
+def test_impossible_requests_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="expected both above zero"):
+        operator.main(["--task", "burgers1d", "--budget", "0"])
+    with pytest.raises(ValueError, match="no model ours"):
+        operator.main(["--task", "burgers1d", "--budget", "1", "--threads", "1", "--clock", "cpu"])
+    monkeypatch.setitem(sys.modules, "neuralop.models", None)  # as if the package were not installed
+    with pytest.raises(ImportError, match="pip install -r bench/requirements.txt"):
+        baselines.LibraryFNO(1, 1, (16,), PERIODIC, Settings(**TINY))

@@ -1,0 +1,606 @@
+"""The latent cache: what it holds, that it is shared and picklable, and that nothing damaged or stale passes for whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import prepare_cache
+from ups import cache as cache_module
+from ups import cache_build
+from ups.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
+from ups.cache_build import build_cache, data_files, is_up_to_date, plan
+from ups.config import ROOT, Config, TaskConfig, load_config
+from ups.generate import generation_settings, write_data
+from ups.pdebench import split_indices
+from ups.tasks import get_task
+
+NUM, FRAMES = 12, 7
+SMALL = [f"task.{task}.num_trajectories={NUM}" for task in ("advection1d", "darcy2d", "diff_react2d")] + [
+    "data.tasks=[advection1d,darcy2d,diff_react2d]", "task.advection1d.resolution=32", f"task.advection1d.num_frames={FRAMES}",
+    "task.darcy2d.resolution=16", "task.diff_react2d.resolution=16", f"task.diff_react2d.num_frames={FRAMES}",
+    "task.diff_react2d.dim=5", "cache.chunk=5",
+    *(f"task.{task}.{key}=1" for task in ("advection1d", "darcy2d", "diff_react2d") for key in ("history", "bundle"))]
+
+
+def settings(root: Path, *more: str) -> Config:
+    return load_config(ROOT / "configs" / "smoke.yaml", [f"data.root={root}/data", f"cache.root={root}/cache", *SMALL, *more])
+
+
+def fake_solver(indices, *, seed, resolution, num_frames, parameter, t_end, task):
+    """Travelling waves of random phase: (n, time, channel, *space), trajectory i a function of (seed, i)."""
+    spec = get_task(task)
+    x = np.stack(np.meshgrid(*[np.arange(resolution) / resolution] * spec.ndim, indexing="ij"))
+    out = []
+    for index in indices:
+        generator = np.random.default_rng((seed, index))
+        t = np.linspace(0, t_end, num_frames).reshape(-1, 1, *[1] * spec.ndim)
+        wave = 0
+        for k in range(1, 5):
+            phase = generator.uniform(0, 2 * np.pi, (1, len(spec.channels), *[1] * spec.ndim))
+            wave = wave + np.sin(2 * np.pi * k * (x.sum(0) - (parameter or 1.0) * t) + phase) / k
+        out.append(2.0 + 0.3 * wave)
+    return np.stack(out).astype(np.float32)
+
+
+def write_all(config: Config) -> None:
+    for task in config.data.tasks:
+        wanted = config.task[task]
+        for path, parameter in zip(data_files(config, task), wanted.parameters or [None], strict=True):
+            made = generation_settings(task, "test", seed=1, num_trajectories=wanted.num_trajectories, t_end=wanted.t_end,
+                                       resolution=wanted.resolution, num_frames=wanted.num_frames, parameter=parameter)
+            write_data(path, task, lambda indices, task=task, **kw: fake_solver(indices, task=task, **kw), made, chunk=50)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Config:
+    config = settings(tmp_path_factory.mktemp("cache"))
+    write_all(config)
+    for task in config.data.tasks:
+        build_cache(config, task, progress=False)
+    return config
+
+
+@pytest.fixture
+def copy(built, tmp_path) -> tuple[Config, Path]:
+    """A copy of the advection cache that a test may damage."""
+    config = replace(built, cache=replace(built.cache, root=str(tmp_path)))
+    path = config.cache_path("advection1d")
+    path.write_bytes(built.cache_path("advection1d").read_bytes())
+    return config, path
+
+
+def damage(path: Path, position: int, mask: int = 0x10) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= mask
+    path.write_bytes(data)
+
+
+# ------------------------------------------------------------------------------------------------------------- content
+
+
+def test_rows_follow_file_order_and_decode_to_the_data(built):
+    cache = open_cache(built, "advection1d")
+    assert (cache.num_rows, cache.num_frames) == (2 * NUM, FRAMES)
+    assert cache.parameters.tolist() == [[0.4]] * NUM + [[1.0]] * NUM and cache.parameters.dtype == torch.float64
+    assert cache.parameter_values[cache.parameter_index].tolist() == cache.parameters[:, 0].tolist()
+    assert cache.trajectory.tolist() == [*range(NUM)] * 2
+    assert cache.dt == pytest.approx(0.75 / (FRAMES - 1), rel=1e-5)
+    for file, path in enumerate(data_files(built, "advection1d")):
+        with h5py.File(path) as data:
+            u = torch.from_numpy(data["tensor"][()])[:, :, None]
+        z = cache.batch(range(file * NUM, file * NUM + NUM), 0, FRAMES)
+        assert torch.allclose(cache.tokenizer.denormalise(cache.tokenizer.decode(z)), u, atol=2e-6)
+
+
+def test_steady_cache_holds_input_and_solution_with_a_tokenizer_each(built):
+    cache = open_cache(built, "darcy2d")
+    assert cache.task.is_steady and (cache.num_frames, cache.dt) == (1, 0.0) and cache.windows(1) == (NUM - 2, 1)
+    assert (cache.tokenizer.fields, cache.input_tokenizer.fields) == (("u",), ("a",))
+    with h5py.File(data_files(built, "darcy2d")[0]) as data:
+        a, u = torch.from_numpy(data["nu"][()])[:, None, None], torch.from_numpy(data["tensor"][()])[:, None]
+    rows = torch.arange(NUM)
+    a_pred = cache.input_tokenizer.denormalise(cache.input_tokenizer.decode(cache.inputs(rows)))
+    u_pred = cache.tokenizer.denormalise(cache.tokenizer.decode(cache.batch(rows, 0, 1)))
+    assert torch.allclose(a_pred, a, atol=1e-5) and torch.allclose(u_pred, u, atol=1e-5)
+
+
+def test_split_is_by_trajectory_and_shared_over_parameters(built):
+    cache = open_cache(built, "advection1d")
+    by_index = split_indices("advection1d", NUM, built.data.val_fraction, built.data.test_fraction)
+    assert sorted(torch.cat([*cache.split.values()]).tolist()) == list(range(cache.num_rows))
+    for name, rows in cache.split.items():
+        assert sorted(set(cache.trajectory[rows].tolist())) == by_index[name].tolist()
+        assert set(cache.parameter_index[rows].tolist()) == {0, 1}
+
+
+def test_tokenizer_sees_the_training_split_only(built):
+    cache = open_cache(built, "diff_react2d")
+    index = split_indices("diff_react2d", NUM, 0.1, 0.1)["train"]
+    with h5py.File(data_files(built, "diff_react2d")[0]) as data:
+        u = np.stack([data[f"{i:04d}/data"][()] for i in index]).astype(np.float64)
+    assert np.allclose(cache.tokenizer.mean, u.mean((0, 1, 2, 3)), rtol=1e-6)
+    assert np.allclose(cache.tokenizer.std, u.std((0, 1, 2, 3)), rtol=1e-6)
+
+
+def test_floor_is_the_error_of_decoding_held_out_trajectories(built):
+    cache = open_cache(built, "diff_react2d")
+    rows = cache.split["test"]
+    with h5py.File(data_files(built, "diff_react2d")[0]) as data:
+        u = torch.from_numpy(np.stack([data[f"{i:04d}/data"][()] for i in rows.tolist()])).permute(0, 1, 4, 2, 3).double()
+    u_pred = cache.tokenizer.denormalise(cache.tokenizer.decode(cache.batch(rows, 0, FRAMES))).double()
+    ratio = ((u_pred - u).square().mean((3, 4)) / u.square().mean((3, 4))).sqrt()
+    floor = cache.floor["test"]["state"]
+    assert floor["nrmse"] == pytest.approx(float(ratio.mean()), rel=1e-4) and floor["nrmse"] > 1e-3   # 5 of 32
+    scale = cache.tokenizer.std.double().view(-1, 1, 1)
+    change = (u.diff(dim=1) / scale).square().mean().sqrt()
+    assert floor["over_change"] == pytest.approx(float(((u_pred - u) / scale).square().mean().sqrt() / change), rel=1e-4)
+    assert open_cache(built, "advection1d").floor["val"]["state"]["nrmse"] < 1e-6   # full rank: rounding only
+    assert open_cache(built, "darcy2d").floor["val"]["state"]["over_change"] is None   # nothing changes in a steady task
+
+
+def test_batch_is_the_slice_it_names(built):
+    cache = open_cache(built, "advection1d")
+    everything = torch.stack([cache.batch([row], 0, FRAMES)[0] for row in range(cache.num_rows)])
+    with h5py.File(cache.path) as file:
+        assert np.array_equal(file["state/latents"][()], everything.numpy())
+    rows, starts = torch.tensor([23, 0, 5, 5]), torch.tensor([4, 0, 2, 1])
+    z = cache.batch(rows, starts, 3)
+    assert z.shape == (4, 3, *cache.tokenizer.tokens, cache.tokenizer.dim) and z.dtype == torch.float32
+    assert all(torch.equal(z[i], everything[rows[i], starts[i] : starts[i] + 3]) for i in range(4))
+    z.zero_()   # a copy: the file is untouched
+    assert torch.equal(cache.batch(rows, starts, 3)[0], everything[23, 4:7])
+    assert cache.windows(3) == (2 * (NUM - 2), FRAMES - 2) and cache.windows(FRAMES, "test") == (2, 1)
+
+
+def test_placed_latents_give_the_same_batches(built):
+    mapped, placed = open_cache(built, "darcy2d"), open_cache(built, "darcy2d")
+    assert placed.place("cpu", "device") == placed.placed == "device"
+    assert mapped.place("cpu", "auto") == mapped.placed == "mmap"   # the page cache already is the copy
+    rows = torch.tensor([3, 1])
+    assert torch.equal(mapped.batch(rows, 0, 1), placed.batch(rows, 0, 1))
+    assert torch.equal(mapped.inputs(rows), placed.inputs(rows))
+    assert place([mapped, open_cache(built, "advection1d")], "cpu", "device", 0.5) == "device"
+
+
+def test_content_does_not_depend_on_the_chunk(built, tmp_path):
+    other = replace(built, cache=replace(built.cache, root=str(tmp_path), chunk=1))
+    build_cache(other, "advection1d", progress=False)
+    first, second = open_cache(built, "advection1d"), open_cache(other, "advection1d")
+    assert first.fingerprint == second.fingerprint
+    rows = torch.arange(first.num_rows)
+    assert torch.allclose(first.batch(rows, 0, FRAMES), second.batch(rows, 0, FRAMES), atol=1e-5)
+
+
+def test_fingerprint_follows_the_data_and_the_settings(built, tmp_path):
+    before = open_cache(built, "advection1d").fingerprint
+    prints = {before}
+    for more in ("task.advection1d.patch=8", "task.advection1d.time_stride=2", "data.val_fraction=0.2"):
+        config = settings(tmp_path, f"data.root={built.data.root}", more)
+        build_cache(config, "advection1d", progress=False)
+        prints.add(open_cache(config, "advection1d").fingerprint)
+    config = settings(tmp_path)
+    write_all(config)
+    with h5py.File(data_files(config, "advection1d")[1], "r+") as data:
+        data["tensor"][3, 2, 1] += 1e-3
+    build_cache(config, "advection1d", progress=False)
+    prints.add(open_cache(config, "advection1d").fingerprint)
+    assert len(prints) == 5
+
+
+def test_float16_halves_the_latents_and_reports_what_rounding_costs(built, tmp_path):
+    config = settings(tmp_path, f"data.root={built.data.root}", "cache.dtype=float16")
+    build_cache(config, "advection1d", progress=False)
+    half, full = open_cache(config, "advection1d"), open_cache(built, "advection1d")
+    assert 2 * half.num_bytes == full.num_bytes
+    z, exact = half.batch([4], 1, 3), full.batch([4], 1, 3)
+    assert z.dtype == torch.float32 and torch.allclose(z, exact, rtol=2**-11, atol=1e-6) and not torch.equal(z, exact)
+    assert half.floor["val"]["state"]["rounding_over_change"] > 1e-5 > full.floor["val"]["state"]["over_change"]
+    assert full.floor["val"]["state"]["rounding_over_change"] == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- sharing
+
+
+def test_cache_is_picklable_and_survives_a_fork(built):
+    cache = open_cache(built, "advection1d")
+    text = pickle.dumps(cache)
+    assert len(text) < 5000   # the path, not the latents
+    assert torch.equal(pickle.loads(text).batch([3], 1, 2), cache.batch([3], 1, 2))
+    expected = float(cache.batch([3], 1, 2).sum())
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if float(cache.batch([3], 1, 2).sum()) == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    loader = torch.utils.data.DataLoader(range(4), num_workers=1, collate_fn=lambda rows: cache.batch(rows, 0, 2))
+    assert torch.equal(next(iter(loader)), cache.batch([0], 0, 2))
+
+
+def test_copying_to_the_device_verifies_every_row(copy, monkeypatch):
+    config, path = copy
+    damage(path, read_seal(path)["latents"][0][0] + 9)
+    monkeypatch.setattr(cache_module, "FULL_BYTES", 0)
+    with pytest.raises(ValueError, match="damaged row 0"):
+        open_cache(config, "advection1d").place("cpu", "device")
+
+
+def test_latents_are_mapped_from_the_file_and_open_no_shared_memory(built):
+    cache = open_cache(built, "advection1d")
+    assert cache._state.offset % 4096 == 0 and not cache._state.frames.is_shared()
+    assert str(cache.path) in Path("/proc/self/maps").read_text()
+
+
+def test_pickled_cache_refuses_a_file_that_was_rebuilt_meanwhile(built, copy):
+    config, path = copy
+    text = pickle.dumps(open_cache(config, "advection1d"))
+    other = settings(path.parent, f"data.root={built.data.root}", f"cache.root={path.parent}", "task.advection1d.patch=8")
+    build_cache(other, "advection1d", progress=False)
+    with pytest.raises(ValueError, match="was rebuilt with other content"):
+        pickle.loads(text)
+
+
+def test_quick_opening_does_not_read_the_latents(built, copy, monkeypatch):
+    config, path = copy
+    monkeypatch.setattr(cache_module._Latents, "verify", lambda self: pytest.fail("read all latents"))
+    open_cache(config, "advection1d", verify="quick")
+    monkeypatch.setattr(cache_module, "FULL_BYTES", 10)
+    open_cache(config, "advection1d")   # auto: too large to verify at every opening
+
+
+# ------------------------------------------------------------------------------------------------------------- damage
+
+
+def test_missing_cache_names_make_cache(built, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no cache of burgers1d .*`make cache`"):
+        open_cache(replace(built, cache=replace(built.cache, root=str(tmp_path))), "burgers1d")
+
+
+@pytest.mark.parametrize(("override", "found"), [
+    ("task.advection1d.patch=8", "patch 4 -> 8"), ("task.advection1d.dim=3", "dim 0 -> 3"),
+    ("task.advection1d.time_stride=2", "time_stride 1 -> 2"), ("cache.dtype=float16", "dtype 'float32' -> 'float16'"),
+    ("data.val_fraction=0.2", "val_fraction 0.1 -> 0.2"), ("task.advection1d.parameters=[0.4,4.0]", "parameters"),
+    ("data.seed=7", "seed 2022 -> 7")])
+def test_stale_cache_is_refused_with_the_change_and_the_command(built, override, found):
+    config = settings(Path(built.cache.root).parent, override)
+    with pytest.raises(ValueError, match=r"is stale .*`make cache`.*prepare_cache.py --config CONFIG --rebuild") as error:
+        open_cache(config, "advection1d")
+    assert found in str(error.value)
+    assert is_up_to_date(config, "advection1d")[0] is False
+
+
+def test_settings_that_do_not_touch_the_cache_leave_it_valid(built):
+    config = settings(Path(built.cache.root).parent, "task.advection1d.history=2", "cache.chunk=3", "operator.train.steps=9")
+    assert open_cache(config, "advection1d").settings.history == 2
+
+
+def test_every_task_key_is_known_to_matter_or_not_to_matter_to_the_cache():
+    """A new key of TaskConfig must be sorted into one of the two, or stale caches would pass."""
+    others = {"train_from", "history", "bundle", "base", "degree", "reach"}
+    assert {field.name for field in fields(TaskConfig)} - others == set(cache_module.USED_SETTINGS)
+
+
+@pytest.mark.parametrize("cut", [1, 100, 5000, 20000])
+def test_truncated_or_extended_cache_is_refused(copy, cut):
+    config, path = copy
+    data = path.read_bytes()
+    path.write_bytes(data[:-cut])
+    with pytest.raises(ValueError, match="truncated or appended to.*make cache"):
+        open_cache(config, "advection1d", verify="quick")
+    path.write_bytes(data + b"\0" * cut)
+    with pytest.raises(ValueError, match="truncated or appended to"):
+        open_cache(config, "advection1d", verify="quick")
+    path.write_bytes(data[:cut // 10])
+    with pytest.raises(ValueError, match="not a finished UPS cache"):
+        open_cache(config, "advection1d", verify="quick")
+
+
+def test_every_kind_of_bit_flip_is_found(copy):
+    config, path = copy
+    whole = path.read_bytes()
+    seal = read_seal(path)
+    (offset, num_bytes), = seal["latents"]
+    with h5py.File(path, "r") as file:
+        basis, checksums = (file[name].id.get_offset() for name in ("state/tokenizer/basis", "state/checksums"))
+        header = file["header"].id.get_offset()
+    outside = [0, 20, 60, 4000, 4096, 4100, basis, basis + 5, checksums + 3, header + 1, len(whole) - 1]
+    generator = np.random.default_rng(0)
+    outside += [int(at) for at in generator.integers(0, len(whole), 200) if not offset <= at < offset + num_bytes]
+    for position in outside:   # seal, HDF5 structure, tokenizer, checksums, metadata, gaps
+        damage(path, position, 1 << int(generator.integers(8)))
+        with pytest.raises(ValueError, match="make cache"):
+            open_cache(config, "advection1d", verify="quick")
+        path.write_bytes(whole)
+    row_bytes = num_bytes // (2 * NUM)
+    for row, position in ((0, offset), (7, offset + 7 * row_bytes + 11), (2 * NUM - 1, offset + num_bytes - 1)):
+        damage(path, position)
+        open_cache(config, "advection1d", verify="quick")   # milliseconds cannot see it ..
+        for verify in ("full", "auto"):                     # .. training, which opens with auto, does
+            with pytest.raises(ValueError, match=f"damaged row {row} in /state/latents.*--rebuild"):
+                open_cache(config, "advection1d", verify=verify)
+        path.write_bytes(whole)
+    open_cache(config, "advection1d", verify="full")
+
+
+def test_foreign_files_are_refused(copy):
+    config, path = copy
+    path.write_bytes(b"hello")
+    for make in (lambda: None, lambda: path.write_bytes(os.urandom(50000)), lambda: path.write_bytes(b""),
+                 lambda: h5py.File(path, "w").create_dataset("tensor", data=np.zeros(10000)).file.close()):
+        make()
+        with pytest.raises(ValueError, match="is not a finished UPS cache .*make cache"):
+            open_cache(config, "advection1d")
+
+
+def test_other_format_version_is_refused(copy, monkeypatch):
+    config, path = copy
+    monkeypatch.setattr(cache_module, "FORMAT", 2)
+    with pytest.raises(ValueError, match="has format 1; expected format 2"):
+        open_cache(config, "advection1d")
+
+
+@pytest.mark.parametrize("key", ["header", "parameters", "split/val", "state/tokenizer/basis", "state/checksums",
+                                 "state/latents"])
+def test_missing_part_is_refused_even_when_sealed(copy, key):
+    config, path = copy
+    with h5py.File(path, "r+", libver=cache_build.LIBVER) as file:
+        del file[key]
+    write_seal(path)
+    with pytest.raises(ValueError, match="lacks a part .*make cache"):
+        open_cache(config, "advection1d")
+
+
+def test_reading_outside_the_cache_is_refused(built):
+    cache = open_cache(built, "advection1d")
+    for rows, starts, length in (([24], 0, 1), ([-1], 0, 1), ([0], 5, 3), ([0], -1, 2), ([0], 0, 8), ([], 0, 1)):
+        with pytest.raises(ValueError, match="reach outside /state/latents"):
+            cache.batch(rows, starts, length)
+    with pytest.raises(ValueError, match="a window of 8 frames was asked .* expected 1 to 7"):
+        cache.windows(FRAMES + 1)
+    with pytest.raises(ValueError, match="advection1d has no input field"):
+        cache.inputs([0])
+
+
+# ------------------------------------------------------------------------------------------------------------- building
+
+
+def fresh(built: Config, tmp_path: Path, *more: str) -> Config:
+    """The built data with an empty cache folder."""
+    return settings(tmp_path, f"data.root={built.data.root}", *more)
+
+
+def test_non_finite_data_are_refused_with_trajectory_and_frame(tmp_path):
+    config = settings(tmp_path, "data.tasks=[advection1d]", "task.advection1d.first_frame=1", "task.advection1d.time_stride=2")
+    write_all(config)
+    for trajectory in (7, 0):   # in training and in held-out data
+        with h5py.File(data_files(config, "advection1d")[1], "r+") as data:
+            data["tensor"][trajectory, 5, 3] = np.nan
+        with pytest.raises(ValueError, match=f"beta1.0.hdf5 holds nan in u of trajectory {trajectory}, frame 5; expected finite"):
+            build_cache(config, "advection1d", progress=False)
+        assert not list(Path(config.cache.root).glob("*"))
+        with h5py.File(data_files(config, "advection1d")[1], "r+") as data:
+            data["tensor"][trajectory, 5, 3] = 0
+
+
+def test_missing_data_names_make_data(tmp_path):
+    with pytest.raises(FileNotFoundError, match="make data"):
+        build_cache(settings(tmp_path), "advection1d", progress=False)
+
+
+@pytest.mark.parametrize(("override", "found"), [
+    ("task.advection1d.resolution=64", r"has \(32,\) cells \(after striding\); expected \(64,\).*resolution"),
+    ("task.advection1d.num_frames=9", "has 7 frames .*expected 9.*num_frames"),
+    ("task.advection1d.num_trajectories=50", "has 12 trajectories; expected at least 50.*num_trajectories")])
+def test_data_unlike_the_configuration_are_refused(built, tmp_path, override, found):
+    with pytest.raises(ValueError, match=found):
+        build_cache(fresh(built, tmp_path, override), "advection1d", progress=False)
+
+
+def test_data_of_another_parameter_are_refused(built, tmp_path):
+    config = fresh(built, tmp_path)
+    paths = data_files(config, "advection1d")
+    with pytest.raises(ValueError, match="has 1.0 as parameter; expected 0.4"):
+        build_cache(config, "advection1d", paths[::-1], progress=False)
+
+
+def test_data_that_change_while_being_read_are_refused(tmp_path, monkeypatch):
+    config = settings(tmp_path, "data.tasks=[advection1d]")
+    write_all(config)
+    allocate = cache_build._allocate
+
+    def touch(*args):
+        os.utime(data_files(config, "advection1d")[0], (1, 1))
+        return allocate(*args)
+
+    monkeypatch.setattr(cache_build, "_allocate", touch)
+    with pytest.raises(ValueError, match="changed while they were read"):
+        build_cache(config, "advection1d", progress=False)
+
+
+def test_float16_overflow_is_refused(built, tmp_path, monkeypatch):
+    config = fresh(built, tmp_path, "cache.dtype=float16")
+    monkeypatch.setattr(cache_build.Tokenizer, "encode", lambda self, w: torch.full((len(w), FRAMES, 8, 4), 1e5))
+    with pytest.raises(ValueError, match="overflow float16; expected them below 65504. Set cache.dtype=float32"):
+        build_cache(config, "advection1d", progress=False)
+
+
+def run(code: str, *args: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+CHILD = """
+import sys, resource, time
+from ups.cache_build import build_cache
+from ups.config import load_config
+from ups import cache_build
+config = load_config("configs/smoke.yaml", sys.argv[2:])
+"""
+
+
+def overrides(config: Config) -> list[str]:
+    return [f"data.root={config.data.root}", f"cache.root={config.cache.root}", *SMALL]
+
+
+def test_full_disk_is_a_clear_error_and_leaves_nothing(built, tmp_path):
+    config = fresh(built, tmp_path)
+    code = CHILD + """
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+try:
+    build_cache(config, "advection1d", progress=False)
+except OSError as error:
+    print(type(error).__name__, error)
+"""
+    result = run(code, "20000", *overrides(config))
+    assert "cannot write" in result.stdout and "MiB of room in it. Free some, or change cache.root" in result.stdout, result
+    assert not list(Path(config.cache.root).iterdir())
+
+
+def test_disk_that_fills_up_later_is_a_clear_error(built, tmp_path, monkeypatch):
+    config = fresh(built, tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache_build.os, "fsync", full)
+    with pytest.raises(OSError, match="cannot write .*No space left.*change cache.root"):
+        build_cache(config, "advection1d", progress=False)
+    assert not list(Path(config.cache.root).iterdir())
+
+
+def test_folder_that_may_not_be_written_is_a_clear_error(built, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")   # works for root too
+    with pytest.raises(OSError, match="cannot write .*expected a folder that may be written.*change cache.root"):
+        build_cache(fresh(built, tmp_path), "advection1d", progress=False)
+
+
+def test_second_builder_of_the_same_file_is_refused(built, tmp_path):
+    config = fresh(built, tmp_path)
+    with cache_build._writing(config.cache_path("advection1d"), 1000) as partial:
+        with pytest.raises(OSError, match="is being written by another process"):
+            build_cache(config, "advection1d", progress=False)
+        assert partial.exists()
+    assert not partial.exists() and config.cache_path("advection1d").stat().st_size == 1000
+
+
+@pytest.mark.parametrize("stage", ["_allocate", "codec_errors", "write_seal"])
+def test_kill_during_build_leaves_nothing_that_opens_and_the_next_build_succeeds(built, tmp_path, stage):
+    config = fresh(built, tmp_path)
+    code = CHILD + f"""
+original = cache_build.{stage}
+def stop(*args):
+    result = original(*args)
+    print("ready", flush=True)
+    time.sleep(60)
+    return result
+cache_build.{stage} = stop
+build_cache(config, "advection1d", progress=False)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code, "0", *overrides(config)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    path = config.cache_path("advection1d")
+    partial = path.with_name(path.name + ".partial")
+    assert partial.exists() and not path.exists()
+    with pytest.raises(FileNotFoundError, match="make cache"):
+        open_cache(config, "advection1d")
+    if stage != "write_seal":   # even under the final name it would not pass
+        path.write_bytes(partial.read_bytes())
+        with pytest.raises(ValueError, match="not a finished UPS cache"):
+            open_cache(config, "advection1d")
+    build_cache(config, "advection1d", progress=False)
+    open_cache(config, "advection1d", verify="full")
+    assert not partial.exists()
+
+
+def test_failed_rebuild_keeps_the_old_cache(built, copy, monkeypatch):
+    config, path = copy
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise ValueError("stop")
+
+    monkeypatch.setattr(cache_build, "_encode", fail)
+    with pytest.raises(ValueError, match="stop"):
+        build_cache(config, "advection1d", progress=False)
+    assert path.read_bytes() == before
+
+
+def test_memory_does_not_grow_with_the_number_of_trajectories(built, tmp_path, monkeypatch):
+    config = fresh(built, tmp_path, "cache.chunk=1000")
+    monkeypatch.setattr(cache_build, "READ_BYTES", 3 * 4 * 32 * FRAMES)
+    sizes = []
+    read = cache_build.Trajectories.read
+    monkeypatch.setattr(cache_build.Trajectories, "read", lambda self, i, j: sizes.append(j - i) or read(self, i, j))
+    build_cache(config, "advection1d", progress=False)
+    assert max(sizes) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- script
+
+
+def arguments(config: Config, *flags: str) -> list[str]:
+    return ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides(config), "run.name=x", *flags]
+
+
+def test_script_builds_once_then_says_up_to_date(built, tmp_path, capsys):
+    config = fresh(built, tmp_path)
+    assert prepare_cache.main(arguments(config)) == 0
+    first = capsys.readouterr().out
+    assert first.count("built") == 3 and "floor" in first and "fingerprint" in first
+    times = {task: config.cache_path(task).stat().st_mtime_ns for task in config.data.tasks}
+    assert prepare_cache.main(arguments(config)) == 0
+    assert capsys.readouterr().out.count("up to date") == 3
+    assert times == {task: config.cache_path(task).stat().st_mtime_ns for task in config.data.tasks}
+    assert prepare_cache.main(arguments(config, "--rebuild")) == 0
+    assert capsys.readouterr().out.count("built") == 3
+
+
+def test_script_rebuilds_when_the_data_changed(built, tmp_path, capsys):
+    config = settings(tmp_path)
+    write_all(config)
+    prepare_cache.main(arguments(config))
+    path = data_files(config, "advection1d")[0]
+    os.utime(path, ns=(time.time_ns(), time.time_ns()))
+    is_current, reason = is_up_to_date(config, "advection1d")
+    assert not is_current and reason == f"the data files changed since {config.cache_path('advection1d')} was built"
+    path.unlink()
+    assert is_up_to_date(config, "advection1d")[0] is True   # a whole cache does not need its data
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(built, tmp_path, capsys):
+    config = fresh(built, tmp_path)
+    assert prepare_cache.main(arguments(config, "--dry-run")) == 0
+    out = capsys.readouterr().out
+    assert "24 rows" in out and "free on" in out and not Path(config.cache.root).exists()
+    expected = plan(config, "advection1d")
+    actual = built.cache_path("advection1d").stat().st_size
+    assert expected["shapes"] == {"state": (24, FRAMES, 8, 4)} and actual <= expected["bytes"]
+
+
+def test_script_verify_reports_damage_with_exit_status_1(copy, built, capsys):
+    config, path = copy
+    for task in ("darcy2d", "diff_react2d"):
+        config.cache_path(task).write_bytes(built.cache_path(task).read_bytes())
+    assert prepare_cache.main(arguments(config, "--verify")) == 0
+    assert capsys.readouterr().out.count("verified") == 3
+    damage(path, read_seal(path)["latents"][0][0] + 100)
+    assert prepare_cache.main(arguments(config, "--verify")) == 1
+    assert "damaged row 0" in capsys.readouterr().out
+
+
+def test_header_is_plain_json_that_says_what_the_cache_is(built):
+    cache = open_cache(built, "advection1d")
+    assert cache.header["settings"] == json.loads(json.dumps(cache_settings(built, "advection1d")))
+    assert isinstance(Cache(cache.path, built.task["advection1d"]).header["coordinates"]["x"], list)

@@ -1,0 +1,193 @@
+"""ups/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written."""
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+
+from ups import checkpoint
+from ups.checkpoint import Checkpoints, DamagedError, file_hash, finished_stage, require_stage, value_hash, write_json
+
+
+def agreed(function, _doing):
+    return function()
+
+
+def make(tmp_path, keep=2):
+    return Checkpoints(tmp_path / "state", keep, 0, agreed)
+
+
+def save(checkpoints, step, world=1):
+    checkpoints.save(step, {"model": {"w": torch.full((4,), float(step))}}, {"rank": 0}, {"world": world})
+
+
+def test_a_saved_checkpoint_comes_back_equal_and_lists_every_file(tmp_path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    assert checkpoints.newest()["step"] == 5
+    shared, local = checkpoints.read(5, world=1)
+    assert torch.equal(shared["model"]["w"], torch.full((4,), 5.0)) and local == {"rank": 0}
+    manifest = json.loads((checkpoints.path(5) / "manifest.json").read_text())
+    assert set(manifest["files"]) == {"shared.pt", "rank_0.pt"}
+    assert manifest["files"]["shared.pt"]["sha256"] == file_hash(checkpoints.path(5) / "shared.pt")
+
+
+def test_no_checkpoint_at_all_is_none(tmp_path):
+    assert make(tmp_path).newest() is None
+
+
+def test_pruning_keeps_the_newest_ones(tmp_path):
+    checkpoints = make(tmp_path, keep=2)
+    for step in (5, 10, 15, 20):
+        save(checkpoints, step)
+    assert checkpoints.steps() == [20, 15]
+    with pytest.raises(ValueError, match="keep is 1; expected at least 2"):
+        make(tmp_path, keep=1)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest", "no_manifest"])
+def test_a_damaged_newest_checkpoint_is_set_aside_loudly_and_the_one_before_taken(tmp_path, capsys, damage):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    save(checkpoints, 10)
+    part, manifest = checkpoints.path(10) / "shared.pt", checkpoints.path(10) / "manifest.json"
+    content = part.read_bytes()
+    if damage == "truncate":
+        part.write_bytes(content[:-10])
+    elif damage == "flip":
+        part.write_bytes(content[:700] + bytes([content[700] ^ 1]) + content[701:])
+    elif damage == "remove":
+        part.unlink()
+    elif damage == "manifest":
+        manifest.write_text(manifest.read_text()[:40])
+    else:
+        manifest.unlink()
+    assert checkpoints.newest()["step"] == 5
+    warning = capsys.readouterr().err
+    assert "WARNING" in warning and "step_000000010" in warning and "going back to step 5" in warning
+    assert checkpoints.steps() == [5] and (tmp_path / "state" / ".damaged-000000010").is_dir()
+
+
+def test_if_none_is_intact_the_run_does_not_start_over_silently(tmp_path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    (checkpoints.path(5) / "rank_0.pt").unlink()
+    with pytest.raises(DamagedError, match=r"none of the checkpoints \[5\].*Restore it from a copy, or delete"):
+        checkpoints.newest()
+
+
+def test_a_part_of_a_rank_that_is_not_listed_is_damage(tmp_path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5, world=2)
+    with pytest.raises(DamagedError, match="does not list rank_1.pt; expected one part per process"):
+        checkpoints.verify(5)
+
+
+def test_leftovers_of_an_interrupted_write_are_never_loaded_and_are_removed(tmp_path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    stale = tmp_path / "state" / ".tmp-000000010"
+    stale.mkdir()
+    (stale / "shared.pt").write_bytes(b"half")
+    assert checkpoints.newest()["step"] == 5 and not stale.exists()
+    stale.mkdir()
+    save(checkpoints, 15)
+    assert not stale.exists() and checkpoints.steps() == [15, 5]
+
+
+@pytest.mark.parametrize("stage", ["_begin", "_write", "_commit"])
+def test_a_failed_write_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, stage):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    original = getattr(checkpoints, stage)
+
+    def fail(*arguments):
+        if stage == "_write":
+            original(*arguments)
+        raise OSError(28, "No space left on device")
+
+    setattr(checkpoints, stage, fail)
+    with pytest.raises(OSError, match="No space left"):
+        save(checkpoints, 10)
+    assert os.listdir(tmp_path / "state") == ["step_000000005"]
+    setattr(checkpoints, stage, original)
+    save(checkpoints, 10)
+    assert checkpoints.newest()["step"] == 10
+
+
+def test_a_crash_before_the_rename_leaves_no_checkpoint_behind(tmp_path, monkeypatch):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    replace = os.replace
+
+    def crash(source, target):
+        if "step_" in str(target):
+            raise SystemExit  # not an Exception: nothing is cleaned up, as in a kill
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(SystemExit):
+        save(checkpoints, 10)
+    monkeypatch.undo()
+    assert (tmp_path / "state" / ".tmp-000000010" / "manifest.json").is_file()
+    assert checkpoints.steps() == [5] and checkpoints.newest()["step"] == 5
+
+
+def test_another_number_of_processes_gets_the_shared_part_only(tmp_path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    shared, local = checkpoints.read(5, world=2)
+    assert "model" in shared and local is None
+
+
+class Boom:
+    def __reduce__(self):
+        return (os.mkdir, ("should-not-exist",))
+
+
+def test_nothing_is_unpickled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    torch.save({"x": Boom()}, checkpoints.path(5) / "shared.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoints.read(5, world=1)
+    assert not (tmp_path / "should-not-exist").exists()
+
+
+def finish(tmp_path, stage="operator"):
+    directory = tmp_path / stage
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(b"weights")
+    write_json(directory / "done.json", {"model_sha256": file_hash(directory / "model.safetensors"), "fingerprint": "f"})
+    return directory
+
+
+def test_a_finished_stage_is_believed_only_with_its_own_model(tmp_path):
+    assert finished_stage(tmp_path / "operator") is None
+    directory = finish(tmp_path)
+    assert require_stage(tmp_path, "operator")["fingerprint"] == "f"
+    (directory / "model.safetensors").write_bytes(b"others!")
+    with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete .*done.json"):
+        finished_stage(directory)
+    (directory / "done.json").write_text("{")
+    with pytest.raises(DamagedError, match="done.json is not readable"):
+        finished_stage(directory)
+
+
+def test_missing_operator_names_the_make_target(tmp_path):
+    with pytest.raises(FileNotFoundError, match="stage operator of run .* is missing; expected .*Run: make operator RUN="):
+        require_stage(tmp_path, "operator")
+    (tmp_path / "operator").mkdir()
+    with pytest.raises(FileNotFoundError, match="is unfinished"):
+        require_stage(tmp_path, "operator")
+
+
+def test_atomic_write_replaces_whole_files_and_hashes_ignore_key_order(tmp_path):
+    path = tmp_path / "x.txt"
+    checkpoint.write_atomic(path, "one")
+    checkpoint.write_atomic(path, "two")
+    assert path.read_text() == "two" and os.listdir(tmp_path) == ["x.txt"]
+    assert value_hash({"a": 1, "b": 2}) == value_hash({"b": 2, "a": 1}) != value_hash({"a": 1, "b": 3})

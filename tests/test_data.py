@@ -1,0 +1,433 @@
+"""prepare_data.py, the downloader (against a server on 127.0.0.1) and the data doctor."""
+
+import hashlib
+import http.server
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+import prepare_data
+from ups import doctor, download, pdebench
+from ups.config import load_config
+from ups.doctor import examine, examine_all, report
+from ups.download import fetch, md5_of, published_file
+from ups.generate import generation_settings, write_data
+from ups.pdebench import open_data, partial_path
+from ups.published import PUBLISHED, WITHDRAWN
+from ups.tasks import TASKS, get_task
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTENT = np.random.default_rng(0).bytes(3 * 2**20 + 17)
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------- published files
+
+
+def test_every_task_names_its_published_files():
+    known = set()
+    for task, spec in TASKS.items():
+        if not spec.parameters:
+            known.add(published_file(task, None)[0])
+            continue
+        values = [doctor.parameter_of(Path(name), spec) for name in PUBLISHED if name.startswith(spec.filename.split("{")[0])]
+        assert values
+        known |= {published_file(task, value)[0] for value in values}  # the name made from the number is the published one
+    assert known == set(PUBLISHED)
+    assert set(WITHDRAWN) <= set(PUBLISHED)
+    assert len({number for number, _ in PUBLISHED.values()}) == len({md5 for _, md5 in PUBLISHED.values()}) == len(PUBLISHED)
+    assert all(re.fullmatch("[0-9a-f]{32}", md5) for _, md5 in PUBLISHED.values())
+    assert all(re.fullmatch("[0-9a-f]{8}", start) for start in WITHDRAWN.values())
+    assert not any(PUBLISHED[name][1].startswith(start) for name, start in WITHDRAWN.items())
+
+
+def test_file_names_spell_numbers_as_pdebench_does():
+    expected = {("advection1d", 1): "1D_Advection_Sols_beta1.0.hdf5", ("burgers1d", 0.001): "1D_Burgers_Sols_Nu0.001.hdf5",
+                ("cfd1d", 1e-8): "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5",
+                ("cfd2d", 1e-8): "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5",
+                ("cfd2d", 0.1): "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
+                ("darcy2d", 100): "2D_DarcyFlow_beta100.0_Train.hdf5", ("diff_react2d", None): "2D_diff-react_NA_NA.h5"}
+    assert {key: get_task(key[0]).file_for(key[1]) for key in expected} == expected
+
+
+def test_a_parameter_that_is_not_published_lists_those_that_are():
+    with pytest.raises(ValueError, match="advection1d has no published file .*beta0.3.*expected one of: .*beta0.1.*beta7.0"):
+        published_file("advection1d", 0.3)
+    with pytest.raises(ValueError, match="diff_react2d was given parameter 1.0; expected None"):
+        get_task("diff_react2d").file_for(1.0)
+    with pytest.raises(ValueError, match="darcy2d was given parameter None; expected a value of beta"):
+        get_task("darcy2d").file_for(None)
+
+
+# -------------------------------------------------------------------------------------------------------------- download
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves CONTENT; `server.plan` holds one behaviour per request, then "ok"."""
+
+    def do_GET(self):
+        plan = self.server.plan.pop(0) if self.server.plan else "ok"
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        if isinstance(plan, int):
+            self.send_error(plan)
+            return
+        start = int(wanted[6:-1]) if wanted and plan != "no range" else 0
+        if start >= len(CONTENT):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(CONTENT)}")
+            self.end_headers()
+            return
+        body = CONTENT[start:]
+        self.send_response(206 if wanted and plan != "no range" else 200)
+        if wanted and plan != "no range":
+            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:2**20] if plan == "cut" else body[:0] if plan == "nothing" else body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.plan, running.ranges, running.url = [], [], f"http://127.0.0.1:{running.server_port}/api/1"
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def get(server, path, md5=MD5, **options):
+    fetch(server.url, path, md5, **{"pause_s": 0.001, "timeout_s": 5.0, "show_progress": False, **options})
+
+
+def test_a_file_is_downloaded_checked_and_not_asked_for_again(server, tmp_path):
+    path = tmp_path / "folder" / "a.hdf5"
+    get(server, path)
+    assert path.read_bytes() == CONTENT and not partial_path(path).exists()
+    assert subprocess.run(["md5sum", "-c", "a.hdf5.md5"], cwd=path.parent, capture_output=True).returncode == 0
+    get(server, path)
+    assert server.ranges == [None]
+
+
+def test_an_interrupted_transfer_continues_at_the_next_byte(server, tmp_path):
+    server.plan = ["cut", 503, "cut"]
+    get(server, tmp_path / "a.hdf5")
+    assert server.ranges == [None, "bytes=1048576-", "bytes=1048576-", "bytes=2097152-"]
+    assert (tmp_path / "a.hdf5").read_bytes() == CONTENT
+
+
+def test_a_killed_download_continues(server, tmp_path):
+    partial_path(tmp_path / "a.hdf5").write_bytes(CONTENT[:1000])
+    get(server, tmp_path / "a.hdf5")
+    assert server.ranges == ["bytes=1000-"] and (tmp_path / "a.hdf5").read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_starts_again(server, tmp_path):
+    partial_path(tmp_path / "a.hdf5").write_bytes(b"x" * 1000)
+    server.plan = ["no range"]
+    get(server, tmp_path / "a.hdf5")
+    assert (tmp_path / "a.hdf5").read_bytes() == CONTENT
+
+
+def test_a_complete_partial_is_only_checked_and_one_too_long_is_dropped(server, tmp_path):
+    partial_path(tmp_path / "a.hdf5").write_bytes(CONTENT)
+    get(server, tmp_path / "a.hdf5")
+    partial_path(tmp_path / "b.hdf5").write_bytes(CONTENT + b"x")
+    get(server, tmp_path / "b.hdf5")
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes() == CONTENT
+
+
+def test_wrong_md5_is_refused_and_the_download_removed(server, tmp_path):
+    path = tmp_path / "a.hdf5"
+    with pytest.raises(ValueError, match=f"has MD5 {MD5}; expected {'0' * 32}. The download was deleted"):
+        get(server, path, md5="0" * 32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, monkeypatch):
+    path = tmp_path / "1D_Advection_Sols_beta0.1.hdf5"
+    path.write_bytes(CONTENT)
+    with pytest.raises(ValueError, match="has MD5 .*Delete it and run `make data`, or choose another data.root"):
+        get(server, path, md5="0" * 32)
+    monkeypatch.setitem(WITHDRAWN, path.name, MD5[:8])
+    with pytest.raises(ValueError, match=r"withdrawn first edition, which is wrong \(PDEBench issues 46 and 51\)"):
+        get(server, path, md5="0" * 32)
+    assert path.read_bytes() == CONTENT and server.ranges == []
+    get(server, path)  # a copied file with the right MD5 is accepted, and remembered
+    assert download.is_verified(path, MD5) and not download.is_verified(path, "0" * 32)
+    os.utime(path, ns=(2**62, 2**62))
+    assert not download.is_verified(path, MD5)  # changed since
+
+
+def test_an_unknown_id_is_not_tried_again(server, tmp_path):
+    server.plan = [404]
+    with pytest.raises(ValueError, match=r"api/1 answered 404 Not Found; expected the file a.hdf5. Check data.url"):
+        get(server, tmp_path / "a.hdf5")
+    assert len(server.ranges) == 1
+
+
+def test_no_progress_ends_after_the_retries_and_says_where_it_continues(server, tmp_path):
+    server.plan = ["cut"] + ["nothing"] * 9
+    with pytest.raises(ConnectionError, match=r"nothing new in 3 attempts .*continues at byte 1048576"):
+        get(server, tmp_path / "a.hdf5", retries=2)
+    assert partial_path(tmp_path / "a.hdf5").stat().st_size == 2**20
+
+
+def test_nobody_listening_is_a_connection_error(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/1"
+    with pytest.raises(ConnectionError, match="nothing new in 2 attempts .*refused.*Check the network"):
+        fetch(url, tmp_path / "a.hdf5", MD5, retries=1, pause_s=0.001, show_progress=False)
+    with pytest.raises(ValueError, match="'ftp://x/1' is not a web address; .*Mend data.url"):
+        fetch("ftp://x/1", tmp_path / "a.hdf5", MD5)
+
+
+def test_a_download_larger_than_the_disk_is_refused(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(pdebench.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+    with pytest.raises(OSError, match="a.hdf5 needs 0.00 GiB more"):
+        get(server, tmp_path / "a.hdf5")
+
+
+# ---------------------------------------------------------------------------------------------------------------- doctor
+
+NUM, SPLIT = 20, {"val_fraction": 0.1, "test_fraction": 0.1}
+
+
+def moving(speed, num=NUM, resolution=32, frames=21, t_end=2.0, seed=0):
+    """Smooth periodic waves that move at `speed`: (num, frames, 1, resolution)."""
+    rng = np.random.default_rng(seed)
+    amplitude, phase = rng.random((2, num, 1, 1, 3))
+    x, t = (np.arange(resolution) + 0.5) / resolution, np.linspace(0, t_end, frames)
+    angle = 2 * np.pi * (np.arange(1, 4) * (x[:, None] - speed * t[:, None, None]) + phase)
+    return (amplitude * np.sin(angle)).sum(-1)[:, :, None].astype(np.float32)
+
+
+def saved(folder, u, task="advection1d", parameter=0.4, name=None):
+    spec = get_task(task)
+    path = folder / (name or spec.file_for(parameter))
+    made = generation_settings(task, "test", seed=0, num_trajectories=len(u), resolution=u.shape[-1], num_frames=u.shape[1],
+                               t_end=spec.t_end, parameter=parameter)
+    write_data(path, task, lambda indices, **_: u[indices], made, chunk=8)
+    return path
+
+
+def damaged(path, change, key="tensor"):
+    with h5py.File(path, "r+") as file:
+        u = file[key][()]
+        change(u)
+        file[key][...] = u
+    return path
+
+
+def said(findings, severity):
+    return " | ".join(f"{finding.what} [{finding.where}] {finding.do}" for finding in findings if finding.severity == severity)
+
+
+def test_sound_data_get_no_complaint(tmp_path):
+    path = saved(tmp_path, moving(0.4))
+    findings = examine(path, "advection1d", **SPLIT)
+    assert said(findings, "error") == said(findings, "warning") == ""
+    assert report(path, findings).startswith(f"{path}: sound")
+
+
+def test_nan_is_located(tmp_path):
+    def change(u):
+        u[5, 3, 7] = np.nan
+        u[9] = np.inf
+
+    path = damaged(saved(tmp_path, moving(0.4)), change)
+    findings = examine(path, "advection1d", **SPLIT)
+    expected = "2 trajectories hold NaN or Inf (first: trajectory 5, frame 3, u, cell (7,)) [trajectories 5, 9]"
+    assert expected in said(findings, "error")
+    assert report(path, findings).startswith(f"{path}: ill: do not train on it\n  error   2 trajectories hold NaN")
+
+
+def test_constant_trajectories_and_repeats_are_named(tmp_path):
+    u = moving(0.4)
+    u[6] = 0.5
+    u[11] = u[10]
+    findings = examine(saved(tmp_path, u), "advection1d", **SPLIT)
+    assert "1 trajectories are constant in space and time [trajectories 6]" in said(findings, "error")
+    assert "1 trajectories repeat an earlier one exactly (first: [(11, 10)])" in said(findings, "warning")
+    assert "another split" not in said(findings, "error")  # 10 and 11 are both training
+
+
+def test_leakage_is_an_initial_condition_in_two_splits(tmp_path):
+    u = moving(0.4)
+    u[12, 0] = u[0, 0]  # 0 is test, 12 is training
+    findings = examine(saved(tmp_path, u), "advection1d", **SPLIT)
+    assert "1 trajectories start as one in another split does (first: [(12, 0)])" in said(findings, "error")
+
+
+def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
+    u = np.random.default_rng(0).random((NUM, 1, 2, 8, 8), np.float32)
+    u[12, :, 0] = u[0, :, 0]
+    u[13, :, 1] = u[1, :, 1]
+    findings = examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT)
+    assert "(first: [(12, 0)])" in said(findings, "error") and "13" not in said(findings, "error")
+
+
+def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_path):
+    first, same = saved(tmp_path, moving(0.4)), saved(tmp_path, moving(1.0), parameter=1.0)
+    found = examine_all([first, same], "advection1d", **SPLIT)
+    assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in said(found[same], "info")
+    rolled = saved(tmp_path, moving(0.1)[::-1].copy(), parameter=0.1)
+    found = examine_all([first, rolled], "advection1d", **SPLIT)
+    assert "8 initial conditions are those of another split in another file" in said(found[rolled], "error")
+
+
+def test_frozen_fields_are_reported_and_are_suspect_in_reacdiff(tmp_path):
+    u = np.random.default_rng(0).random((NUM, 21, 1, 16), np.float32)
+    u[:, 4:] = u[:, 4:5]
+    findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
+    assert "80% of the frames equal the one before: the reaction is missing" in said(findings, "warning")
+    findings = examine(saved(tmp_path, u, "burgers1d", 4.0), "burgers1d", **SPLIT)
+    assert "80% of the frames equal the one before" in said(findings, "info") and said(findings, "warning") == ""
+
+
+def test_first_editions_are_recognised_by_what_they_hold(tmp_path):
+    findings = examine(saved(tmp_path, moving(2.0), parameter=1.0), "advection1d", **SPLIT)
+    assert "moves at twice beta" in said(findings, "error")
+    path = saved(tmp_path, moving(1.0), "burgers1d", 0.1)
+    damaged(path, lambda x: np.copyto(x, x * 2 - 1), "x-coordinate")
+    assert "x starts below zero" in said(examine(path, "burgers1d", **SPLIT), "error")
+
+
+def test_a_name_that_contradicts_the_attribute_is_an_error(tmp_path):
+    path = saved(tmp_path, moving(0.4), name="1D_Advection_Sols_beta4.0.hdf5")
+    assert "the file name says beta = 4.0, its attribute 0.4" in said(examine(path, "advection1d", **SPLIT), "error")
+
+
+def test_md5_of_a_published_name_is_compared(tmp_path, monkeypatch):
+    path = saved(tmp_path, moving(0.4))
+    with h5py.File(path, "r+") as file:  # as if it were not ours
+        del file.attrs["ups_settings"], file.attrs["ups_progress"]
+    assert "is not the published" in said(examine(path, "advection1d", **SPLIT), "warning")
+    monkeypatch.setitem(WITHDRAWN, path.name, md5_of(path)[:8])
+    assert "withdrawn first edition" in said(examine(path, "advection1d", **SPLIT), "error")
+    monkeypatch.setitem(PUBLISHED, path.name, (1, md5_of(path)))
+    assert "the MD5 is the published one" in said(examine(path, "advection1d", **SPLIT), "info")
+    monkeypatch.setattr(doctor, "MD5_BYTES", 0)
+    assert "MD5 was not compared" in said(examine(path, "advection1d", **SPLIT), "info")
+    assert "the MD5 is the published one" in said(examine(path, "advection1d", **SPLIT, hash_all=True), "info")
+
+
+def test_what_cannot_be_read_is_one_finding(tmp_path):
+    path = tmp_path / "2D_diff-react_NA_NA.h5"
+    assert "no data file" in said(examine(path, "diff_react2d", **SPLIT), "error")
+    path.write_bytes(b"nonsense")
+    assert [finding.severity for finding in examine(path, "diff_react2d", **SPLIT)] == ["error"]
+    u = np.random.default_rng(0).random((4, 5, 2, 8, 8), np.float32)
+    path.unlink()
+    saved(tmp_path, u, "diff_react2d", None)
+    with h5py.File(path, "r+") as file:
+        del file["0002/data"]
+    assert "no 0002/data" in said(examine(path, "diff_react2d", **SPLIT), "error")
+
+
+# ---------------------------------------------------------------------------------------------------------- prepare_data
+
+
+def small(folder, **changes):
+    """A configuration of two tiny tasks in a temporary folder."""
+    tiny = {"num_trajectories": 8, "resolution": 16, "num_frames": 12, "space_stride": 1, "time_stride": 1, "patch": 4}
+    overlay = {"data": {"tasks": ["advection1d", "diff_react2d"], "root": str(folder / "data"), "chunk": 3, **changes},
+               "task": {"advection1d": {**tiny, "t_end": 1.1, "parameters": [0.4, 1.0]}, "diff_react2d": tiny}}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def fake_solvers(monkeypatch):
+    import torch
+
+    def advection(indices, *, seed, resolution, num_frames, parameter, t_end):
+        return torch.from_numpy(moving(parameter, 8, resolution, num_frames, t_end, seed)[indices])
+
+    def react(indices, *, seed, resolution, num_frames, parameter, t_end):
+        return np.stack([np.random.default_rng([seed, i]).random((num_frames, 2, resolution, resolution), np.float32)
+                         for i in indices])
+
+    monkeypatch.setitem(sys.modules, "ups.pde", SimpleNamespace(SOLVERS={"advection1d": advection, "diff_react2d": react}))
+
+
+def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):
+    config = small(tmp_path)
+    assert prepare_data.main(["--config", config, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "advection1d/1D_Advection_Sols_beta0.4.hdf5: about" in out and "0 of 8 trajectories done" in out
+    assert "3 files" in out and "MiB free on" in out
+    assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
+
+
+def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_path, fake_solvers, capsys):
+    config = small(tmp_path)
+    assert prepare_data.main(["--config", config]) == 0
+    assert capsys.readouterr().out.count(": generated") == 3
+    assert prepare_data.main(["--config", config]) == 0
+    assert capsys.readouterr().out.count(": up to date") == 3
+    assert prepare_data.main(["--config", config, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("up to date") == 3
+    assert prepare_data.main(["--config", config, "--doctor"]) == 0
+    assert capsys.readouterr().out.count(": sound") == 3
+    data = open_data(tmp_path / "data/advection1d/1D_Advection_Sols_beta1.0.hdf5", "advection1d")
+    assert data.parameter == 1.0 and data.read(0, 8).shape == (8, 12, 1, 16)
+    damaged(data.path, lambda u: u.__setitem__((2, 0, 0), np.nan))
+    assert prepare_data.main(["--config", config, "--doctor"]) == 1
+    with pytest.raises(ValueError, match="generated with other settings"):
+        prepare_data.main(["--config", config, "data.seed=1"])
+
+
+def test_a_task_without_a_solver_is_refused_before_anything_is_made(tmp_path, fake_solvers):
+    config = small(tmp_path, tasks=["darcy2d"])
+    with pytest.raises(ValueError, match="no solver for darcy2d; expected tasks among advection1d, diff_react2d"):
+        prepare_data.main(["--config", config])
+    assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
+
+
+def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys):
+    for name in ("1D_Advection_Sols_beta0.4.hdf5", "1D_Advection_Sols_beta1.0.hdf5"):
+        monkeypatch.setitem(PUBLISHED, name, (1, MD5))
+    config = small(tmp_path, source="published", url=server.url[:-2], tasks=["advection1d"])
+    assert prepare_data.main(["--config", config, "--dry-run"]) == 0
+    assert "about 7,851.6 MiB, to download" in capsys.readouterr().out and server.ranges == []
+    assert prepare_data.main(["--config", config]) == 0
+    assert capsys.readouterr().out.count("MD5 right") == 2
+    assert (tmp_path / "data/advection1d/1D_Advection_Sols_beta1.0.hdf5").read_bytes() == CONTENT
+    assert prepare_data.main(["--config", config]) == 0
+    assert len(server.ranges) == 2
+    assert prepare_data.main(["--config", config, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("up to date") == 4
+
+
+def test_the_command_line_prints_the_error_without_a_traceback(tmp_path):
+    result = subprocess.run([sys.executable, "prepare_data.py", "--config", str(tmp_path / "no.yaml")], cwd=ROOT,
+                            capture_output=True, text=True)
+    assert result.returncode == 1 and result.stderr.startswith("prepare_data.py: no configuration file")
+
+
+def test_shipped_configurations_name_their_files():
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        config = load_config(path)
+        for task in config.data.tasks:
+            for parameter in config.task[task].parameters or [None]:
+                if config.data.source == "published":
+                    assert published_file(task, parameter)[1] > 100000
+                assert "{" not in get_task(task).file_for(parameter)

@@ -1,0 +1,480 @@
+"""ups/loop.py: one process equals two, a resumed run equals an uninterrupted one, and no fault hangs, lies or passes silently.
+
+Every run here is real: ranks are processes that talk over gloo (tests/loop_stage.py).
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from loop_stage import launch
+from safetensors.torch import load_file
+
+import ups.loop
+from ups.config import ROOT, load_config, to_dict
+from ups.loop import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard, relevant_keys
+from ups.track import Tracker, check_tracker
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """An undisturbed run on one process."""
+    outcome = launch(tmp_path_factory.mktemp("reference"))
+    assert outcome.codes == [0], outcome.logs
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def reference2(tmp_path_factory):
+    """An undisturbed run on two processes, with dropout."""
+    outcome = launch(tmp_path_factory.mktemp("reference2"), world=2, options={"dropout": True})
+    assert outcome.codes == [0, 0], outcome.logs
+    return outcome
+
+
+def same_losses(one, two, rtol=1e-5):
+    assert len(one.losses()) == len(two.losses()) == 20
+    torch.testing.assert_close(torch.tensor(one.losses()), torch.tensor(two.losses()), rtol=rtol, atol=0.0)
+
+
+def same_run(one, two):
+    """Bitwise: exported weights, and every logged number but the clock."""
+    a, b = (load_file(outcome.directory / "model.safetensors") for outcome in (one, two))
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    assert one.json("done.json")["results"] == two.json("done.json")["results"]
+    lines = [[{k: v for k, v in line.items() if k not in ("time", "steps_per_s")} for line in outcome.lines()]
+             for outcome in (one, two)]
+    assert lines[0] == lines[1]
+
+
+# ---------------------------------------------------------------- equalities
+
+
+def test_two_processes_give_the_losses_of_one(reference, tmp_path):
+    two = launch(tmp_path, world=2)
+    assert two.codes == [0, 0], two.logs
+    same_losses(reference, two)
+    assert reference.losses()[-1] < 0.9 * reference.losses()[0]
+
+
+def test_an_uneven_split_over_three_processes_is_still_the_mean_over_the_global_batch(reference, tmp_path):
+    three = launch(tmp_path, world=3)
+    assert three.codes == [0, 0, 0], three.logs
+    same_losses(reference, three)
+
+
+@pytest.mark.parametrize("micro_batch", [4, 2])
+def test_accumulation_changes_nothing(reference, tmp_path, micro_batch):
+    outcome = launch(tmp_path, f"operator.train.micro_batch={micro_batch}")
+    same_losses(reference, outcome)
+    assert outcome.lines()[-2]["train/absolute"] == pytest.approx(reference.lines()[-2]["train/absolute"], rel=1e-4)
+
+
+def test_the_real_launcher_starts_two_cpu_processes_from_cpu2_yaml(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}, {str(ROOT)!r}]\n"
+                      f"from loop_stage import stage\nstage({str(tmp_path)!r}, [], {{}}, {{}}, {{}})\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
+    done = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", "--config_file",
+                           str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(script)],
+                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 x CPU" in done.stdout and "29500" not in done.stdout + done.stderr
+    lines = (tmp_path / "default" / "operator" / "metrics.jsonl").read_text().splitlines()
+    assert len([line for line in lines if "train/loss" in line]) == 20
+
+
+# ---------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_killed_run_resumes_bitwise(tmp_path, reference2, world):
+    options = {"dropout": True}
+    whole = reference2 if world == 2 else launch(tmp_path / "whole", world=world, options=options)
+    killed = launch(tmp_path / "cut", world=world, options=options, fault={"kind": "kill", "rank": world - 1, "step": 12})
+    assert killed.codes[world - 1] == -9 and all(code != 0 for code in killed.codes)
+    assert not (killed.directory / "done.json").exists()
+    resumed = launch(tmp_path / "cut", world=world, options=options)
+    assert resumed.codes == [0] * world, resumed.logs
+    assert "resumed at step 10" in resumed.logs[0]
+    same_run(whole, resumed)
+
+
+def test_a_checkpoint_between_two_logs_keeps_the_window_of_each_rank(tmp_path):
+    settings = ["operator.train.log_every=4"]
+    whole = launch(tmp_path / "whole", *settings, world=2)
+    launch(tmp_path / "cut", *settings, world=2, fault={"kind": "kill", "rank": 0, "step": 17})  # saved at 15, logged at 16
+    same_run(whole, launch(tmp_path / "cut", *settings, world=2))
+
+
+def test_a_signal_to_one_rank_saves_stops_all_with_143_and_resumes_bitwise(tmp_path, reference2):
+    options = {"dropout": True}
+    stopped = launch(tmp_path, world=2, options=options, fault={"kind": "term", "rank": 1, "step": 7})
+    assert stopped.codes == [143, 143], stopped.logs
+    assert stopped.json("status.json")["status"] == "preempted" and stopped.json("status.json")["step"] == 8
+    assert not (stopped.directory / "done.json").exists() and not (stopped.directory / "errors").exists()
+    resumed = launch(tmp_path, world=2, options=options)
+    assert "resumed at step 8" in resumed.logs[0]
+    same_run(reference2, resumed)
+
+
+def test_another_number_of_processes_continues_with_the_same_batches(tmp_path, reference):
+    launch(tmp_path, world=2, fault={"kind": "term", "rank": 0, "step": 7})
+    resumed = launch(tmp_path, world=1)
+    assert "resumed at step 8 (written by 2 processes)" in resumed.logs[0]
+    same_losses(reference, resumed)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_gives_the_same_end(tmp_path, reference):
+    killed = launch(tmp_path, fault={"kind": "kill", "rank": 0, "step": 12})
+    part = killed.directory / "state" / "step_000000010" / "shared.pt"
+    part.write_bytes(part.read_bytes()[:-100])
+    resumed = launch(tmp_path)
+    assert "is damaged" in resumed.logs[0] and "going back to step 5" in resumed.logs[0]
+    assert "resumed at step 5" in resumed.logs[0]
+    same_run(reference, resumed)
+
+
+# ---------------------------------------------------------------- faults inside a step
+
+
+@pytest.mark.parametrize(("kind", "where"), [("memory", {"rank": 1}), ("memory", {"rank": 1, "call": 1}),
+                                             ("memory_backward", {"rank": 1}), ("memory_backward", {})])
+def test_out_of_memory_halves_the_micro_batch_on_every_rank_and_repeats_the_batch(tmp_path, reference, kind, where):
+    # Raised at the first call of a step only in a pass of 4 rows: the repetition starts with call 2.
+    outcome = launch(tmp_path, world=2, fault={"kind": kind, "step": 3, "call": 1, **where})
+    assert outcome.codes == [0, 0], outcome.logs
+    assert "every rank repeats the batch with a micro-batch of 2" in outcome.logs[0]
+    same_losses(reference, outcome)
+    assert outcome.lines()[-1].get("train/micro_batch", outcome.lines()[-2].get("train/micro_batch")) == 2
+
+
+def test_a_halved_micro_batch_survives_a_restart_until_the_user_asks_for_another(tmp_path):
+    launch(tmp_path, fault={"kind": "memory", "step": 3, "call": 1})
+    done = tmp_path / "default" / "operator" / "done.json"
+    done.unlink()
+    assert "WARNING" not in launch(tmp_path).logs[0]
+    state = torch.load(next((done.parent / "state").glob("step_000000020/shared.pt")), weights_only=True)
+    assert state["micro_batch"] == 4 and state["micro_batch_asked"] == 8
+
+
+def test_out_of_memory_with_a_micro_batch_of_one_fails_on_every_rank(tmp_path):
+    outcome = launch(tmp_path, world=2, fault={"kind": "memory", "rank": 1, "step": 3})
+    assert outcome.codes == [1, 1]
+    for log in outcome.logs:
+        assert "out of memory on 1 of 2 ranks with a micro-batch of 1. Make operator.model smaller" in log
+    assert outcome.json("status.json")["kind"] == "out_of_memory"
+
+
+def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
+    outcome = launch(tmp_path, world=2, fault={"kind": "nan", "rank": 1, "step": 3})
+    assert outcome.codes == [0, 0], outcome.logs
+    assert "step 3 skipped: loss nan or its gradient is not finite (1 in a row)" in outcome.logs[0]
+    lines = [line for line in outcome.lines() if "train/skipped" in line]
+    assert [line["train/skipped"] for line in lines] == [0] * 3 + [1] * 17
+    assert outcome.json("done.json")["num_skipped"] == 1
+
+
+def test_too_many_skipped_updates_in_a_row_end_the_run_on_every_rank(tmp_path):
+    outcome = launch(tmp_path, "operator.train.max_skips=3", world=2,
+                     fault={"kind": "nan", "rank": 1, "step": 4, "until": 19})
+    assert outcome.codes == [1, 1]
+    assert all("4 updates in a row were not finite. Lower operator.optim.muon_lr" in log for log in outcome.logs)
+    assert not (outcome.directory / "done.json").exists()
+
+
+def test_an_exception_on_one_rank_ends_both_and_names_it(tmp_path):
+    outcome = launch(tmp_path, world=2, fault={"kind": "error", "rank": 1, "step": 6})
+    assert outcome.codes == [1, 1]
+    for rank, log in enumerate(outcome.logs):
+        last = log.strip().splitlines()[-1]
+        assert last.startswith(f"FAILED: rank {rank}, stage operator, step 6: rank 1 failed while computing step 6: KeyError: "
+                               "'injected cause'.") and "continues from the last checkpoint" in last
+    assert "Traceback" in outcome.logs[1] and "inject(fault" in outcome.logs[1]
+    record = outcome.json("errors/rank1.json")
+    assert record["rank"] == 1 and record["step"] == 6 and "inject" in record["traceback"]
+    assert outcome.json("status.json")["status"] == "failed" and not (outcome.directory / "done.json").exists()
+    assert launch(tmp_path, world=2).codes == [0, 0]
+    assert not (outcome.directory / "errors").exists()
+
+
+@pytest.mark.parametrize("fault", [{"kind": "exit0", "step": 6}, {"kind": "return", "step": 6}])
+def test_leaving_early_is_never_success(tmp_path, fault):
+    outcome = launch(tmp_path, fault=fault)
+    assert outcome.codes == [1] and "the stage is not finished; expected run.finish(...)" in outcome.logs[0]
+    assert not (outcome.directory / "done.json").exists() and outcome.json("status.json")["status"] == "failed"
+
+
+def test_a_full_disk_on_one_rank_loses_one_checkpoint_not_the_run(tmp_path, reference):
+    outcome = launch(tmp_path, world=2, fault={"kind": "disk", "rank": 1, "steps": [10]})
+    assert outcome.codes == [0, 0], outcome.logs
+    assert "rank 1 failed while writing the checkpoint of step 10: OSError: [Errno 28]" in outcome.logs[0]
+    assert "Training goes on; the next try is after 5 more steps" in outcome.logs[0]
+    assert sorted(p.name for p in (outcome.directory / "state").iterdir()) == ["step_000000015", "step_000000020"]
+
+
+@pytest.mark.parametrize("steps", [[20], [5, 10, 15]])
+def test_a_disk_that_stays_full_or_is_full_at_the_end_fails_every_rank(tmp_path, steps):
+    outcome = launch(tmp_path, world=2, fault={"kind": "disk", "rank": 1, "steps": steps})
+    assert outcome.codes == [1, 1]
+    assert all(f"({len(steps)} failed in a row). Free space on, or repair, the disk" in log for log in outcome.logs)
+
+
+# ---------------------------------------------------------------- validation and the end
+
+
+def test_the_best_averaged_weights_are_exported_and_patience_ends_the_run(tmp_path):
+    scores = [5.0, 3.0, 4.0, float("nan"), 1.0]
+    outcome = launch(tmp_path, "operator.train.patience=2", options={"scores": scores})
+    assert outcome.codes == [0], outcome.logs
+    done = outcome.json("done.json")
+    assert done["best_score"] == 3.0 and done["step"] == 16
+    assert "stopping early at step 16: 2 validations without a better score" in outcome.logs[0]
+    state = torch.load(outcome.directory / "state" / "step_000000016" / "shared.pt", weights_only=True)
+    weights = load_file(outcome.directory / "model.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in state["best_weights"].items())
+    assert not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
+
+
+def test_the_stage_directory_is_complete(reference):
+    names = {path.name for path in reference.directory.iterdir()}
+    assert names == {"config.yaml", "environment.json", "metrics.jsonl", "state", "model.safetensors", "config.json",
+                     "done.json", "status.json"}
+    saved = load_config(reference.directory / "config.yaml")
+    assert to_dict(saved) == yaml.safe_load((reference.directory / "config.yaml").read_text())
+    assert reference.json("config.json") == {"width": 16}
+    start = reference.json("environment.json")["starts"][0]
+    assert start["torch"] == torch.__version__ and start["world"] == 1 and len(start["git_revision"]) in (40, 7)
+    done = reference.json("done.json")
+    assert done["step"] == 20 and done["parents"] == {"cache": "c0ffee"} and done["best_score"] > 0
+    assert "1 processes x 1 passes of at most 8" in reference.logs[0]
+
+
+def test_a_finished_stage_says_so_and_touches_nothing(reference):
+    before = {path: path.stat().st_mtime_ns for path in reference.directory.rglob("*")}
+    again = launch(reference.directory.parent.parent)
+    assert again.codes == [0] and again.logs[0].strip() == "nothing to do"
+    assert before == {path: path.stat().st_mtime_ns for path in reference.directory.rglob("*")}
+
+
+def test_another_configuration_is_refused_naming_the_keys_and_the_way_out(reference):
+    again = launch(reference.directory.parent.parent, "operator.optim.muon_lr=0.5", "operator.train.save_every=7")
+    assert again.codes == [2]
+    line = again.logs[0].strip()
+    assert "started with another configuration (operator.optim.muon_lr 0.004 -> 0.5); expected the same one" in line
+    assert "make remove STAGE=operator RUN=default" in line and "\n" not in line
+    assert "nothing to do" in launch(reference.directory.parent.parent, "operator.train.save_every=7").logs[0]
+
+
+def test_a_changed_parent_is_refused_naming_the_make_target(reference):
+    again = launch(reference.directory.parent.parent, parents={"cache": "decade"})
+    assert again.codes == [2]
+    assert "was made from another cache (c0ffee then, decade now)" in again.logs[0] and "make operator" in again.logs[0]
+
+
+def test_only_keys_that_decide_the_result_are_compared():
+    keys = relevant_keys(to_dict(load_config(None, ["data.tasks=[burgers1d]"])), "operator")
+    assert "operator.optim.muon_lr" in keys and "task.burgers1d.patch" in keys and "run.seed" in keys
+    assert not any(key.startswith(("task.advection1d", "tracker", "evaluate", "run.name", "data.root")) for key in keys)
+    assert "operator.train.timeout_s" not in keys and "operator.train.batch_size" in keys
+
+
+# ---------------------------------------------------------------- start
+
+
+def test_ranks_with_different_configurations_are_refused(tmp_path):
+    outcome = launch(tmp_path, world=2, by_rank={1: ["run.seed=1"]})
+    assert outcome.codes == [2, 2]
+    assert "rank 1 has another configuration or other parents than rank 0; expected the same on all" in outcome.logs[0]
+    assert not outcome.directory.exists()
+
+
+@pytest.mark.parametrize(("world", "environment", "overrides", "text"), [
+    (1, {"UPS_EXPECT_WORLD": "2"}, [], "2 processes were asked for (UPS_EXPECT_WORLD), but this launch has 1"),
+    (1, {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "1"}, [], "asked for several processes and started one"),
+    (2, {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": "0"}, [], "this machine shows none; each would believe"),
+    (2, {"ACCELERATE_USE_FSDP": "true"}, [], "FSDP was asked for and Accelerate made MULTI_CPU; expected a replicated model"),
+    (2, {}, ["operator.train.batch_size=1", "operator.train.micro_batch=1"], "at least one row for each of the 2 processes"),
+])
+def test_launches_that_would_not_give_what_was_asked_for_are_refused(tmp_path, world, environment, overrides, text):
+    if environment.get("CUDA_VISIBLE_DEVICES") and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, so the launch is right")
+    outcome = launch(tmp_path, *overrides, world=world, environment=environment)
+    assert outcome.codes == [2] * world
+    for log in outcome.logs:
+        assert log.count("FAILED") == 1 and "Traceback" not in log
+        assert text in log
+    assert not outcome.directory.exists()
+
+
+def test_hidden_gpus_or_the_variable_mean_the_cpu(monkeypatch):
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    for value, expected in (("-1,-1", True), ("", True), ("-1", True), ("0,1", False), ("11", False)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert asks_for_cpu() is expected, value
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert asks_for_cpu()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu2", "single", "2gpu", "4gpu", "8gpu", "fsdp", "multinode"])
+def test_topology_files_are_read_by_accelerate_and_hold_topology_only(name):
+    path = ROOT / "accelerate_configs" / f"{name}.yaml"
+    parsed, raw = load_config_from_file(str(path)), yaml.safe_load(path.read_text())
+    num = {"cpu": 1, "cpu2": 2, "single": 1, "2gpu": 2, "4gpu": 4, "8gpu": 8, "fsdp": 8, "multinode": 16}[name]
+    assert parsed.num_processes == num and "29500" not in path.read_text()
+    assert not {"mixed_precision", "dynamo_config", "rdzv_backend", "same_network"} & raw.keys()  # ours, or ignored there
+    if num > 1 and name != "multinode":
+        assert raw["main_process_port"] == 0
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def test_what_counts_as_out_of_memory():
+    assert is_out_of_memory(torch.OutOfMemoryError("x")) and is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert not is_out_of_memory(ValueError("not enough memory"))
+
+
+def test_compilation_is_per_block_and_keeps_parameter_names(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
+    model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]),
+                                 "head": torch.nn.Linear(2, 1)})
+    names = list(model.state_dict())
+    compile_blocks(model)
+    assert compiled == list(model["blocks"]) and list(model.state_dict()) == names
+
+
+def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    config = load_config(None, [f"run.root={tmp_path}", "operator.train.steps=3", "operator.train.precision='no'"])
+    caught = []
+
+    @main_guard
+    def main():
+        run = ups.loop.Run.start(config, "operator", config.operator.train, config.operator.optim)
+        model = run.attach(torch.nn.Linear(2, 1))
+        with pytest.raises(RuntimeError, match=r"outside run.steps\(\) or twice in a step; expected once"):
+            run.update(lambda rows: (model(torch.ones(1, 2)).sum(), {}), 1)
+        with pytest.raises(RuntimeError, match="finish at step 0 of 3; expected the loop to run to its end"):
+            run.finish({})
+        with pytest.raises(ValueError, match="a parameter has type torch.float64; expected float32"):
+            run.model = torch.nn.Linear(2, 1, dtype=torch.float64)
+            run._place_gradients()
+        try:
+            for _ in run.steps():
+                pass
+        except RuntimeError as error:
+            caught.append(str(error))
+            raise
+
+    with pytest.raises(SystemExit) as info:
+        main()
+    assert info.value.code == 1 and "step 0 had no run.update; expected one in every turn" in caught[0]
+
+
+def test_a_shared_file_system_is_required(tmp_path):
+    config = load_config(None, [f"run.root={tmp_path}"])
+    run = ups.loop.Run(config, "operator", config.operator.train, config.operator.optim, {}, {})
+    with pytest.raises(FileNotFoundError, match="rank 0 does not see .*expected run.root on a file system shared"):
+        run._see_directory()
+
+
+def test_an_unknown_precision_is_refused(tmp_path):
+    config = load_config(None, [f"run.root={tmp_path}"])
+    train = dataclasses.replace(config.operator.train, precision="fp16")
+    run = ups.loop.Run(config, "operator", train, config.operator.optim, {}, {})
+    with pytest.raises(ValueError, match="operator.train.precision is 'fp16'; expected 'no' or 'bf16'"):
+        run._check_launch()
+
+
+# ---------------------------------------------------------------- trackers
+
+
+class FakeWandb(types.ModuleType):
+    """Records what is called; fails from the `limit`-th log on."""
+
+    def __init__(self, limit):
+        super().__init__("wandb")
+        self.calls, self.limit = [], limit
+
+    def Settings(self, **options):
+        return options
+
+    def init(self, **options):
+        self.calls.append(("init", options))
+        return self
+
+    def define_metric(self, *names, **options):
+        self.calls.append(("define", names, options))
+
+    def log(self, values):
+        if len([c for c in self.calls if c[0] == "log"]) >= self.limit:
+            raise ConnectionError("no route")
+        self.calls.append(("log", values))
+
+    def finish(self, exit_code):
+        self.calls.append(("finish", exit_code))
+
+
+@pytest.fixture
+def wandb_config():
+    return load_config(None, ["tracker.kind=wandb", "tracker.mode=offline"]).tracker
+
+
+def test_wandb_gets_one_stored_id_an_own_step_metric_and_the_true_exit_code(tmp_path, monkeypatch, wandb_config):
+    fake = FakeWandb(limit=99)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for start in range(2):
+        tracker = Tracker(tmp_path, wandb_config, "myrun", "operator", {})
+        tracker.log(start, {"loss": 1.0, "note": "text"})
+        tracker.finish(143)
+    first, second = (options for kind, options in (call for call in fake.calls if call[0] == "init"))
+    assert first["id"] == second["id"] and len(first["id"]) == 32 and first["resume"] == "allow"
+    assert first["group"] == "myrun" and first["job_type"] == "operator"
+    assert ("define", ("operator/*",), {"step_metric": "operator/step"}) in fake.calls
+    assert ("log", {"operator/step": 1, "operator/loss": 1.0}) in fake.calls and ("finish", 143) in fake.calls
+
+
+def test_a_failing_tracker_never_stops_training_and_loses_no_number(tmp_path, monkeypatch, capsys, wandb_config):
+    fake = FakeWandb(limit=1)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    tracker = Tracker(tmp_path, wandb_config, "myrun", "operator", {})
+    for step in range(4):
+        tracker.log(step, {"loss": 0.5})
+    tracker.finish(0)
+    assert capsys.readouterr().err.count("the tracker failed and is switched off (ConnectionError: no route)") == 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_rewind_drops_later_and_torn_lines(tmp_path):
+    tracker = Tracker(tmp_path, load_config().tracker, "myrun", "operator", {})
+    for step in (1, 2, 3):
+        tracker.log(step, {"loss": 0.5})
+    (tmp_path / "metrics.jsonl").open("a").write('{"step": 4, "lo')
+    tracker.rewind(2)
+    tracker.log(3, {"loss": 0.7})
+    tracker.finish(0)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 3 and '"loss": 0.7' in lines[2]
+
+
+def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(monkeypatch, wandb_config):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="tracker.kind is wandb, but the package wandb is not installed; .*pip install wandb"):
+        check_tracker(wandb_config)
+
+
+def test_the_only_backward_is_in_the_loop():
+    found = {path.name: path.read_text().count(".backward(") for path in [*ROOT.glob("*.py"), *Path(ROOT / "ups").rglob("*.py")]}
+    assert {name: count for name, count in found.items() if count} == {"loop.py": 1}

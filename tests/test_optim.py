@@ -1,0 +1,173 @@
+"""ups/optim.py: equal to torch's own Muon and AdamW; schedule and average by hand arithmetic."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from ups.config import load_config
+from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, orthogonalize, split_parameters
+
+OPTIM = load_config().operator.optim
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 12), nn.Linear(12, 2))
+    for index in (0, 2, 4):
+        model[index].weight.is_hidden_matrix = True
+    return model
+
+
+def train(model, optimizers, num_steps=5):
+    x = torch.randn(16, 12, generator=torch.Generator().manual_seed(9))
+    for _ in range(num_steps):
+        model.zero_grad()
+        model(x).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_muon_adamw_equals_the_pair_of_torch_optimizers_bitwise():
+    ours, theirs = make_model(), make_model()
+    muon, rest = split_parameters(theirs)
+    pair = [
+        torch.optim.Muon(muon, lr=OPTIM.muon_lr, momentum=OPTIM.muon_momentum, weight_decay=OPTIM.muon_weight_decay,
+                         adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([{"params": [p for p in rest if p.ndim >= 2]},
+                           {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}],
+                          lr=OPTIM.adamw_lr, betas=tuple(OPTIM.adamw_betas), weight_decay=OPTIM.adamw_weight_decay, fused=True),
+    ]
+    train(theirs, pair)
+    train(ours, [build_optimizer(ours, OPTIM)])
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert not torch.equal(ours[2].weight, make_model()[2].weight)
+
+
+def test_a_stack_of_matrices_moves_like_the_matrices_one_by_one():
+    torch.manual_seed(0)
+    values, gradient = torch.randn(3, 8, 20), torch.randn(3, 8, 20)
+    stack, singles = nn.Parameter(values.clone()), [nn.Parameter(v.clone()) for v in values]
+    group = {"kind": "muon", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    stack.grad = gradient.clone()
+    for single, g in zip(singles, gradient, strict=True):
+        single.grad = g.clone()
+    MuonAdamW([{**group, "params": [stack]}]).step()
+    MuonAdamW([{**group, "params": singles}]).step()
+    assert torch.equal(stack, torch.stack(singles))
+
+
+@pytest.mark.parametrize("shape", [(5, 16, 16), (5, 8, 32), (5, 32, 8)])
+def test_orthogonalize_keeps_singular_vectors_and_brings_singular_values_near_one(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    result = torch.linalg.svdvals(orthogonalize(matrices).float())
+    large = values / values[:, :1] > 0.1  # five iterations do not lift the smallest ones
+    assert result[large].min() > 0.4 and result.max() < 1.4
+    overlap = (left.mT @ orthogonalize(matrices).float() @ right.mT).diagonal(dim1=-2, dim2=-1)
+    assert overlap[large].min() > 0.4
+
+
+def test_only_flagged_matrices_go_to_muon_and_frozen_parameters_nowhere():
+    model = make_model()
+    model[5].weight.requires_grad_(False)
+    muon, rest = split_parameters(model)
+    assert {id(p) for p in muon} == {id(model[i].weight) for i in (0, 2, 4)}
+    assert {id(p) for p in rest} == {id(model[i].bias) for i in (0, 2, 4, 5)}
+
+
+def test_a_flag_on_a_vector_is_refused():
+    model = make_model()
+    model[0].bias.is_hidden_matrix = True
+    with pytest.raises(ValueError, match=r"parameter 0.bias of shape \(24,\).*expected a real matrix.*Remove the flag"):
+        split_parameters(model)
+
+
+def test_nothing_to_train_and_an_unknown_kind_are_refused():
+    with pytest.raises(ValueError, match="no parameter that requires a gradient; expected at least one"):
+        build_optimizer(nn.Tanh(), OPTIM)
+    with pytest.raises(ValueError, match="group kind is 'sgd'; expected 'muon' or 'adamw'"):
+        MuonAdamW([{"kind": "sgd", "params": [nn.Parameter(torch.zeros(2))], "lr": 0.1}])
+
+
+def test_complex_parameters_go_through_adamw_like_their_real_pairs():
+    complex_, real = nn.Parameter(torch.ones(4, 2, dtype=torch.complex64)), nn.Parameter(torch.view_as_real(
+        torch.ones(4, 2, dtype=torch.complex64)).clone())
+    gradient = torch.randn(4, 2, 2, generator=torch.Generator().manual_seed(0))
+    complex_.grad, real.grad = torch.view_as_complex(gradient.clone()), gradient.clone()
+    for parameter in (complex_, real):
+        MuonAdamW([{"kind": "adamw", "params": [parameter], "lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0,
+                    "fused": True}]).step()
+    assert torch.allclose(torch.view_as_real(complex_), real, atol=1e-6)
+
+
+def test_saved_state_continues_bitwise_and_allocation_changes_nothing():
+    whole, half = make_model(), make_model()
+    one, first = build_optimizer(whole, OPTIM), build_optimizer(half, OPTIM)
+    one.allocate()
+    assert all(one.state[p] for p in whole.parameters())
+    train(whole, [one], 6)
+    train(half, [first], 3)
+    rest = copy.deepcopy(half)
+    for (_, p), q in zip(half.named_parameters(), rest.parameters(), strict=True):
+        q.is_hidden_matrix = getattr(p, "is_hidden_matrix", False)
+    second = build_optimizer(rest, OPTIM)
+    second.load_state_dict(first.state_dict())
+    train(rest, [second], 3)
+    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), rest.parameters(), strict=True))
+
+
+def test_scale_lr_is_relative_to_the_base():
+    optimizer = build_optimizer(make_model(), OPTIM)
+    optimizer.scale_lr(0.5)
+    optimizer.scale_lr(0.25)
+    assert {g["lr"] for g in optimizer.param_groups} == {0.25 * OPTIM.muon_lr, 0.25 * OPTIM.adamw_lr}
+
+
+def test_learning_rate_warms_up_holds_and_falls_to_zero():
+    optim = dataclasses.replace(OPTIM, warmup_steps=10, decay_fraction=0.5)
+    factors = [learning_rate(step, 100, optim) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1) and factors[9] == 1.0 and factors[30] == factors[50] == 1.0
+    assert factors[75] == pytest.approx(0.5) and factors[99] == pytest.approx(0.02) and factors[100] == 0.0
+    flat = dataclasses.replace(OPTIM, warmup_steps=0, decay_fraction=0.0)
+    assert {learning_rate(step, 100, flat) for step in range(100)} == {1.0}
+
+
+def test_ema_follows_the_ramp_by_hand():
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+    ema, expected = EMA(model, decay=0.3), 0.0
+    for k in range(6):
+        with torch.no_grad():
+            model.weight.fill_(float(k + 1))
+        ema.update()
+        decay = min(0.3, (1 + k) / (10 + k))
+        expected = decay * expected + (1 - decay) * (k + 1)
+        assert float(ema.averages["weight"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_swap_shows_the_average_and_restores_the_weights_bitwise_even_after_an_error():
+    model = make_model()
+    ema = EMA(model, 0.9)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(KeyError), ema.swap():
+        assert all(torch.equal(p, ema.averages[n]) for n, p in model.named_parameters())
+        raise KeyError
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_ema_state_round_trip_and_a_foreign_state_is_refused():
+    model = make_model()
+    ema, copy_ = EMA(model, 0.9), EMA(make_model(1), 0.9)
+    ema.update()
+    copy_.load_state_dict(ema.state_dict())
+    assert copy_.num_updates == 1 and all(torch.equal(a, copy_.averages[n]) for n, a in ema.averages.items())
+    with pytest.raises(ValueError, match="the saved average does not fit the model at .*expected the same parameters"):
+        EMA(nn.Linear(2, 2), 0.9).load_state_dict(ema.state_dict())

@@ -1,0 +1,477 @@
+"""The reference solvers against exact solutions, convergence orders, conservation laws and finer runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.pde import SOLVERS, advection, burgers, darcy, diff_react
+from ups.pde.initial import (
+    Wave,
+    cell_centres,
+    check_request,
+    frame_times,
+    initial_waves,
+    random_stream,
+    sample_wave,
+)
+
+SHAPES = {"advection1d": (1, 32), "burgers1d": (1, 32), "darcy2d": (2, 32, 32), "diff_react2d": (2, 32, 32)}
+PARAMETERS = {"advection1d": 0.4, "burgers1d": 0.01, "darcy2d": 1.0, "diff_react2d": None}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def request(task: str, **changes: object) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "seed": 3, "resolution": 32, "num_frames": 4, "parameter": PARAMETERS[task], "t_end": 0.2,
+    }
+    return settings | changes
+
+
+def find(count: int, *, use_abs: bool, has_window: bool) -> list[Wave]:
+    """The first waves of seed 0 of one kind."""
+    waves = [sample_wave(0, index) for index in range(300)]
+    kind = (use_abs, has_window)
+    return [wave for wave in waves if (wave.use_abs, wave.window is not None) == kind][:count]
+
+
+def burgers_frames(
+    wave: Wave, nu: float, resolution: int, num_frames: int, t_end: float, faces: int = 16384,
+) -> Tensor:
+    """Burgers from one wave in float64, (num_frames, resolution)."""
+    psi, mean = burgers.potential(wave, faces)
+    return burgers.evolve(psi, mean, diffusivity=nu / math.pi, dt=t_end / (num_frames - 1),
+                          num_frames=num_frames, resolution=resolution)
+
+
+# ---------------------------------------------------------------- all solvers
+
+
+@pytest.mark.parametrize("task", SOLVERS)
+def test_shape_dtype_and_finiteness(task: str) -> None:
+    u = SOLVERS[task](range(2), **request(task))
+    num_frames = 1 if task == "darcy2d" else 4
+    assert u.shape == (2, num_frames, *SHAPES[task]) and u.dtype == torch.float32
+    assert torch.isfinite(u).all() and u.std() > 0
+    assert SOLVERS[task]([], **request(task)).shape == (0, num_frames, *SHAPES[task])
+    assert SOLVERS[task]([0], **request(task, num_frames=1, t_end=0.0)).shape == (1, 1, *SHAPES[task])
+
+
+@pytest.mark.parametrize("resolution", [32, 50])
+@pytest.mark.parametrize("task", SOLVERS)
+def test_a_trajectory_is_bitwise_the_same_in_any_chunk(task: str, resolution: int) -> None:
+    whole = SOLVERS[task](range(7), **request(task, resolution=resolution))
+    for chunks in ([range(3), range(3, 7)], [[index] for index in range(7)]):
+        parts = torch.cat([SOLVERS[task](chunk, **request(task, resolution=resolution)) for chunk in chunks])
+        assert torch.equal(whole, parts)
+    assert torch.equal(whole[[5, 1]], SOLVERS[task]([5, 1], **request(task, resolution=resolution)))
+
+
+@pytest.mark.parametrize("task", SOLVERS)
+def test_seeds_and_indices_give_different_trajectories(task: str) -> None:
+    first = SOLVERS[task](range(6), **request(task))
+    other = SOLVERS[task](range(6), **request(task, seed=4))
+    rows = torch.cat([first, other]).flatten(1)
+    distances = torch.cdist(rows, rows) + 1e9 * torch.eye(12)
+    assert distances.min() > 1e-3
+
+
+@pytest.mark.parametrize("task", SOLVERS)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"resolution": 4}, "resolution = 4 .* expected at least 8 .* choose"),
+    ({"num_frames": 0}, "num_frames = 0; expected at least 1.* choose"),
+    ({"seed": -1}, "negative; expected numbers >= 0 .* count"),
+])
+def test_bad_requests_say_what_and_what_to_do(task: str, change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SOLVERS[task](range(1), **request(task, **change))
+
+
+@pytest.mark.parametrize(("task", "name"), [("advection1d", "beta"), ("burgers1d", "nu"),
+                                            ("darcy2d", "beta")])
+@pytest.mark.parametrize("value", [0.0, -1.0, None, math.nan, math.inf])
+def test_a_parameter_that_is_not_positive_is_refused(task: str, name: str, value: float | None) -> None:
+    with pytest.raises(ValueError, match=f"{name} = {value}; expected a positive number .* give"):
+        SOLVERS[task](range(1), **request(task, parameter=value))
+
+
+def test_a_parameter_of_an_equation_without_one_and_a_missing_end_time_are_refused() -> None:
+    with pytest.raises(ValueError, match="parameter = 1.0 for an equation without one; expected None"):
+        diff_react.simulate(range(1), **request("diff_react2d", parameter=1.0))
+    with pytest.raises(ValueError, match="t_end = 0.0 with 2 frames; expected a positive time .* give"):
+        check_request([0], seed=0, resolution=8, num_frames=2, parameter=1.0, t_end=0.0,
+                      parameter_name="nu")
+
+
+# ---------------------------------------------------------------- initial conditions
+
+
+def test_advection_and_burgers_start_alike_whatever_their_parameter() -> None:
+    settings = request("advection1d", resolution=1024, num_frames=1)
+    starts = [advection.simulate(range(12), **settings | {"parameter": beta}) for beta in (0.1, 4.0)]
+    averages = [burgers.simulate(range(12), **settings | {"parameter": nu}) for nu in (0.001, 1.0)]
+    assert torch.equal(*starts) and torch.equal(*averages)
+    # the one holds values at centres, the other cell averages: they differ by dx^2 u'' / 24 and at kinks
+    assert (starts[0] - averages[0]).abs().max() < 0.05
+    assert (starts[0] - averages[0]).abs().median() < 1e-4
+
+
+def test_a_wave_does_not_depend_on_resolution_and_has_period_one() -> None:
+    x = cell_centres(64)
+    fine = torch.stack([x - 1 / 512, x + 1 / 512])
+    values = initial_waves(range(20), 0, fine)
+    assert values.shape == (20, 2, 64) and values.dtype == torch.float64
+    assert torch.equal(values[7], sample_wave(0, 7)(fine))
+    torch.testing.assert_close(initial_waves(range(20), 0, fine - 3), values, rtol=0, atol=1e-9)
+    assert sample_wave(0, 0)(torch.tensor([-1e-20, 0.0])).diff().abs() == 0
+
+
+def test_a_wave_is_the_sum_written_in_its_docstring() -> None:
+    wave = Wave((0, 2, 0, 4), (0.5, 0.25, 0.75, 1.0), (1.0, 2.0, 3.0, 4.0), -1.0, True, (0.1, 0.55))
+    x, scale = 0.3, 2 * math.pi * 1024 / 1023
+    total = (0.5 * math.sin(1.0) + 0.25 * math.sin(2 * scale * x + 2.0) + 0.75 * math.sin(3.0)
+             + math.sin(4 * scale * x + 4.0))
+    window = 0.5 * (math.tanh((x - 0.1) / 0.01) - math.tanh((x - 0.55) / 0.01))
+    value = float(wave(torch.tensor([x], dtype=torch.float64)))
+    assert value == pytest.approx(-abs(total) * window, abs=1e-14)
+
+
+def test_waves_are_distributed_as_in_pdebench() -> None:
+    waves = [sample_wave(1, index) for index in range(5000)]
+    share = {
+        "abs": sum(wave.use_abs for wave in waves) / 5000,
+        "window": sum(wave.window is not None for wave in waves) / 5000,
+        "positive": sum(wave.sign > 0 for wave in waves) / 5000,
+        "repeat": sum(sum(number > 0 for number in wave.wave_number) == 1 for wave in waves) / 5000,
+    }
+    expected = {"abs": 0.1, "window": 0.1, "positive": 0.5, "repeat": 0.25}
+    assert share == pytest.approx(expected, abs=0.025)  # four standard deviations are 0.017 to 0.028
+    # both draws' wave numbers always add up: n1 + n2, or the doubled 2 n
+    assert {sum(wave.wave_number) for wave in waves} == set(range(2, 9))
+    for wave in waves:
+        assert all(number in (0, mode, 2 * mode) for mode, number in enumerate(wave.wave_number, 1))
+    windows = [wave.window for wave in waves if wave.window is not None]
+    assert all(0.1 <= left < 0.135 and right == left + 0.45 for left, right in windows)
+    amplitude = torch.tensor([wave.amplitude for wave in waves])
+    phase = torch.tensor([wave.phase for wave in waves])
+    assert abs(amplitude.mean() - 0.5) < 0.01 and 0 <= amplitude.min() and amplitude.max() < 1
+    assert abs(phase.mean() - math.pi) < 0.06 and 0 <= phase.min() and phase.max() < 2 * math.pi
+
+
+def test_streams_differ_in_every_argument_and_repeat() -> None:
+    pairs = [(seed, index) for seed in range(40) for index in range(40)]
+    first = {pair: random_stream(*pair).random() for pair in pairs}
+    assert len(set(first.values())) == 1600
+    assert random_stream(2**40, 2**33).random() != random_stream(0, 0).random()  # no truncation to 32 bits
+    assert random_stream(3, 5).random() == first[3, 5]
+
+
+# ---------------------------------------------------------------- advection
+
+
+def test_advection_is_the_shifted_initial_condition() -> None:
+    wave = find(1, use_abs=False, has_window=False)[0]
+    beta, time = 0.7, 0.9
+    x = cell_centres(64)
+    moved = torch.remainder(x - beta * time, 1.0)
+    exact = torch.zeros(64, dtype=torch.float64)
+    for number, amplitude, phase in zip(wave.wave_number, wave.amplitude, wave.phase, strict=True):
+        exact += wave.sign * amplitude * torch.sin(2 * math.pi * number * 1024 / 1023 * moved + phase)
+    torch.testing.assert_close(wave(x - beta * time), exact, rtol=0, atol=1e-10)
+
+
+def test_advection_by_whole_cells_is_a_roll_and_by_one_period_the_identity() -> None:
+    u = advection.simulate(range(30), seed=0, resolution=64, num_frames=5, parameter=1.0, t_end=1.0)
+    for frame, shift in enumerate((0, 16, 32, 48, 64)):
+        torch.testing.assert_close(u[:, frame], u[:, 0].roll(shift, -1), rtol=0, atol=1e-6)
+
+
+def test_advection_has_the_group_property() -> None:
+    """Only beta t matters: twice the speed for half the time gives the same."""
+    fast = advection.simulate(range(9), seed=0, resolution=100, num_frames=3, parameter=0.8, t_end=0.5)
+    slow = advection.simulate(range(9), seed=0, resolution=100, num_frames=5, parameter=0.4, t_end=2.0)
+    torch.testing.assert_close(fast, slow[:, :3], rtol=0, atol=1e-6)
+    assert frame_times(5, 2.0).tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+# ---------------------------------------------------------------- Burgers
+
+
+@pytest.mark.parametrize("nu", [0.001, 0.01, 0.1, 4.0])
+@pytest.mark.parametrize("resolution", [50, 256])
+def test_burgers_matches_the_closed_form_cole_hopf_solution(nu: float, resolution: int) -> None:
+    """phi = 1 + a exp(-c k^2 t) cos kx; cell averages of u are differences of -2c log phi."""
+    c, k, amplitude = nu / math.pi, 4 * math.pi, 0.99
+    faces = resolution * 64
+    time = frame_times(11, 0.5)
+    x = torch.arange(faces + 1, dtype=torch.float64) / faces
+    psi = -2 * c * torch.log1p(amplitude * torch.exp(-c * k * k * time)[:, None] * torch.cos(k * x))
+    exact = torch.diff(psi[:, ::64]) * resolution
+    u = burgers.evolve(psi[0, :-1], 0.0, diffusivity=c, dt=0.05, num_frames=11, resolution=resolution)
+    assert (u - exact).abs().max() < 1e-11 * exact.abs().max().clamp_min(1.0)
+    if nu <= 0.01:
+        assert exact[-1].abs().max() > 0.1 * exact[0].abs().max()  # the claim is not about zeros
+
+
+def test_burgers_shock_travels_with_its_exact_profile() -> None:
+    """u = m - d tanh(d (x - x0 - m t) / 2c) on the line; the periodic images stay out of sight."""
+    c, half_jump, mean, start = 0.002, 1.0, 0.5, 0.4
+
+    def primitive(distance: Tensor) -> Tensor:
+        """Integral of u over the distance from the shock: m x - 2c log cosh(d x / 2c), safe from overflow."""
+        speed = half_jump * distance.abs()
+        return mean * distance - speed - 2 * c * torch.log1p(torch.exp(-speed / c))
+
+    psi = primitive(torch.arange(16385, dtype=torch.float64) / 16384 - start)
+    total = float(psi[-1] - psi[0])
+    u = burgers.evolve(psi[:-1], total, diffusivity=c, dt=0.01, num_frames=11, resolution=512)
+    edges = torch.arange(513, dtype=torch.float64) / 512
+    for frame in range(11):
+        distance = edges - start - mean * 0.01 * frame
+        exact = torch.diff(primitive(distance)) * 512
+        assert (u[frame] - exact)[distance[:-1].abs() < 0.15].abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("nu", [0.001, 0.01, 1.0])
+def test_burgers_agrees_with_a_run_refined_fourfold(nu: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    waves = [*find(2, use_abs=False, has_window=False), *find(2, use_abs=True, has_window=False),
+             *find(1, use_abs=False, has_window=True), *find(1, use_abs=True, has_window=True)]
+    coarse = [burgers_frames(wave, nu, 128, 6, 0.25) for wave in waves]
+    monkeypatch.setattr(burgers, "FIRST_STEP_CELLS", 4 * burgers.FIRST_STEP_CELLS)
+    for wave, u in zip(waves, coarse, strict=True):
+        fine = burgers_frames(wave, nu, 512, 6, 0.25, 65536).unflatten(1, (128, 4)).mean(-1)
+        assert (u - fine).abs().max() < 3e-7
+
+
+def test_burgers_agrees_with_an_independent_finite_volume_scheme_with_coefficient_nu_over_pi() -> None:
+    """Central fluxes and classical Runge-Kutta on 256 cells: second order, so only to 1e-3."""
+    settings = request("burgers1d", resolution=256, parameter=0.1, num_frames=3)
+    frames = burgers.simulate(range(4), **settings).double()
+    dt, width = 0.2 / 2000, 1 / 256
+
+    def rate(u: Tensor) -> Tensor:
+        right = u.roll(-1, -1)
+        flux = (u.square() + right.square()) / 4 - 0.1 / math.pi * (right - u) / width
+        return (flux.roll(1, -1) - flux) / width
+
+    u = frames[:, 0, 0]
+    for frame in (1, 2):
+        for _ in range(1000):
+            k1 = rate(u)
+            k2 = rate(u + 0.5 * dt * k1)
+            k3 = rate(u + 0.5 * dt * k2)
+            u = u + dt / 6 * (k1 + 2 * k2 + 2 * k3 + rate(u + dt * k3))
+        assert (u - frames[:, frame, 0]).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("nu", [0.001, 0.01, 1.0])
+def test_burgers_does_not_depend_on_the_frame_spacing(nu: float) -> None:
+    for wave in find(2, use_abs=False, has_window=False) + find(1, use_abs=True, has_window=True):
+        long = burgers_frames(wave, nu, 256, 3, 0.4)
+        short = burgers_frames(wave, nu, 256, 33, 0.4)[::16]
+        assert (long - short).abs().max() < 5e-7
+
+
+def test_burgers_conserves_the_mean_and_obeys_the_maximum_principle() -> None:
+    for nu in (0.001, 0.01, 4.0):
+        for index in range(4):
+            u = burgers_frames(sample_wave(0, index), nu, 128, 21, 2.0)
+            assert (u.mean(1) - u[0].mean()).abs().max() < 1e-12
+            assert (u.amax(1).diff() < 1e-9).all() and (u.amin(1).diff() > -1e-9).all()
+            energy = u.square().mean(1)
+            assert (energy.diff() < 1e-9).all()
+
+
+def test_burgers_with_large_nu_becomes_its_mean_and_starts_like_the_heat_equation() -> None:
+    wave = find(1, use_abs=False, has_window=False)[0]
+    u = burgers_frames(wave, 4.0, 128, 3, 2.0)
+    assert (u[1:] - u[0].mean()).abs().max() < 1e-9
+    small = Wave((1, 0, 0, 0), (1e-6, 0.0, 0.0, 0.0), (0.0,) * 4, 1.0, False, None)
+    u = burgers_frames(small, 4.0, 128, 2, 0.01)
+    decay = math.exp(-4.0 / math.pi * (2 * math.pi) ** 2 * 0.01)
+    # the jump of a wave at x = 0 adds harmonics of relative size 1e-3
+    assert float(u[1].norm() / u[0].norm()) == pytest.approx(decay, rel=1e-3)
+
+
+def test_burgers_starts_from_the_exact_cell_averages_also_at_kinks() -> None:
+    for wave in find(3, use_abs=True, has_window=False) + find(1, use_abs=True, has_window=True):
+        u = burgers_frames(wave, 0.01, 64, 1 + 1, 0.01)[0]
+        x = cell_centres(64 * 4096)
+        brute = wave(x).unflatten(0, (64, 4096)).mean(-1)
+        assert (u - brute).abs().max() < 1e-8
+
+
+def test_burgers_survives_the_steepest_waves_and_names_a_nu_it_cannot_resolve() -> None:
+    strongest = Wave((0, 0, 0, 8), (0.99,) * 4, (math.pi / 2,) * 3 + (0.0,), 1.0, False, (0.1, 0.55))
+    for dt in (0.01, 0.05):
+        u = burgers_frames(strongest, 0.001, 128, 11, 10 * dt)
+        assert torch.isfinite(u).all() and (u.mean(1) - u[0].mean()).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="nu/pi = .* needs a finer grid .* expected .* use a larger nu"):
+        burgers.simulate(range(1), **request("burgers1d", parameter=1e-6))
+    with pytest.raises(ValueError, match="96 faces; expected 64 times a power of two .* sample"):
+        burgers.evolve(torch.zeros(96, dtype=torch.float64), 0.0, diffusivity=1.0, dt=0.1, num_frames=2,
+                       resolution=64)
+
+
+# ---------------------------------------------------------------- Darcy
+
+
+def manufactured(num_cells: int) -> tuple[Tensor, Tensor, Tensor]:
+    """a = 1 + sin(2 pi x) cos(pi y) / 2, u = sin(pi x) sin(2 pi y) and its source, at the centres."""
+    pi, x, y = math.pi, cell_centres(num_cells)[:, None], cell_centres(num_cells)[None, :]
+    a = 1 + 0.5 * torch.sin(2 * pi * x) * torch.cos(pi * y)
+    a_x = pi * torch.cos(2 * pi * x) * torch.cos(pi * y)
+    a_y = -0.5 * pi * torch.sin(2 * pi * x) * torch.sin(pi * y)
+    u = torch.sin(pi * x) * torch.sin(2 * pi * y)
+    u_x = pi * torch.cos(pi * x) * torch.sin(2 * pi * y)
+    u_y = 2 * pi * torch.sin(pi * x) * torch.cos(2 * pi * y)
+    return a, 5 * pi * pi * a * u - a_x * u_x - a_y * u_y, u
+
+
+def test_darcy_is_second_order_on_a_manufactured_solution() -> None:
+    errors = []
+    for num_cells in (16, 32, 64):
+        a, source, u = manufactured(num_cells)
+        errors.append(float((darcy.solve(a, source) - u).norm() / u.norm()))
+    orders = [math.log2(coarse / fine) for coarse, fine in zip(errors, errors[1:], strict=False)]
+    assert min(orders) > 1.9 and errors[-1] < 1e-3
+
+
+def test_darcy_residual_is_small_and_the_direct_solution_agrees() -> None:
+    for index in range(3):
+        a = darcy.sample_coefficient(0, index, 64)
+        u = darcy.solve(a, torch.ones(()))
+        assert (darcy.apply_operator(a, u) - 1).norm() <= 1e-10 * 64
+        assert u.min() > 0  # maximum principle
+    a = darcy.sample_coefficient(0, 3, 12)
+    unit = torch.eye(144, dtype=torch.float64).reshape(144, 12, 12)
+    matrix = darcy.apply_operator(a.expand(144, 12, 12), unit).reshape(144, 144)
+    assert torch.equal(matrix, matrix.T)
+    direct = torch.linalg.solve(matrix, torch.ones(144, dtype=torch.float64)).reshape(12, 12)
+    torch.testing.assert_close(darcy.solve(a, torch.ones(())), direct, rtol=0, atol=1e-10)
+
+
+def test_darcy_keeps_the_symmetries_of_the_square_and_accepts_rectangles_and_batches() -> None:
+    a = darcy.sample_coefficient(0, 1, 32)
+    u = darcy.solve(a, torch.ones(()))
+    for move in (lambda field: field.flip(-1), lambda field: field.flip(-2), lambda field: field.T):
+        torch.testing.assert_close(darcy.solve(move(a), torch.ones(())), move(u), rtol=0, atol=1e-9)
+    batch = darcy.solve(torch.stack([a, 2 * a])[:, None], torch.full((32, 32), 3.0))
+    torch.testing.assert_close(batch, torch.stack([3 * u, 1.5 * u])[:, None], rtol=0, atol=1e-8)
+    assert darcy.solve(a[:16], torch.ones(())).shape == (16, 32)
+    assert darcy.solve(a, torch.zeros(())).abs().max() == 0
+
+
+def test_darcy_solution_is_proportional_to_beta_and_the_coefficient_two_valued() -> None:
+    one, ten = (darcy.simulate(range(3), **request("darcy2d", parameter=beta)) for beta in (1.0, 10.0))
+    assert torch.equal(one[:, :, 0], ten[:, :, 0])
+    torch.testing.assert_close(10 * one[:, :, 1], ten[:, :, 1])
+    assert {round(float(value), 6) for value in one[:, :, 0].unique()} == {1.0, 0.1}
+
+
+def test_darcy_threshold_is_the_mean_of_the_random_field() -> None:
+    """E exp(-r^2/s) by brute force over centres, points and widths; about half of the area is above it."""
+    x = cell_centres(200)
+    axis = torch.stack([
+        torch.exp(-(x[:, None] - x[None, :]).square() / (0.5 * w)).mean() for w in cell_centres(200)
+    ])
+    assert darcy._mean_of_bumps() == pytest.approx(5 * float(axis.square().mean()), rel=1e-3)
+    share = torch.stack([darcy.sample_coefficient(0, i, 16) > 0.5 for i in range(400)]).double().mean(0)
+    assert 0.4 < share.mean() < 0.6
+    assert share[7:9, 7:9].mean() > 0.6 > 0.4 > share[::15, ::15].mean()  # a is high where the bumps are
+
+
+def test_darcy_that_does_not_converge_or_has_a_bad_coefficient_is_an_error() -> None:
+    a = darcy.sample_coefficient(0, 0, 32)
+    with pytest.raises(RuntimeError, match="residual of .* after 3 iterations; expected 1.0e-10 .* allow"):
+        darcy.solve(a, torch.ones(()), max_iterations=3)
+    for bad in (-a, a * math.nan, a[0]):
+        with pytest.raises(ValueError, match="coefficient a, shape .* expected positive finite .* check a"):
+            darcy.solve(bad, torch.ones(()))
+
+
+# ---------------------------------------------------------------- diffusion-reaction
+
+
+def smooth_state(num_cells: int) -> Tensor:
+    x = cell_centres(num_cells)
+    return torch.stack([torch.cos(math.pi * x)[:, None] * torch.cos(2 * math.pi * x)[None, :],
+                        torch.cos(2 * math.pi * x)[:, None].expand(num_cells, num_cells)])
+
+
+def test_diff_react_is_fourth_order_in_time() -> None:
+    state = smooth_state(16)
+    reference = diff_react.evolve(state, dt=1 / 512, num_steps=512, num_frames=2)[1]
+    errors = [float((diff_react.evolve(state, dt=1 / n, num_steps=n, num_frames=2)[1] - reference).norm())
+              for n in (8, 16, 32)]
+    orders = [math.log2(coarse / fine) for coarse, fine in zip(errors, errors[1:], strict=False)]
+    assert all(3.8 < order < 4.5 for order in orders)
+
+
+def test_diff_react_agrees_with_a_run_refined_fourfold_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"seed": 0, "resolution": 32, "num_frames": 21, "parameter": None, "t_end": 1.0}
+    coarse = diff_react.simulate(range(2), **settings)
+    monkeypatch.setattr(diff_react, "MAX_DT", diff_react.MAX_DT / 4)
+    fine = diff_react.simulate(range(2), **settings)
+    assert (coarse - fine).norm() < 2e-6 * fine.norm() and (coarse - fine).abs().max() < 5e-5
+
+
+def test_diff_react_agrees_with_an_independent_integrator_of_the_five_point_stencil() -> None:
+    """Classical Runge-Kutta on the cells with mirrored ghosts: other operator code, other time scheme."""
+    def rate(state: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(state[None], (1, 1, 1, 1), mode="replicate")[0]
+        neighbours = padded[:, 2:, 1:-1] + padded[:, :-2, 1:-1] + padded[:, 1:-1, 2:] + padded[:, 1:-1, :-2]
+        laplacian = (neighbours - 4 * state) * (16 / 2) ** 2
+        u, v = state
+        return torch.stack([1e-3 * laplacian[0] + u - u**3 - 5e-3 - v, 5e-3 * laplacian[1] + u - v])
+
+    state = diff_react.sample_noise(0, 0, 16)
+    ours = diff_react.evolve(state, dt=1 / 256, num_steps=128, num_frames=2)[1]
+    dt = 1 / 512
+    for _ in range(256):
+        k1 = rate(state)
+        k2 = rate(state + 0.5 * dt * k1)
+        k3 = rate(state + 0.5 * dt * k2)
+        k4 = rate(state + dt * k3)
+        state = state + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    assert (ours - state).abs().max() < 1e-7
+
+
+def test_diff_react_without_reaction_conserves_the_mean_and_decays_each_mode_exactly() -> None:
+    noise = diff_react.sample_noise(0, 0, 32)
+    frames = diff_react.evolve(noise, dt=0.1, num_steps=5, num_frames=4, reaction_rate=0.0)
+    assert (frames.mean((2, 3)) - noise.mean((1, 2))).abs().max() < 1e-13
+    x = cell_centres(32)
+    mode = (torch.cos(3 * math.pi * x)[:, None] * torch.cos(math.pi * x)[None, :]).expand(2, 32, 32)
+    decay = sum(-(32 * math.sin(k * math.pi / 64)) ** 2 for k in (3, 1))
+    last = diff_react.evolve(mode, dt=0.1, num_steps=10, num_frames=2, reaction_rate=0.0)[1]
+    for channel, diffusion in enumerate((1e-3, 5e-3)):
+        exact = mode[channel] * math.exp(diffusion * decay)
+        torch.testing.assert_close(last[channel], exact, rtol=0, atol=1e-12)
+
+
+def test_diff_react_stays_at_its_homogeneous_steady_state() -> None:
+    """u = v and u^3 = -k."""
+    steady = torch.full((2, 16, 16), -((5e-3) ** (1 / 3)), dtype=torch.float64)
+    frames = diff_react.evolve(steady, dt=0.025, num_steps=40, num_frames=3)
+    assert (frames - steady).abs().max() < 1e-12
+
+
+def test_diff_react_noise_is_white_and_the_time_step_divides_the_frame_spacing() -> None:
+    noise = torch.cat([diff_react.sample_noise(0, index, 32) for index in range(8)])
+    assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
+    assert (noise[:, 1:] * noise[:, :-1]).mean().abs() < 0.05
+    few = diff_react.simulate([0], seed=0, resolution=16, num_frames=3, parameter=None, t_end=0.2)
+    many = diff_react.simulate([0], seed=0, resolution=16, num_frames=9, parameter=None, t_end=0.2)
+    torch.testing.assert_close(few, many[:, ::4], rtol=0, atol=5e-5)

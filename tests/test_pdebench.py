@@ -1,0 +1,453 @@
+"""PDEBench's layouts: what is written is what is read, whatever the chunk or the interruption; every malformed file is named."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+
+from ups import pdebench
+from ups.generate import generation_settings, num_done, write_data
+from ups.pdebench import data_bytes, open_data, partial_path, split_indices
+from ups.tasks import TASKS, get_task
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def solver(task):
+    """A stand-in for ups.pde: numbers that depend on (seed, i) only."""
+    spec = get_task(task)
+
+    def solve(indices, *, seed, resolution, num_frames, parameter, t_end):
+        shape = (num_frames, len(spec.channels), *[resolution] * spec.ndim)
+        return np.stack([np.random.default_rng([seed, i]).random(shape, np.float32) for i in indices])
+
+    return solve
+
+
+def settings(task, num=7, resolution=6, frames=5, **changes):
+    spec = get_task(task)
+    given = {"seed": 3, "num_trajectories": num, "resolution": resolution, "num_frames": 1 if spec.is_steady else frames,
+             "t_end": spec.t_end, "parameter": 0.1 if spec.parameters else None}
+    return generation_settings(task, "test 1", **{**given, **changes})
+
+
+def written(folder, task, **changes):
+    made = settings(task, **changes)
+    path = folder / get_task(task).file_for(made["parameter"])
+    write_data(path, task, solver(task), made, chunk=3)
+    return path
+
+
+def truth(task, num=7, resolution=6, frames=5):
+    made = settings(task, num, resolution, frames)
+    return solver(task)(range(num), **{k: made[k] for k in ("seed", "resolution", "num_frames", "parameter", "t_end")})
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_written_is_what_is_read(task, tmp_path):
+    spec, u = get_task(task), truth(task)
+    with open_data(written(tmp_path, task), task) as data:
+        assert np.array_equal(data.read(0, 7), u) and np.array_equal(data.read(2, 4), u[2:4])
+    assert data.read(2, 4).dtype == np.float32 and data.notes == ()
+    assert (data.num_trajectories, data.num_frames, data.space) == (7, u.shape[1], (6,) * spec.ndim)
+    assert data.parameter == (0.1 if spec.parameters else None)
+    assert data.dt == pytest.approx(0 if spec.is_steady else spec.t_end / 4, rel=1e-6)
+    low, high = spec.domain
+    for axis in spec.axes:
+        assert np.allclose(data.coordinates[axis], low + (np.arange(6) + 0.5) * (high - low) / 6)
+    assert spec.is_steady or np.allclose(data.coordinates["t"], np.linspace(0, spec.t_end, 5))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_strides_read_the_strided_frames_and_cells(task, tmp_path):
+    spec, path = get_task(task), written(tmp_path, task)
+    first, every = (0, 1) if spec.is_steady else (1, 2)
+    data = open_data(path, task, space_stride=4, time_stride=every, first_frame=first)
+    u = truth(task)[(slice(1, 6), slice(first, None, every), slice(None), *[slice(None, None, 4)] * spec.ndim)]
+    assert np.array_equal(data.read(1, 6), u)
+    assert u.shape[1:] == (data.num_frames, len(spec.channels), *data.space)
+    assert len(data.coordinates[spec.axes[0]]) == 2
+    assert data.dt == pytest.approx(0 if spec.is_steady else spec.t_end / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("task", ["cfd2d", "darcy2d", "diff_react2d", "ns_incom2d"])
+def test_reading_in_small_blocks_gives_the_same(task, tmp_path, monkeypatch):
+    data = open_data(written(tmp_path, task), task)
+    for size in (1, 500, 3000):
+        monkeypatch.setattr(pdebench, "BLOCK_BYTES", size)
+        assert np.array_equal(data.read(0, 7), truth(task))
+
+
+def test_array_files_have_the_published_layout(tmp_path):
+    with h5py.File(written(tmp_path, "cfd1d")) as file:
+        assert {"density", "pressure", "Vx", "x-coordinate", "t-coordinate"} == set(file)
+        assert all(file[key].chunks is None and file[key].compression is None and file[key].dtype == "<f4" for key in file)
+        assert file["Vx"].shape == (7, 5, 6) and file["t-coordinate"].shape == (6,)  # one time more than frames
+        assert file.attrs["eta"] == file.attrs["zeta"] == 0.1
+        assert json.loads(file.attrs["ups_settings"])["seed"] == 3
+    with h5py.File(written(tmp_path, "darcy2d")) as file:
+        assert {key: file[key].shape for key in file} == {
+            "nu": (7, 6, 6), "tensor": (7, 1, 6, 6), "x-coordinate": (6,), "y-coordinate": (6,)}
+    with h5py.File(written(tmp_path, "reacdiff1d")) as file:
+        assert (file.attrs["Nu"], file.attrs["rho"]) == (0.1, 1.0)
+
+
+def test_group_files_have_the_published_layout(tmp_path):
+    with h5py.File(written(tmp_path, "diff_react2d")) as file:
+        assert sorted(file) == [f"{i:04d}" for i in range(7)]
+        assert file["0003/data"].shape == (5, 6, 6, 2) and file["0003/data"].compression == "lzf"
+        assert file["0003/grid/t"].shape == (5,) and file["0003/grid/y"].shape == (6,)
+        assert "Du: 0.001" in file["0003"].attrs["config"] and "seed: 3" in file["0003"].attrs["config"]
+
+
+def test_config_of_a_group_file_is_found_in_both_places(tmp_path):
+    path = written(tmp_path, "diff_react2d")
+    assert "Du" in open_data(path, "diff_react2d").attributes["config"]
+    with h5py.File(path, "r+") as file:
+        text = file["0000"].attrs["config"]
+        del file["0000"].attrs["config"]
+        file.attrs["0000/config"] = text
+    assert "Du" in open_data(path, "diff_react2d").attributes["config"]
+
+
+def test_published_time_coordinate_one_entry_too_long_is_cut(tmp_path):
+    path = written(tmp_path, "advection1d", t_end=2.0)
+    data = open_data(path, "advection1d")
+    assert data.coordinates["t"][-1] == pytest.approx(2.0) and data.dt == pytest.approx(0.5)
+
+
+def test_device_axis_is_squeezed_with_a_note(tmp_path):
+    path = written(tmp_path, "advection1d")
+    with h5py.File(path, "r+") as file:
+        u = file["tensor"][()]
+        del file["tensor"]
+        file["tensor"] = u[None]
+    data = open_data(path, "advection1d")
+    assert "device axis" in data.notes[0] and np.array_equal(data.read(2, 5)[:, :, 0], u[2:5])
+
+
+def test_parameter_is_taken_from_the_name_with_a_note_when_the_attribute_is_missing(tmp_path):
+    path = written(tmp_path, "burgers1d")
+    with h5py.File(path, "r+") as file:
+        del file.attrs["Nu"]
+    data = open_data(path, "burgers1d")
+    assert data.parameter == 0.1 and "file name" in data.notes[0]
+    path.rename(tmp_path / "mine.hdf5")
+    with pytest.raises(ValueError, match="no attribute Nu .* name it like 1D_Burgers_Sols_Nu0.1.hdf5"):
+        open_data(tmp_path / "mine.hdf5", "burgers1d")
+    with h5py.File(tmp_path / "mine.hdf5", "r+") as file:
+        file.attrs["Nu"] = "thick"
+    with pytest.raises(ValueError, match="attribute Nu is 'thick'; expected a number"):
+        open_data(tmp_path / "mine.hdf5", "burgers1d")
+
+
+def test_missing_groups_are_noted_and_the_rest_counted_by_position(tmp_path):
+    path = written(tmp_path, "diff_react2d")
+    edit(path, "0002", None)
+    data = open_data(path, "diff_react2d")
+    assert data.num_trajectories == 6 and "6 groups named 0000 to 0006: some are missing" in data.notes[0]
+    assert np.array_equal(data.read(2, 3), truth("diff_react2d")[3:4])
+
+
+def test_suffix_does_not_matter(tmp_path):
+    path = written(tmp_path, "diff_react2d").rename(tmp_path / "data.hdf5")
+    assert open_data(path, "diff_react2d").num_trajectories == 7
+
+
+def _read_in_child(data, queue):
+    queue.put(float(data.read(0, 7).sum()))
+
+
+def test_a_reader_survives_fork_and_pickle(tmp_path):
+    data = open_data(written(tmp_path, "diff_react2d"), "diff_react2d")
+    total = float(data.read(0, 7).sum())
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    children = [context.Process(target=_read_in_child, args=(data, queue)) for _ in range(2)]
+    for child in children:
+        child.start()
+    assert [queue.get(timeout=20) for _ in children] == [total, total]
+    assert float(pickle.loads(pickle.dumps(data)).read(0, 7).sum()) == total
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """A file of 1 GiB is read with 160 MiB of address space to spare (the file has holes: it takes no disk)."""
+    path = tmp_path / "1D_Advection_Sols_beta1.0.hdf5"
+    made = settings("advection1d", num=1310, resolution=1024, frames=201, parameter=1.0)
+    with h5py.File(path, "w") as file:
+        from ups.generate import _create
+        _create(file, get_task("advection1d"), made)
+        file.attrs["ups_progress"] = 1310
+        file["tensor"][1300:1303] = np.arange(3, dtype=np.float32)[:, None, None].repeat(201, 1).repeat(1024, 2)
+    assert path.stat().st_size > 2**30
+    code = f"""
+        import resource
+        from ups.pdebench import open_data
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 160 * 2**20,) * 2)
+        data = open_data({str(path)!r}, "advection1d", space_stride=4, time_stride=5)
+        print(data.read(0, 100).max(), data.read(1302, 1303).mean())
+        try:
+            data = open_data({str(path)!r}, "advection1d")
+            data.read(0, 1310)
+        except MemoryError:
+            print("limited")
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    assert result.stdout.split() == ["0.0", "2.0", "limited"], result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------- bad files
+
+
+def edit(path, key, value):
+    with h5py.File(path, "r+") as file:
+        del file[key]
+        if value is not None:
+            file[key] = value
+
+
+ZEROS = np.zeros((7, 5, 6), np.float32)
+BAD = {
+    "missing key": ("advection1d", "tensor", None, r"no array 'tensor'; expected tensor for advection1d. Found: t-coordinate"),
+    "missing channel": ("cfd1d", "Vx", None, "no array 'Vx'; expected density, pressure, Vx for cfd1d"),
+    "group for array": ("advection1d", "tensor", "group", "no array 'tensor'"),
+    "wrong rank": ("advection1d", "tensor", ZEROS[0], r"has shape \(5, 6\); expected 3 axes \(trajectory, time, x\)"),
+    "wrong dims": ("advection1d", "tensor", np.zeros((7, 5, 6, 6), "f4"), r"expected 3 axes"),
+    "no trajectories": ("advection1d", "tensor", ZEROS[:0], r"\(0, 5, 6\) .*expected at least one trajectory"),
+    "no frames": ("advection1d", "tensor", ZEROS[:, :0], "expected at least one trajectory, frame and cell"),
+    "integers": ("advection1d", "tensor", ZEROS.astype(int), "holds int64; expected real floating-point"),
+    "complex": ("advection1d", "tensor", ZEROS.astype(complex), "holds complex128; expected real"),
+    "other length": ("cfd1d", "Vx", ZEROS[:6], r"= \(6, 5, \(6,\)\); expected \(7, 5, \(6,\)\) as in density"),
+    "no times": ("advection1d", "t-coordinate", None, "no 't-coordinate'; expected the frames' times"),
+    "times too long": ("advection1d", "t-coordinate", np.arange(7.0), r"shape \(7,\); expected \(5,\) or one more"),
+    "times not equal": ("advection1d", "t-coordinate", np.arange(5.0) ** 2, "expected equal, increasing steps"),
+    "times backwards": ("advection1d", "t-coordinate", -np.arange(5.0), "expected equal, increasing steps"),
+    "grid too long": ("advection1d", "x-coordinate", np.arange(7.0), r"x-coordinate has shape \(7,\); expected \(6,\) to match"),
+    "frames of a steady task": ("darcy2d", "tensor", np.zeros((7, 2, 6, 6), "f4"), "expected .*one frame"),
+    "channels": ("diff_react2d", "0000/data", np.zeros((5, 6, 6, 3), "f4"), r"2 channel\(s\)"),
+    "no data in first": ("diff_react2d", "0000/data", None, "no 0000/data; expected one in every group"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_malformed_file_is_named(case, tmp_path):
+    task, key, value, message = BAD[case]
+    path = written(tmp_path, task)
+    edit(path, key, None if isinstance(value, str) else value)
+    if isinstance(value, str):
+        with h5py.File(path, "r+") as file:
+            file.create_group(key)
+    with pytest.raises(ValueError, match=message):
+        open_data(path, task)
+
+
+def test_missing_file_names_the_make_target(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no data file .*nothing.hdf5; expected advection1d.* Run `make data`"):
+        open_data(tmp_path / "nothing.hdf5", "advection1d")
+    partial_path(tmp_path / "nothing.hdf5").touch()
+    with pytest.raises(FileNotFoundError, match="unfinished nothing.hdf5.partial, which it continues"):
+        open_data(tmp_path / "nothing.hdf5", "advection1d")
+
+
+def test_a_file_that_is_not_hdf5_shows_how_it_starts(tmp_path):
+    path = tmp_path / "page.hdf5"
+    path.write_text("<html>not found</html>")
+    with pytest.raises(ValueError, match="not an HDF5 file .it starts with b'<html>not found"):
+        open_data(path, "advection1d")
+    with pytest.raises(ValueError, match="cannot be read; expected a readable HDF5 file"):
+        open_data(tmp_path, "advection1d")
+
+
+def test_truncated_and_unfinished_files_are_refused(tmp_path):
+    path = written(tmp_path, "advection1d")
+    with h5py.File(path, "r+") as file:
+        file.attrs["ups_progress"] = 3
+    with pytest.raises(ValueError, match=r"is unfinished \(3 trajectories\)"):
+        open_data(path, "advection1d")
+    with path.open("r+b") as raw:
+        raw.truncate(path.stat().st_size - 100)
+    with pytest.raises(ValueError, match="is damaged .*truncated"):
+        open_data(path, "advection1d")
+
+
+def test_a_file_of_another_task_is_recognised(tmp_path):
+    with pytest.raises(ValueError, match="no trajectory group such as 0000/data.*could be: darcy2d"):
+        open_data(written(tmp_path, "darcy2d"), "diff_react2d")
+    with pytest.raises(ValueError, match="no array 'tensor'.*could be: diff_sorp1d, diff_react2d"):
+        open_data(written(tmp_path, "diff_react2d"), "advection1d")
+    with pytest.raises(ValueError, match="expected 3 axes.*could be: darcy2d"):
+        open_data(written(tmp_path, "darcy2d"), "advection1d")
+
+
+def test_a_group_unlike_the_first_is_named_when_it_is_read(tmp_path):
+    path = written(tmp_path, "diff_react2d")
+    edit(path, "0004/data", np.zeros((4, 6, 6, 2), "f4"))
+    data = open_data(path, "diff_react2d")
+    data.read(0, 4)
+    with pytest.raises(ValueError, match="/0004/data has shape .*unlike the first"):
+        data.read(3, 6)
+    edit(path, "0004/data", None)
+    with pytest.raises(ValueError, match="no 0004/data"):
+        data.read(3, 6)
+
+
+def test_ranges_and_strides_are_checked(tmp_path):
+    path = written(tmp_path, "advection1d")
+    for first, last in ((3, 3), (-1, 2), (0, 8)):
+        with pytest.raises(ValueError, match="expected 0 <= first < last <= 7"):
+            open_data(path, "advection1d").read(first, last)
+    with pytest.raises(ValueError, match="space_stride 0.*expected strides of at least 1"):
+        open_data(path, "advection1d", space_stride=0)
+    with pytest.raises(ValueError, match="has 5 frames; expected more than first_frame 5"):
+        open_data(path, "advection1d", first_frame=5)
+
+
+# ------------------------------------------------------------------------------------------------------------- writer
+
+
+@pytest.mark.parametrize("task", ["cfd2d", "darcy2d", "diff_react2d"])
+def test_the_chunk_does_not_change_the_file(task, tmp_path):
+    for chunk in (1, 4, 100):
+        write_data(tmp_path / f"{chunk}.h5", task, solver(task), settings(task), chunk=chunk)
+    assert np.array_equal(open_data(tmp_path / "1.h5", task).read(0, 7), open_data(tmp_path / "100.h5", task).read(0, 7))
+    if get_task(task).layout == "arrays":
+        assert len({(tmp_path / f"{chunk}.h5").read_bytes() for chunk in (1, 4, 100)}) == 1
+
+
+def contents(path):
+    """Every array and attribute of a file."""
+    found = {}
+    with h5py.File(path) as file:
+        found["/"] = dict(file.attrs)
+        file.visititems(lambda name, node: found.update(
+            {name: (dict(node.attrs), node[()].tobytes() if hasattr(node, "shape") else b"")}))
+    return found
+
+
+@pytest.mark.parametrize("task, num, chunk, dies_in", [
+    ("advection1d", 40, 3, 0), ("advection1d", 40, 3, 2), ("diff_react2d", 40, 3, 2), ("diff_react2d", 700, 330, 1)])
+def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chunk, dies_in, tmp_path):
+    """The process kills itself (SIGKILL) after having stored some chunk; hundreds of groups overflow HDF5's cache."""
+    path, made = tmp_path / "killed.h5", settings(task, num, resolution=2)
+    code = f"""
+        import os, signal, sys
+        sys.path.insert(0, "tests")
+        from pathlib import Path
+        from ups import generate
+        from test_pdebench import settings, solver
+        store, calls = generate._store, []
+
+        def killed(file, spec, made, first, u):
+            store(file, spec, made, first, u)
+            calls.append(first)
+            if len(calls) == {dies_in + 1}:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        generate._store = killed
+        generate.write_data(Path({str(path)!r}), {task!r}, solver({task!r}), settings({task!r}, {num}, 2), chunk={chunk})
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert not path.exists() and num_done(path, made) == dies_in * chunk
+    asked = []
+
+    def solve(indices, **rest):
+        asked.extend(int(i) for i in indices)
+        return solver(task)(indices, **rest)
+
+    write_data(path, task, solve, made, chunk=chunk + 2)
+    assert asked == list(range(dies_in * chunk, num)) and not partial_path(path).exists()
+    write_data(tmp_path / "whole.h5", task, solver(task), made, chunk=chunk + 4)
+    assert contents(path) == contents(tmp_path / "whole.h5")
+
+
+def test_a_finished_file_is_kept_and_other_settings_are_refused(tmp_path):
+    path = written(tmp_path, "advection1d")
+    before, seen = path.stat().st_mtime_ns, []
+    write_data(path, "advection1d", None, settings("advection1d"), chunk=3, on_progress=seen.append)
+    assert path.stat().st_mtime_ns == before and seen == [7]
+    with pytest.raises(ValueError, match=r"other settings \(seed is 3 there, 4 now\); expected the same.*rm '"):
+        write_data(path, "advection1d", None, settings("advection1d", seed=4), chunk=3)
+
+
+def test_a_foreign_file_is_never_overwritten(tmp_path):
+    path = tmp_path / "theirs.hdf5"
+    with h5py.File(path, "w") as file:
+        file["tensor"] = ZEROS
+    with pytest.raises(ValueError, match="was not generated by UPS.*data.source=published"):
+        write_data(path, "advection1d", None, settings("advection1d"), chunk=3)
+    path.write_bytes(b"x")
+    with pytest.raises(ValueError, match="is damaged or in use by another process"):
+        write_data(path, "advection1d", None, settings("advection1d"), chunk=3)
+
+
+def test_two_processes_cannot_write_one_file(tmp_path):
+    path = tmp_path / "data.hdf5"
+    with h5py.File(partial_path(path), "w"):
+        code = f"from ups.generate import num_done; num_done({str(path)!r}, {{}})"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "in use by another process" in result.stderr
+
+
+def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(pdebench.shutil, "disk_usage", lambda _: SimpleNamespace(free=500))
+    with pytest.raises(OSError, match="needs 0.00 GiB more .* has 0.00 GiB free; expected room"):
+        written(tmp_path, "advection1d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_permission_names_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(PermissionError, match="cannot make the folder .*Change data.root"):
+        written(tmp_path / "file" / "below", "advection1d")
+    monkeypatch.setattr(pdebench.os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match="no permission to write in .*Change data.root"):
+        written(tmp_path, "advection1d")
+
+
+def test_wrong_shapes_and_nan_from_a_solver_are_refused_and_the_rest_is_kept(tmp_path):
+    path, made = tmp_path / "a.hdf5", settings("advection1d")
+
+    def broken(indices, **rest):
+        u = solver("advection1d")(indices, **rest)
+        u[np.asarray(indices) == 4] = np.nan
+        return u
+
+    with pytest.raises(ValueError, match=r"non-finite numbers for trajectories \[4\]"):
+        write_data(path, "advection1d", broken, made, chunk=2)
+    assert num_done(path, made) == 4
+    with pytest.raises(ValueError, match=r"returned float32 \(2, 5, 1\); expected float32 \(2, 5, 1, 6\)"):
+        write_data(path, "advection1d", lambda indices, **rest: np.zeros((len(indices), 5, 1), np.float32), made, chunk=2)
+
+
+# -------------------------------------------------------------------------------------------------------------- split
+
+
+def test_split_is_pdebenchs_and_covers_every_trajectory_once():
+    arrays, groups = (split_indices(task, 30, 0.1, 0.1) for task in ("advection1d", "diff_react2d"))
+    assert arrays["test"].tolist() == [0, 1, 2] and arrays["val"].tolist() == [3, 4, 5]
+    assert groups["test"].tolist() == [27, 28, 29] and groups["val"].tolist() == [24, 25, 26]
+    for split in (arrays, groups):
+        assert sorted(np.concatenate(list(split.values())).tolist()) == list(range(30))
+    assert [len(rows) for rows in split_indices("advection1d", 3, 0.1, 0.1).values()] == [1, 1, 1]
+    for num, val, test in ((2, 0.1, 0.1), (10, 0.5, 0.5), (10, 0.0, 0.1)):
+        with pytest.raises(ValueError, match=f"{num} trajectories cannot be split.*expected at least one each"):
+            split_indices("advection1d", num, val, test)
+
+
+def test_file_size_is_predicted(tmp_path):
+    path = written(tmp_path, "cfd2d", num=20, resolution=16)
+    assert data_bytes("cfd2d", 20, 5, 16) == pytest.approx(path.stat().st_size, rel=0.03)
+    assert data_bytes("cfd2d", 10000, 21, 128) == pytest.approx(55_050_245_208, rel=1e-4)  # published size

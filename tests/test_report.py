@@ -1,0 +1,338 @@
+"""results.json, gates, report.html and the leaderboard, on advected waves and a noisy prediction of them."""
+
+import base64
+import copy
+import functools
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ups import figures, leaderboard, metrics, report
+
+CONTEXT = 4
+
+
+def waves(n, num_frames, fields, cells, ndim, seed):
+    """Exact waves sin(2 pi (k.x - s t) + phase) and a prediction whose phase and noise drift with t."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.meshgrid(*[(torch.arange(cells) + 0.5) / cells] * ndim, indexing="ij")
+    times = 0.05 * torch.arange(num_frames + 1)  # the first is the last context frame
+    u = torch.zeros(2, n, num_frames + 1, fields, *[cells] * ndim)
+    for _ in range(4):
+        k = torch.randint(1, 5, (n, fields, ndim), generator=generator)
+        phase, amplitude = torch.rand(2, n, fields, generator=generator)
+        space = sum(k[:, None, :, d].reshape(n, 1, fields, *[1] * ndim) * x[d] for d in range(ndim))
+        for i, drift in enumerate((0.0, 0.06)):
+            angle = space - ((1 + drift * phase[:, None]) * times[None, :, None] - phase[:, None]).reshape(
+                n, num_frames + 1, fields, *[1] * ndim)
+            u[i] += amplitude.reshape(n, 1, fields, *[1] * ndim) * (2 * math.pi * angle).sin()
+    u[1] += 0.03 * times.reshape(1, -1, 1, *[1] * ndim) * torch.randn(u[1].shape, generator=generator)
+    return u[1, :, 1:], u[0, :, 1:], times[1:], u[0, :, :1]
+
+
+def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
+    steady = u_ref.shape[1] == 1
+    trivial = u_ref.mean(0, keepdim=True).expand_as(u_ref) if steady else context.expand_as(u_ref)
+    predictions = {"operator": u_pred, "train_mean" if steady else "persistence": trivial,
+                   "codec_floor": u_ref + 0.002 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(1))}
+    if has_rivals:
+        predictions |= {"fno": u_ref + 1.7 * (u_pred - u_ref), "unet": u_ref + 2.9 * (u_pred - u_ref)}
+    scores = {model: metrics.score(u, u_ref, boundary) for model, u in predictions.items()}
+    models = {model: metrics.summarise(s, 100, 0, None if steady else times) for model, s in scores.items()}
+    for row, milliseconds in zip(models.values(), (0.81, 0.0, 0.12, 1.9, 4.4), strict=False):
+        row |= {"ms_per_state": milliseconds, "evaluations_per_state": 1}
+    errors = metrics.nrmse_per_trajectory(scores["operator"])
+    cells, ndim = u_ref.shape[3], u_ref.ndim - 3
+    axis = (np.arange(cells) + 0.5) / cells
+    samples = [{"u_ref": u_ref[i].numpy(), "u_pred": u_pred[i].numpy(), "times": times.numpy(), "fields": fields,
+                "coordinates": [axis] * ndim, "label": label, "parameter": None if steady else "beta = 0.4"}
+               for label, i in (("median error", int(errors.argsort()[len(errors) // 2])), ("worst error", int(errors.argmax())))]
+    if steady:
+        for sample in samples:
+            sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
+    entry = {"num_trajectories": len(u_ref), "num_frames_predicted": u_ref.shape[1], "parameters": [] if steady else [0.4, 1.0],
+             "fields": fields, "grid": list(u_ref.shape[3:]), "times": times.tolist(), "models": models,
+             "spectra": metrics.summarise_spectra({model: scores[model] for model in ("operator", "codec_floor")})}
+    return entry, samples
+
+
+GATES = SimpleNamespace(max_ratio_to_persistence=0.5, max_nrmse={"advection1d": 0.2, "diff_react2d": 0.01})
+
+
+def example():
+    """A small made-up run, computed once, copied for whoever alters it."""
+    return copy.deepcopy(make_example())
+
+
+@functools.cache
+def make_example(n=4, size=1):
+    """(results, samples, history) of a made-up run: 1D, steady 2D, 2D with two fields, 3D. size 2: as large as a real one."""
+    results = {"run": "example", "created": "2025-01-31T12:00:00Z", "config_hash": "3f9a1c0b7d21",
+               "environment": {"command": ["evaluate.py", "--config", "configs/small.yaml"], "git_revision": "0123456789abcdef",
+                               "device": "2 CPU cores", "torch": torch.__version__},
+               "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False}, "tasks": {}, "gates": [],
+               "training": {"steps": 4000, "seconds": 5412.0, "parameters": 1_312_480}}
+    samples = {}
+    for seed, (name, frames, fields, cells, ndim, boundary) in enumerate((
+            ("advection1d", 16 * size, ["u"], 64 * size, 1, "periodic"),
+            ("darcy2d", 1, ["u"], 32 * size, 2, "dirichlet"),
+            ("diff_react2d", 11 * size, ["u", "v"], 32 * size, 2, "no_flux"),
+            ("cfd3d", 6, ["density"], 12 * size, 3, "periodic"))):
+        u_pred, u_ref, times, context = waves(n, frames, len(fields), cells, ndim, seed)
+        if frames == 1:
+            u_pred, times = u_ref + 0.05 * (u_pred - u_ref) + 0.02 * u_ref.roll(3, 3), torch.zeros(1)
+        results["tasks"][name], samples[name] = task_entry(u_pred, u_ref, times, context, fields, boundary,
+                                                             name != "cfd3d")
+    results["gates"] = report.check_gates(results, GATES)
+    history = []
+    for step in range(50, 4001, 50):
+        loss = 0.9 * math.exp(-step / 900) + 0.02 + 0.01 * math.sin(step)
+        history.append({"step": step, "time": float(step), "train/loss": loss, "train/lr_factor": min(1.0, (4000 - step) / 2800)})
+        if step % 500 == 0:
+            history.append({"step": step, **{f"validation/{task}": (i + 1) * 0.2 * math.exp(-step / 1200) + 0.01
+                                             for i, task in enumerate(samples)}})
+    return results, samples, history
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    results, samples, history = example()
+    samples = {task: rows if task == "advection1d" else rows[:1] for task, rows in samples.items()}  # fewer to draw
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    report.write_report(results, samples, history, path, sections=[("Ensembles", "<p>added by a later stage</p>")])
+    return results, samples, path
+
+
+class Page(HTMLParser):
+    VOID = {"meta", "input", "img", "br", "link", "hr"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.sources, self.words = [], set(), [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids.add(attributes.get("id"))
+        self.links.append(attributes.get("href") or "#")
+        self.sources.append(attributes.get("src") or attributes.get("xlink:href") or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_page_is_well_formed_and_asks_nothing_from_outside(made):
+    results, _, path = made
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert not page.open
+    for source in [*page.sources, *page.links]:
+        assert source == "" or source.startswith(("data:image/png;base64,", "#")), source[:80]
+    assert not re.search(r"url\((?!#)|@import|<link|fetch\(|src=\"http", text)
+    assert {"summary", "gates", "reproduce", "training", *results["tasks"]} <= page.ids
+    assert all(link[1:] in page.ids for link in page.links if link != "#" and link[1:] in results["tasks"])
+    assert len(text) < 3_000_000 and "<!--" not in re.sub(r"<svg.*?</svg>", "", text, flags=re.S)
+
+
+def test_page_shows_the_numbers_of_results(made):
+    results, _, path = made
+    words = " ".join(Page(path.read_text(encoding="utf-8")).words)
+    for name, task in results["tasks"].items():
+        for model in task["models"].values():
+            assert report.number(model["nrmse"]["value"]) in words, name
+    for gate in results["gates"]:
+        assert gate["reason"] in words
+    assert report.verdict(results) in words and "added by a later stage" in words and "UPS operator" in words
+
+
+def test_figures_are_written_as_readable_png_files(made):
+    _, _, path = made
+    names = {file.stem for file in (path.parent / "figures").glob("*.png")}
+    assert {"training", "advection1d_median_error_u", "advection1d_worst_error_u", "darcy2d_median_error_u", "darcy2d_spectra",
+            "diff_react2d_median_error_v", "cfd3d_error_growth"} <= names and "darcy2d_error_growth" not in names
+    for file in (path.parent / "figures").glob("*.png"):
+        with Image.open(file) as image:
+            assert min(image.size) > 200
+
+
+def test_text_of_users_is_escaped(tmp_path):
+    results, _, _ = example()
+    results["run"] = "<script>alert(1)</script>"
+    results["environment"]["command"] = ["evaluate.py", "<b>"]
+    results["tasks"] = {}
+    report.write_report(results, {}, [], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text and "evaluate.py &lt;b&gt;" in text
+
+
+def decoded(uri):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))))
+
+
+def test_the_image_in_a_player_is_the_field():
+    sample = example()[1]["diff_react2d"][0]
+    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', figures.player(sample, 0))[0])
+    first, field = image[:32].astype(float), sample["u_ref"][0, 0].T[::-1]  # rows from the top are y from its end
+    assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
+
+
+def test_a_player_marks_what_is_not_finite():
+    samples = example()[1]
+    line, plane = samples["advection1d"][0], samples["diff_react2d"][0]
+    line["u_pred"][2, 0, 5] = plane["u_pred"][0, 0, 0, 0] = np.nan
+    data = json.loads(re.search(r"json\">(.*?)</script>", figures.player(line, 0)).group(1))
+    assert data["pred"][2][5] is None and None not in data["truth"][2]
+    image = decoded(figures._sprite(plane["u_pred"][:, 0], -3.0, 3.0, "viridis"))
+    assert (image == 255).sum() == 1 and image[31, 0] == 255  # x = 0, y = 0 is the lower left corner
+
+
+def test_gates_pass_and_fail_for_the_stated_reason():
+    results, _, _ = example()
+    gates = {gate["name"]: gate for gate in results["gates"]}
+    task = results["tasks"]["advection1d"]["models"]
+    assert gates["persistence/advection1d"]["value"] == pytest.approx(
+        task["operator"]["nrmse"]["value"] / task["persistence"]["nrmse"]["value"])
+    assert "persistence/darcy2d" not in gates and not gates["nrmse/diff_react2d"]["passed"]
+    assert gates["finite/cfd3d/operator"]["passed"] and "finite/advection1d/fno" not in gates
+    limits = SimpleNamespace(max_ratio_to_persistence=1e-6, max_nrmse={"burgers1d": 0.1})
+    failed = {gate["name"]: gate["reason"] for gate in report.check_gates(results, limits) if not gate["passed"]}
+    assert "allowed is at most 1e-06" in failed["persistence/advection1d"]
+    assert "was not evaluated" in failed["nrmse/burgers1d"]
+
+
+def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
+    results, _, _ = example()
+    u_pred, u_ref, times, context = waves(4, 6, 1, 16, 1, 0)
+    u_pred[1, 3] = torch.nan
+    results["tasks"] = {"advection1d": task_entry(u_pred, u_ref, times, context, ["u"], "periodic", False)[0]}
+    gates = report.check_gates(results, SimpleNamespace(max_ratio_to_persistence=1e9, max_nrmse={"advection1d": 1e9}))
+    assert [gate["passed"] for gate in gates] == [False, False, False]
+    results["gates"] = gates
+    assert "not finite" in report.verdict(results) and "3 of 3 gates fail" in report.verdict(results)
+    report.validate_results(results)
+    assert json.loads(json.dumps(results, allow_nan=False)) == results
+
+
+def test_a_broken_prediction_still_gets_its_report(tmp_path):
+    results, _, _ = example()
+    u_pred, u_ref, times, context = waves(4, 2, 2, 16, 1, 0)
+    u_pred[:, 1, 0], u_ref[:, :, 1], context[:, :, 1] = torch.nan, 0.0, 0.0
+    entry, samples = task_entry(u_pred, u_ref, times, context, ["u", "v"], "periodic", False)
+    assert figures.field_errors(samples[0])[0] == np.inf and np.isnan(figures.field_errors(samples[0])[1])
+    results["tasks"] = {"advection1d": entry}
+    results["gates"] = report.check_gates(results, GATES)
+    report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html")
+    words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
+    assert "nRMSE over all frames not finite." in words and "4 of 4 gates fail" in words
+
+
+def test_verdict_says_which_model_is_better():
+    results, _, _ = example()
+    text = report.verdict(results)
+    assert "times lower on advection1d" in text and "1 of 9 gates fail: nrmse/diff_react2d." in text
+    worse = copy.deepcopy(results)
+    models = worse["tasks"]["advection1d"]["models"]
+    models["operator"]["nrmse"], models["fno"]["nrmse"] = ({"value": v, "low": 0.9 * v, "high": 1.1 * v} for v in (9.0, 0.01))
+    text = report.verdict(worse)
+    assert "times higher on advection1d" in text and re.search(r"Beside the FNO it is .*higher on advection1d", text)
+    assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda r: r.pop("protocol"), "results.protocol is missing"),
+    (lambda r: r["tasks"]["darcy2d"].update(times=[0.0, 1.0]), "tasks.darcy2d.times is 2 long; expected 1"),
+    (lambda r: r["tasks"]["darcy2d"]["models"].pop("train_mean"), "one of .*persistence"),
+    (lambda r: r["tasks"]["darcy2d"]["models"]["operator"].update(nrmse=0.1), "operator.nrmse is 0.1"),
+    (lambda r: r["tasks"]["cfd3d"]["models"]["operator"].update(error_growth=[]), "error_growth is .*expected 6 numbers"),
+    (lambda r: r["tasks"]["cfd3d"]["models"]["operator"]["nrmse"].update(value=float("nan")), "is nan; expected a finite number"),
+    (lambda r: r["gates"].append({"name": "x", "passed": 1, "reason": ""}), "passed is a int; expected a bool"),
+])
+def test_results_that_break_the_schema_are_refused(change, message):
+    results, _, _ = example()
+    change(results)
+    with pytest.raises(ValueError, match=message):
+        report.validate_results(results)
+
+
+def test_results_survive_the_file(tmp_path):
+    results, _, _ = example()
+    path = report.write_results(results, tmp_path / "report" / "results.json")
+    assert json.loads(path.read_text()) == results and [p.name for p in path.parent.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0123456, "0.0123"), (1.5e-6, "1.50×10⁻⁶"), (None, "–"), (1234567, "1,234,567"),
+                                             (0.0, "0"), (250.0, "250"), (2.5e7, "2.50×10⁷"), (True, "True"), (1234.5, "1,234")])
+def test_numbers_are_written_with_three_digits(value, text):
+    assert report.number(value) == text
+
+
+def fake_run(results, name, factor):
+    out = copy.deepcopy(results)
+    out["run"] = name
+    for task in out["tasks"].values():
+        task["models"]["operator"]["nrmse"]["value"] *= factor
+    return out
+
+
+def test_leaderboard_replaces_the_same_run_and_sorts(tmp_path):
+    results, _, _ = example()
+    path = tmp_path / "board" / "leaderboard.jsonl"
+    assert leaderboard.table(path) == f"No runs in {path}."
+    for name, factor in (("slow", 3.0), ("best", 0.5), ("middle", 1.0), ("slow", 2.0)):
+        leaderboard.add(fake_run(results, name, factor), path)
+    rows = [line for line in leaderboard.table(path).splitlines() if re.match(r"\| (slow|best|middle)", line)]
+    assert [row.split(" | ")[0] for row in rows] == ["| best", "| middle", "| slow"] and len(leaderboard.read(path)) == 3
+    assert leaderboard.mean_of(leaderboard.read(path)[1], "nrmse") == pytest.approx(
+        math.exp(np.mean([math.log(t["models"]["operator"]["nrmse"]["value"]) for t in results["tasks"].values()])), rel=1e-6)
+    with pytest.raises(ValueError, match="no run has the metric 'speed'"):
+        leaderboard.table(path, "speed")
+    with pytest.raises(ValueError, match="no run was scored on 'burgers1d'"):
+        leaderboard.table(path, task="burgers1d")
+    command = [sys.executable, "-m", "ups.leaderboard", "--path", str(path), "--task", "darcy2d"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == leaderboard.table(path, task="darcy2d")
+
+
+def test_leaderboard_keeps_runs_that_cannot_be_compared_apart(tmp_path):
+    results, _, _ = example()
+    other = fake_run(results, "longer_context", 0.1)
+    other["protocol"]["context_frames"] = 10
+    for run in (results, other):
+        leaderboard.add(run, tmp_path / "board.jsonl")
+    assert leaderboard.table(tmp_path / "board.jsonl").count("| run |") == 2
+
+
+def test_leaderboard_keeps_every_row_when_many_add_at_once(tmp_path):
+    results, _, _ = example()
+    path = tmp_path / "board.jsonl"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: leaderboard.add(fake_run(results, f"run{i}", 1.0), path), range(16)))
+    assert {row["run"] for row in leaderboard.read(path)} == {f"run{i}" for i in range(16)}
+
+
+def test_leaderboard_names_the_broken_line(tmp_path):
+    path = tmp_path / "board.jsonl"
+    path.write_text('{"run": "a", "tasks": {}, "protocol": {}}\n{"run": \n')
+    with pytest.raises(ValueError, match="line 2 is .*Delete that line"):
+        leaderboard.read(path)

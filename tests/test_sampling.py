@@ -1,0 +1,110 @@
+"""ups/sampling.py: the schedule is a pure function of (seed, step), fair, and the same for any number of processes."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from ups.sampling import Schedule, generator
+
+WINDOWS = {"a": (10, 3), "b": (40, 7), "c": (90, 1)}
+
+
+def make(strategy="balanced", **options):
+    return Schedule(WINDOWS, **{"batch_size": 4, "seed": 3, "strategy": strategy, "temperature": 2.0, "total_steps": 120,
+                                "complexity": {"a": 2.0, "b": 1.0, "c": 3.0}, **options})
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "proportional", "temperature", "curriculum"])
+def test_a_batch_depends_on_seed_and_step_alone(strategy):
+    forward, jump = make(strategy), make(strategy)
+    expected = [forward.batch(step) for step in range(60)]
+    for step in (59, 7, 30):
+        batch = jump.batch(step)
+        assert batch.task == expected[step].task
+        assert torch.equal(batch.rows, expected[step].rows) and torch.equal(batch.starts, expected[step].starts)
+    other = make(strategy, seed=4)
+    assert any(not torch.equal(other.batch(step).rows, expected[step].rows) for step in range(10))
+
+
+def test_every_trajectory_comes_exactly_once_per_epoch_across_batch_borders():
+    schedule = make(batch_size=7)  # 7 does not divide 10, 40 or 90
+    seen = {task: [] for task in WINDOWS}
+    for step in range(600):
+        batch = schedule.batch(step)
+        assert len(batch) == 7 and batch.starts.min() >= 0 and batch.starts.max() < WINDOWS[batch.task][1]
+        seen[batch.task] += batch.rows.tolist()
+    epochs = {}
+    for task, (num_rows, _) in WINDOWS.items():
+        epochs[task] = [seen[task][i : i + num_rows] for i in range(0, len(seen[task]) - num_rows + 1, num_rows)]
+        assert len(epochs[task]) >= 10
+        assert all(sorted(epoch) == list(range(num_rows)) for epoch in epochs[task])
+    assert epochs["a"][0] != epochs["a"][1]
+
+
+def test_a_batch_larger_than_the_task_wraps_into_the_next_epoch():
+    batch = Schedule({"a": (3, 2)}, batch_size=8, seed=0).batch(0)
+    assert Counter(batch.rows.tolist()) in ({0: 3, 1: 3, 2: 2}, {0: 3, 1: 2, 2: 3}, {0: 2, 1: 3, 2: 3})
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_shares_are_disjoint_and_cover_the_global_batch(world):
+    batch = make(batch_size=8).batch(5)
+    shares = [batch.share(rank, world) for rank in range(world)]
+    assert torch.equal(torch.cat([share.rows for share in shares]), batch.rows)
+    assert torch.equal(torch.cat([share.starts for share in shares]), batch.starts)
+    with pytest.raises(ValueError, match="rank 4 of 4 processes; expected 0 <= rank < world"):
+        batch.share(4, 4)
+
+
+def test_window_starts_are_uniform():
+    schedule = Schedule({"a": (50, 5)}, batch_size=50, seed=1)
+    counts = torch.bincount(torch.cat([schedule.batch(step).starts for step in range(200)]), minlength=5).double()
+    assert ((counts - 2000).square() / 2000).sum() < 18.5  # chi-square, 4 degrees of freedom, p = 0.001
+
+
+def test_balanced_takes_every_task_once_per_round_in_changing_order():
+    schedule = make("balanced")
+    rounds = [tuple(schedule.task(3 * k + i) for i in range(3)) for k in range(30)]
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds) and len(set(rounds)) > 3
+
+
+@pytest.mark.parametrize(("strategy", "weights"), [("proportional", (10, 40, 90)), ("temperature", (10**0.5, 40**0.5, 90**0.5))])
+def test_weighted_counts_stay_within_one_batch_of_their_share(strategy, weights):
+    schedule, counts = make(strategy), Counter()
+    for step in range(500):
+        counts[schedule.task(step)] += 1
+        for task, weight in zip(WINDOWS, weights, strict=True):
+            assert abs(counts[task] - weight / sum(weights) * (step + 1)) <= 1.5
+
+
+def test_curriculum_brings_tasks_in_by_complexity_and_all_by_half_time():
+    schedule = make("curriculum")
+    first = {task: next(step for step in range(120) if schedule.task(step) == task) for task in WINDOWS}
+    assert first["b"] == 0 and first["b"] < first["a"] < first["c"] < 60
+    assert Counter(schedule.task(step) for step in range(60, 120)) == {"a": 20, "b": 20, "c": 20}
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"strategy": "fair"}, "sampling.strategy is 'fair'; expected one of proportional, balanced"),
+    ({"windows": {}}, "no task to sample from; expected at least one"),
+    ({"windows": {"a": (0, 3)}}, "task a has 0 training trajectories with 3 windows each; expected at least one"),
+    ({"batch_size": 0}, "batch_size is 0; expected a positive number"),
+    ({"temperature": 0.0}, "temperature is 0.0; expected a positive number"),
+    ({"total_steps": 0}, "total_steps is 0; expected a positive number"),
+    ({"strategy": "curriculum", "complexity": {"a": 1.0}}, "no complexity for task b; expected one for each task"),
+])
+def test_impossible_schedules_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        Schedule(**{"windows": WINDOWS, "batch_size": 4, "seed": 0, **options})
+    with pytest.raises(ValueError, match="step is -1; expected 0 or more"):
+        make().batch(-1)
+
+
+def test_generator_streams_of_neighbouring_keys_are_unrelated():
+    draws = torch.stack([torch.randn(2000, generator=generator(0, "noise", step, rank))
+                         for step in range(4) for rank in range(4)])
+    correlation = torch.corrcoef(draws) - torch.eye(16)
+    assert correlation.abs().max() < 0.1  # 120 pairs; standard deviation 0.022
+    assert torch.equal(draws[5], torch.randn(2000, generator=generator(0, "noise", 1, 1)))
+    assert generator(1, 23).initial_seed() != generator(12, 3).initial_seed()

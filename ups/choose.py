@@ -1,0 +1,220 @@
+"""Fit every base predictor a task may use and keep the one whose validation rollouts are best.
+
+One-step errors mislead: on steep Burgers fronts a linear propagator is good in one step and useless after thirty. So each
+candidate predicts every frame after the context of held-out trajectories, and the pooled nRMSE of that decides.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ups.base import Transport, fit_by_gradient, fit_propagators, make_base
+from ups.cache import Cache
+from ups.checkpoint import write_atomic
+from ups.config import Config
+from ups.metrics import nrmse_pooled
+from ups.operator import TaskHead, describe_tokenizer
+from ups.rollout import rollout
+from ups.sampling import generator
+
+MAX_WINDOWS = 2000     # per parameter value, in the normal equations: some fifty times the unknowns of one mode
+NUM_ROLLOUTS = 16      # validation trajectories per candidate, spread over the parameter values
+BATCH = 32
+
+
+def head_description(cache: Cache, config: Config, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The JSON-able description of a task's head with the base `kind`; see `Operator`."""
+    task = config.task[cache.task.name]
+    return {
+        "name": cache.task.name, "history": 1 if cache.task.is_steady else task.history, "bundle": task.bundle,
+        "codec": describe_tokenizer(cache.tokenizer),
+        "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer is not None else None,
+        "parameter_values": [float(v) for v in cache.parameter_values],
+        "log_dt": math.log(cache.dt) if cache.dt > 0 else 0.0,
+        "base": {"kind": kind, "settings": settings},
+    }
+
+
+def base_settings(cache: Cache, config: Config, kind: str) -> dict[str, Any]:
+    """Geometry and hyper-parameters of a base for this cache."""
+    task = config.task[cache.task.name]
+    inputs = cache.input_tokenizer.num_channels if cache.input_tokenizer is not None else 0
+    return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
+            "num_channels": cache.tokenizer.num_channels, "num_inputs": inputs, "space": list(cache.tokenizer.space),
+            "boundary": cache.task.boundary, "degree": task.degree, "history": task.history, "reach": task.reach}
+
+
+def training_windows(cache: Cache, first_frame: int, length: int, split: str = "train") -> tuple[Tensor, int, int]:
+    """(rows, first start, number of starts) of windows of `length` frames that begin at or after `first_frame`."""
+    rows = cache.split[split]
+    return rows, first_frame, cache.num_frames - first_frame - length + 1
+
+
+def _sample(cache: Cache, config: Config, rows: Tensor, length: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """`count` (row, start) pairs: all rows in turn, random starts."""
+    draw = generator(seed, cache.task.name, "bases")
+    first = config.task[cache.task.name].train_from
+    starts = cache.num_frames - first - length + 1
+    order = torch.randperm(len(rows), generator=draw)
+    picked = rows[order[torch.arange(count) % len(rows)]]
+    return picked, first + torch.randint(0, max(1, starts), (count,), generator=draw)
+
+
+def _window(head: TaskHead, cache: Cache, rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(u shown, standardised parameters, value index, u to predict) in normalised field units, on the head's device."""
+    device = head.scale.device
+    parameters, index = head.standardise(cache.parameters[rows].to(device))
+    if head.task.is_steady:
+        return (head.input_codec.decode(cache.inputs(rows, device)), parameters, index,
+                head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0]))
+    u = head.codec.decode(cache.batch(rows, starts, head.history + 1, device))
+    return u[:, :-1], parameters, index, u[:, -1]
+
+
+@torch.no_grad()
+def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
+    """Pooled nRMSE of the base alone over validation rollouts (over single calls for a steady task); inf if it blows up."""
+    device = head.scale.device
+    rows = spread(cache, "val", NUM_ROLLOUTS)
+    parameters, index = head.standardise(cache.parameters[rows].to(device))
+    if head.task.is_steady:
+        u_pred = head.base(head.input_codec.decode(cache.inputs(rows, device)), parameters, index)[:, None]
+        u_ref = head.codec.decode(cache.batch(rows, 0, 1, device))
+    else:
+        u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
+        context, u_ref = u[:, :context_frames], u[:, context_frames:]
+        u_pred = rollout(lambda w: head.base(w, parameters, index)[:, None], context, u_ref.shape[1], head.history)
+    error = float(nrmse_pooled(u_pred, u_ref).mean())
+    return error if math.isfinite(error) else math.inf
+
+
+def spread(cache: Cache, split: str, count: int) -> Tensor:
+    """`count` rows of a split (all if fewer), the same number of each parameter value as far as it goes."""
+    rows = cache.split[split]
+    values = cache.parameter_index[rows]
+    groups = [rows[values == value] for value in values.unique()]
+    turns = max(len(group) for group in groups)
+    picked = [group[turn] for turn in range(turns) for group in groups if turn < len(group)]
+    return torch.stack(picked[:count])
+
+
+def candidates(cache: Cache, config: Config, seed: int, device: torch.device) -> Iterator[tuple[str, TaskHead]]:
+    """Yield (name, head with a fitted base) for every base in task.TASK.base."""
+    settings = config.task[cache.task.name]
+
+    def head_with(kind: str, base: nn.Module | None, chosen: dict[str, Any]) -> TaskHead:
+        full = {**base_settings(cache, config, kind), **chosen}
+        head = TaskHead(head_description(cache, config, kind, full), width=1)
+        head.codec.load_state_dict(cache.tokenizer.state_dict())
+        if cache.input_tokenizer is not None:
+            head.input_codec.load_state_dict(cache.input_tokenizer.state_dict())
+        if base is not None:
+            head.base = base
+        if kind == "elliptic":
+            head.base.zero.copy_(head.codec.normalise(torch.zeros(head.codec.num_channels, *head.codec.space)).flatten(1)[:, 0])
+        return head.to(device)
+
+    for kind in settings.base:
+        if kind == "propagator":
+            probe = head_with("persistence", None, {})
+
+            def windows(value: int, probe: TaskHead = probe) -> Iterator[tuple[Tensor, Tensor]]:
+                rows = cache.split["train"]
+                rows = rows[cache.parameter_index[rows] == value] if len(cache.parameter_values) else rows
+                length = settings.history + 1
+                starts = cache.num_frames - settings.train_from - length + 1
+                picked, first = _sample(cache, config, rows, length, min(MAX_WINDOWS, len(rows) * starts), seed)
+                for i in range(0, len(picked), BATCH):
+                    u, _, _, u_next = _window(probe, cache, picked[i:i + BATCH], first[i:i + BATCH])
+                    yield u, u_next
+
+            full = base_settings(cache, config, kind)
+            for chosen, base in fit_propagators(windows, full["num_values"], full["num_channels"], tuple(full["space"]),
+                                                full["boundary"], settings.degree, settings.history):
+                ridge = chosen.pop("ridge")
+                yield f"propagator degree {chosen['degree']} history {chosen['history']} ridge {ridge:g}", head_with(
+                    kind, base, chosen)
+            continue
+        torch.manual_seed(seed)
+        head = head_with(kind, None, {})
+        if kind in ("transport", "elliptic"):
+            size = 16 if kind == "transport" else 8
+            length = 1 if head.task.is_steady else head.history + 1
+            rows, starts = _sample(cache, config, cache.split["train"], length, size * config.operator.base_steps, seed)
+
+            def draw(step: int, head: TaskHead = head, rows: Tensor = rows, starts: Tensor = starts, size: int = size) -> tuple:
+                part = slice(step * size, (step + 1) * size)
+                return _window(head, cache, rows[part], starts[part])
+
+            lr = config.operator.base_lr if kind == "transport" else config.operator.base_lr / 2
+            fit_by_gradient(head.base, draw, config.operator.base_steps, lr)
+        yield kind, head
+
+
+@torch.no_grad()
+def residual_scale(head: TaskHead, cache: Cache, config: Config, seed: int) -> Tensor:
+    """RMS over training windows of encode(u_next - base), per parameter value; the unit of the network's output."""
+    length = 1 if head.task.is_steady else head.history + 1
+    scales = []
+    for value in range(len(head.scale)):
+        rows = cache.split["train"]
+        rows = rows[cache.parameter_index[rows] == value] if len(cache.parameter_values) else rows
+        rows, starts = _sample(cache, config, rows, length, 4 * BATCH, seed + 1)
+        squares = []
+        for i in range(0, len(rows), BATCH):
+            u, parameters, index, u_next = _window(head, cache, rows[i:i + BATCH], starts[i:i + BATCH])
+            squares.append(head.codec.encode(u_next - head.base(u, parameters, index)).square().mean())
+        scales.append(torch.stack(squares).mean().sqrt())
+    return torch.stack(scales).clamp_min(1e-7)   # float32 rounding of a normalised field: nothing below it can be learnt
+
+
+def choose_base(cache: Cache, config: Config, seed: int, device: torch.device) -> tuple[TaskHead, dict[str, float]]:
+    """The head whose base has the best validation rollouts, and every candidate's pooled nRMSE."""
+    scores: dict[str, float] = {}
+    best, best_score = None, math.inf
+    for name, head in candidates(cache, config, seed, device):
+        scores[name] = base_error(head, cache, config.evaluate.context_frames)
+        if best is None or scores[name] < best_score:
+            best, best_score = head, scores[name]
+    assert best is not None
+    best.scale.copy_(residual_scale(best, cache, config, seed))
+    return best, scores
+
+
+def fit_and_save(cache: Cache, config: Config, directory: Path, seed: int, device: torch.device) -> dict[str, Any]:
+    """Choose the base of a task once: fitted bases are kept in `directory` and found again by a resumed stage."""
+    tensors, facts = directory / f"{cache.task.name}.safetensors", directory / f"{cache.task.name}.json"
+    if not facts.is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        started = time.perf_counter()
+        head, scores = choose_base(cache, config, seed, device)
+        state = {k: v.contiguous() for k, v in head.state_dict().items() if not k.startswith(("into.", "out."))}
+        partial = tensors.with_suffix(".partial")
+        save_file(state, partial)
+        partial.replace(tensors)
+        facts_now = {"description": head.description, "seconds": time.perf_counter() - started,
+                     "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
+        write_atomic(facts, json.dumps(facts_now, indent=1))
+    return json.loads(facts.read_text(encoding="utf-8"))
+
+
+def load_base(head: TaskHead, directory: Path) -> None:
+    """Fill codec, base and scale of a head from `fit_and_save`."""
+    state = load_file(directory / f"{head.name}.safetensors")
+    missing, unexpected = head.load_state_dict(state, strict=False)
+    wrong = [name for name in missing if not name.startswith(("into.", "out."))] + list(unexpected)
+    if wrong:
+        raise ValueError(f"{directory}/{head.name}.safetensors does not fit the model ({', '.join(wrong[:3])}); expected the bases "
+                         f"of this configuration. Delete {directory} and train again.")
+
+
+__all__ = ["Transport", "choose_base", "fit_and_save", "head_description", "load_base", "make_base", "spread", "training_windows"]

@@ -1,0 +1,765 @@
+"""The mechanics of a training stage: processes, agreed updates, averaging, checkpoints, logs, endings.
+
+The `for` stays in the script:
+
+    @main_guard
+    def main():
+        run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents)
+        if run.is_finished: return run.print("nothing to do")
+        run.seed_all(); model = run.attach(build(config))
+        for step in run.steps():
+            batch = schedule.batch(step).share(run.rank, run.world)
+            run.update(lambda part: loss(model, batch, part), size=len(batch))
+            if run.is_due(train.validate_every): run.validated(score, metrics)
+        run.finish(results)
+
+Never hang: the model is not wrapped in DDP, so forward and backward contain no collective. Each update is one all-reduce,
+whatever happened on a rank: the flat gradient buffer with the counts of ranks that were told to stop, ran out of memory or
+failed behind it. All ranks then decide the same: step, skip (non-finite), halve the micro-batch and repeat the same batch,
+raise, or save and stop. Measured against DDP in reference/distributed.md D3: +2 to +5 % of a CPU step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import math
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import accelerate
+import numpy
+import torch
+import torch.distributed as dist
+import yaml
+from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.utils import DistributedType
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ups import checkpoint
+from ups.checkpoint import DONE, MODEL, Checkpoints, file_hash, finished_stage, value_hash, write_atomic, write_json
+from ups.config import ROOT, Config, OptimConfig, TrainConfig, to_dict
+from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate
+from ups.sampling import generator
+from ups.track import Tracker, check_tracker
+
+ALIGN = 16  # elements between starts of gradients in the flat buffer: 64 bytes, a cache line
+STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS = range(5)  # what follows the gradients in the buffer; summed over ranks
+MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
+EXIT_PREEMPTED = 128 + signal.SIGTERM
+
+# Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
+SECTIONS = ("data", "cache", "task", "sampling")
+FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place", "cache.device_fraction", "cache.chunk"}
+FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "timeout_s"}
+
+_active: Run | None = None
+
+
+class StageError(RuntimeError):
+    """A failure that all ranks agreed on; `kind` is a word for the supervisor, `advice` what to do."""
+
+    def __init__(self, cause: str, kind: str, advice: str) -> None:
+        super().__init__(cause)
+        self.kind, self.advice = kind, advice
+
+
+class Run:
+    """One stage of one run, on this rank. Build it with `Run.start`."""
+
+    # ---------------------------------------------------------------- start
+
+    @classmethod
+    def start(
+        cls,
+        config: Config,
+        stage: str,
+        train: TrainConfig,
+        optim: OptimConfig,
+        parents: dict[str, str] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> Run:
+        """Check everything, form the process group and open the stage directory.
+
+        parents: name -> fingerprint of what the stage is made from. extra: plain facts for environment.json, and the
+        model's description (config.json) unless `finish` is given another. If the stage is finished with this configuration
+        and these parents, `is_finished` is set and no process group is formed. Raises ValueError or FileExistsError for a
+        launch, configuration or parents that do not fit, before any file is made.
+        """
+        global _active
+        run = cls(config, stage, train, optim, parents or {}, extra or {})
+        _active = run
+        run._check_directory()
+        if not run.is_finished:
+            run._check_launch()
+            run._open()
+        return run
+
+    def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig, parents: dict[str, str],
+                 extra: dict[str, Any]) -> None:
+        self.config, self.stage, self.train, self.optim, self.parents, self.extra = config, stage, train, optim, parents, extra
+        self.directory = config.run_dir / stage
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.relevant = relevant_keys(to_dict(config), stage)
+        self.config_hash = value_hash(self.relevant)
+        self.is_finished = self.is_stopped_early = self.is_preempted = False
+        self.step = self.num_skipped = self.num_skipped_in_row = self.num_failed_saves = self.num_without_better = 0
+        self.best_score, self.best_weights = math.inf, None
+        self.micro_batch = min(train.micro_batch, -(-train.batch_size // self.world))
+        self.tracker: Tracker | None = None
+        self.model: nn.Module | None = None
+        self.optimizer: MuonAdamW | None = None
+        self.ema: EMA | None = None
+        self.bar: tqdm | None = None
+        self._window: dict[str, list] = {}  # name -> [sum of value * rows, rows] on this rank since the last log
+        self._stop_signal = 0
+        self._is_updated, self._is_open = True, False
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def print(self, *values: Any) -> None:
+        """Print on the main process, above the progress bar."""
+        if self.is_main:
+            tqdm.write(" ".join(map(str, values)), file=sys.stdout)
+            sys.stdout.flush()
+
+    def _remedy(self) -> str:
+        return (f"Delete {self.directory} (make remove STAGE={self.stage} RUN={self.config.run.name}) and run "
+                f"make {self.stage} RUN={self.config.run.name} again, or choose another run.name.")
+
+    def _check_directory(self) -> None:
+        """Compare an existing stage directory with this configuration and these parents; reads only."""
+        check_tracker(self.config.tracker)
+        saved, environment = self.directory / "config.yaml", self.directory / "environment.json"
+        if saved.is_file() and environment.is_file():
+            before = relevant_keys(yaml.safe_load(saved.read_text(encoding="utf-8")), self.stage)
+            changed = [f"{key} {before.get(key, 'absent')} -> {self.relevant.get(key, 'absent')}"
+                       for key in sorted(before.keys() | self.relevant.keys()) if before.get(key) != self.relevant.get(key)]
+            if changed:
+                raise FileExistsError(f"{self.directory} was started with another configuration ({'; '.join(changed)}); "
+                                      f"expected the same one, to continue. {self._remedy()}")
+            parents = json.loads(environment.read_text(encoding="utf-8"))["parents"]
+            stale = [name for name in sorted(parents.keys() | self.parents.keys())
+                     if parents.get(name) != self.parents.get(name)]
+            if stale:
+                raise FileExistsError(f"{self.directory} was made from another {stale[0]} ({parents.get(stale[0], 'none')} then, "
+                                      f"{self.parents.get(stale[0], 'none')} now); expected the same one. {self._remedy()}")
+        self.is_finished = finished_stage(self.directory) is not None
+
+    def _check_launch(self) -> None:
+        """Refuse launches that would not give what was asked for; knows nothing but the environment."""
+        environ = os.environ
+        expected = environ.get("UPS_EXPECT_WORLD")
+        if expected is not None and int(expected) != self.world:
+            raise ValueError(f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {self.world}; "
+                             "expected as many. Use accelerate launch --config_file with a file from accelerate_configs/.")
+        is_from_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
+        if expected is None and is_from_accelerate and "MASTER_PORT" in environ and "WORLD_SIZE" not in environ:
+            raise ValueError("accelerate was asked for several processes and started one (it does so for --cpu --num_processes "
+                             "and for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file accelerate_configs/cpu2.yaml.")
+        if self.train.precision not in ("no", "bf16"):
+            raise ValueError(f"{self.stage}.train.precision is {self.train.precision!r}; expected 'no' or 'bf16' (Accelerate "
+                             "ignores fp16 on a CPU without a word). Change it.")
+        if self.world > 1 and not torch.cuda.is_available() and not asks_for_cpu():
+            raise ValueError(f"{self.world} processes were started for GPUs, but this machine shows none; each would believe it "
+                             "is alone. Use --config_file accelerate_configs/cpu2.yaml, or export ACCELERATE_USE_CPU=true.")
+        if self.train.batch_size < self.world:
+            raise ValueError(f"{self.stage}.train.batch_size is {self.train.batch_size}, the global batch; expected at least one "
+                             f"row for each of the {self.world} processes. Raise it or use fewer processes.")
+
+    def _open(self) -> None:
+        is_cpu = asks_for_cpu() or not torch.cuda.is_available()
+        group = InitProcessGroupKwargs(timeout=timedelta(seconds=self.train.timeout_s), **({"backend": "gloo"} if is_cpu else {}))
+        self.accelerator = Accelerator(mixed_precision=self.train.precision, cpu=is_cpu,
+                                       kwargs_handlers=[group] if self.world > 1 else [])
+        self.device = self.accelerator.device
+        state = self.accelerator.state
+        if (state.num_processes, state.process_index) != (self.world, self.rank):
+            raise ValueError(f"Accelerate sees process {state.process_index} of {state.num_processes}; expected {self.rank} of "
+                             f"{self.world} as the launcher says. Start with a file from accelerate_configs/.")
+        is_fsdp_asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+        if is_fsdp_asked or state.distributed_type == DistributedType.FSDP:
+            raise ValueError(f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected a replicated "
+                             "model, the mode this version trains in. Use accelerate_configs/8gpu.yaml.")
+        if state.mixed_precision != self.train.precision:
+            raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {self.train.precision!r} as "
+                             f"{self.stage}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
+        hashes = self.gather((self.config_hash, self.parents))
+        for rank, other in enumerate(hashes):
+            if other != hashes[0]:
+                raise ValueError(f"rank {rank} has another configuration or other parents than rank 0; expected the same on all. "
+                                 "Start every process with the same command and files.")
+        self.checkpoints = Checkpoints(self.directory / "state", self.train.keep, self.rank, self.agreed)
+        self.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
+        self.agreed(self._see_directory, "looking for the stage directory")
+        self._is_open = True
+        device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
+        passes = math.ceil(self.train.batch_size / self.world / self.micro_batch)
+        self.print(f"{self.stage}: {self.directory} on {self.world} x {device}, precision {self.train.precision}; batch "
+                   f"{self.train.batch_size} = {self.world} processes x {passes} passes of at most {self.micro_batch}")
+
+    def _write_start(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.directory / "errors", ignore_errors=True)
+        path = self.directory / "environment.json"
+        starts = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.is_file() else []
+        write_atomic(self.directory / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+        write_json(path, {"parents": self.parents, "config_hash": self.config_hash, "extra": self.extra,
+                          "starts": [*starts, describe_environment(self.world, self.device)]})
+        self.tracker = Tracker(self.directory, self.config.tracker, self.config.run.name, self.stage, to_dict(self.config))
+        self._write_status("running")
+
+    def _see_directory(self) -> None:
+        path = self.directory / "environment.json"
+        if not path.is_file() or json.loads(path.read_text(encoding="utf-8"))["config_hash"] != self.config_hash:
+            raise FileNotFoundError(f"rank {self.rank} does not see {path} that rank 0 wrote; expected run.root on a file "
+                                    "system shared by all machines. Set run.root to one.")
+
+    def _write_status(self, status: str, **facts: Any) -> None:
+        if self.is_main and self.directory.is_dir():
+            write_json(self.directory / "status.json", {"status": status, "step": self.step, "time": time.time(), **facts})
+
+    # ---------------------------------------------------------------- agreement
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of every rank, in rank order. A collective."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def agreed(self, function: Callable[[], Any], doing: str) -> Any:
+        """function() on this rank; raises StageError on every rank, naming the culprit, if it raised on any. A collective.
+
+        The function itself must not communicate: compute locally inside, reduce afterwards.
+        """
+        result = cause = None
+        try:
+            result = function()
+        except Exception as error:  # told to all ranks, which raise
+            cause = self._record_error(error)
+        self._raise_if_any(cause, doing)
+        return result
+
+    def _raise_if_any(self, cause: str | None, doing: str) -> None:
+        for rank, other in enumerate(self.gather(cause)):
+            if other is not None:
+                raise StageError(f"rank {rank} failed while {doing}: {other}", "error",
+                                 f"See {self.directory / 'errors'}; the same command continues from the last checkpoint.")
+
+    def _record_error(self, error: BaseException, kind: str = "error") -> str:
+        """Print the traceback, write errors/rankN.json; the cause as one line."""
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        text = "".join(traceback.format_exception(error))
+        print(text, file=sys.stderr, flush=True)
+        if self.directory.is_dir():
+            folder = self.directory / "errors"
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"rank{self.rank}.json", {"rank": self.rank, "stage": self.stage, "step": self.step, "kind": kind,
+                                                         "cause": cause, "time": time.time(), "traceback": text})
+        return cause
+
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sum of `tensor` over ranks (a new tensor, equal on all). A collective."""
+        total = tensor.detach().clone()
+        if self.world > 1:
+            dist.all_reduce(total)
+        return total
+
+    def reduce_mean(self, tensor: Tensor) -> Tensor:
+        """Mean of `tensor` over ranks. A collective; for unequal shares divide two `reduce_sum`s."""
+        return self.reduce_sum(tensor) / self.world
+
+    # ---------------------------------------------------------------- model
+
+    def seed_all(self) -> None:
+        """Seed Python, NumPy and torch alike on all ranks; call it before the model is built."""
+        self._seed(self.config.run.seed)
+
+    def _seed(self, seed: int) -> None:
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Take over the model: device, equal weights, optimizer, average; then resume from the newest intact checkpoint.
+
+        Returns the same module, on the device. Raises DamagedError or StageError if there are checkpoints and none loads.
+        """
+        self.model = model.to(self.device)
+        if self.world > 1:
+            with torch.no_grad():
+                for tensor in (*model.parameters(), *model.buffers()):
+                    dist.broadcast(tensor, 0)
+        self._seed(generator(self.config.run.seed, "rank", self.rank).initial_seed())
+        self.optimizer = build_optimizer(model, self.optim)
+        self.optimizer.allocate()
+        self.ema = EMA(model, self.optim.ema_decay)
+        self._place_gradients()
+        if self.train.compile:
+            compile_blocks(model)
+        num_parameters = sum(p.numel() for p in model.parameters())
+        self.print(f"{num_parameters} parameters, {sum(p.numel() for p in self._muon_parameters())} of them under Muon")
+        self._resume()
+        return model
+
+    def _muon_parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups if group["kind"] == "muon" for p in group["params"]]
+
+    def _place_gradients(self) -> None:
+        """One flat float32 buffer: every gradient is a view of it, the agreement's counts are its end."""
+        spans, offset = [], 0
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        for parameter in parameters:
+            if parameter.dtype not in (torch.float32, torch.complex64):
+                raise ValueError(f"a parameter has type {parameter.dtype}; expected float32 (or complex64). Build the model in "
+                                 "float32: bf16 belongs to train.precision.")
+            length = parameter.numel() * (2 if parameter.is_complex() else 1)
+            spans.append((offset, length))
+            offset += -(-length // ALIGN) * ALIGN
+        self._flat = torch.zeros(offset + LOSS + 1, device=self.device)
+        self._gradients, self._counts = self._flat[:offset], self._flat[offset:]
+        for parameter, (first, length) in zip(parameters, spans, strict=True):
+            piece = self._flat[first : first + length]
+            parameter.grad = (torch.view_as_complex(piece.view(*parameter.shape, 2)) if parameter.is_complex()
+                              else piece.view(parameter.shape))
+
+    @contextlib.contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        """Inside, the model holds its averaged weights."""
+        with self.ema.swap():
+            yield
+
+    # ---------------------------------------------------------------- loop
+
+    def steps(self) -> Iterator[int]:
+        """Step numbers from the resumed one to train.steps; one `update` per step.
+
+        Saves every save_every steps and at the end, after the body has run, so that what was logged and validated in a
+        step is in its checkpoint. After an agreed SIGTERM or SIGINT: saves and raises SystemExit(143).
+        """
+        self._logged_at, self._logged_step = time.perf_counter(), self.step
+        is_terminal = sys.stderr.isatty()
+        with self._signals(), tqdm(total=self.train.steps, initial=self.step, desc=self.stage, disable=not self.is_main,
+                                   unit="step", mininterval=0.5 if is_terminal else 30.0, dynamic_ncols=is_terminal) as self.bar:
+            while self.step < self.train.steps and not self.is_stopped_early:
+                self._is_updated = False
+                yield self.step
+                if not self._is_updated:
+                    raise RuntimeError(f"step {self.step} had no run.update; expected one in every turn of the loop.")
+                self.bar.update()
+                is_last = self.step >= self.train.steps or self.is_stopped_early
+                if self.is_preempted or is_last or self.is_due(self.train.save_every):
+                    self._save(is_required=self.is_preempted or is_last)
+                if self.is_preempted and not is_last:
+                    self.print(f"told to stop (signal): saved step {self.step}; the same command continues from there")
+                    self._write_status("preempted")
+                    raise SystemExit(EXIT_PREEMPTED)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def note(number: int, _frame: Any) -> None:
+            if self._stop_signal and number == signal.SIGINT:
+                raise KeyboardInterrupt  # asked twice
+            self._stop_signal = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def is_due(self, every: int) -> bool:
+        """Whether something done every `every` steps (0: never) is due now; always at the last step."""
+        return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
+
+    def update(self, loss_function: Callable[[slice], tuple[Tensor, dict[str, Tensor]]], size: int) -> bool:
+        """One optimizer update over the global batch; whether the weights changed (False: skipped as non-finite).
+
+        loss_function(rows) -> (mean loss over these rows of this rank's share, metrics likewise). It is called for the
+        micro-batches of the `size` rows of this rank and may raise anything; it must not communicate. The gradient is that
+        of the mean over the global batch, whatever the shares. Raises StageError on all ranks alike.
+        """
+        if self._is_updated:
+            raise RuntimeError("run.update outside run.steps() or twice in a step; expected once in every turn of the loop.")
+        random_state = torch_random_state(self.device)
+        while True:
+            metrics, cause = self._backward(loss_function, size)
+            if self.world > 1:
+                dist.all_reduce(self._flat)
+            norm, *counts = torch.cat((self._gradients.norm()[None], self._counts)).tolist()
+            if counts[FATAL]:
+                self._raise_if_any(cause, f"computing step {self.step}")
+            if not counts[OUT_OF_MEMORY]:
+                break
+            self._halve(int(counts[OUT_OF_MEMORY]))
+            set_torch_random_state(random_state, self.device)
+        self.is_preempted = counts[STOP] > 0
+        loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        factor = learning_rate(self.step, self.train.steps, self.optim)
+        if is_finite:
+            self._gradients.mul_(min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS])
+            self.optimizer.scale_lr(factor)
+            self.optimizer.step()
+            self.ema.update()
+        self._count(is_finite, loss)
+        self.step, self._is_updated = self.step + 1, True
+        if is_finite:
+            for name, value, rows in metrics:
+                total = self._window.setdefault(name, [0.0, 0])
+                total[0], total[1] = total[0] + value * rows, total[1] + rows
+            if self.is_main:
+                total = self._window.setdefault("loss", [0.0, 0])
+                total[0], total[1] = total[0] + loss * counts[ROWS], total[1] + int(counts[ROWS])
+                self.bar.set_postfix(loss=f"{loss:.3e}", refresh=False)
+        if self.is_due(self.train.log_every):
+            self._log_window(factor, norm)
+        return is_finite
+
+    def _backward(self, loss_function: Callable, size: int) -> tuple[list[tuple[str, Tensor, int]], str | None]:
+        """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a failure."""
+        self._flat.zero_()
+        metrics, loss_sum, status, cause = [], 0.0, None, None
+        try:
+            for first in range(0, size, self.micro_batch):
+                rows = slice(first, min(first + self.micro_batch, size))
+                num_rows = rows.stop - rows.start
+                with self.accelerator.autocast():
+                    loss, values = loss_function(rows)
+                loss = loss.float() * num_rows
+                loss.backward()
+                loss_sum = loss_sum + loss.detach()
+                metrics += [(name, torch.as_tensor(value).detach().float(), num_rows) for name, value in values.items()]
+        except Exception as error:  # reported through the buffer: all ranks take part in the all-reduce that follows
+            status = OUT_OF_MEMORY if is_out_of_memory(error) else FATAL
+            if status == FATAL:
+                cause = self._record_error(error)
+        loss = values = None  # the graph of a failed pass would keep its memory
+        self._counts[LOSS], self._counts[ROWS], self._counts[STOP] = loss_sum, size, float(self._stop_signal != 0)
+        if status is not None:
+            self._counts[status] = 1.0
+        return metrics, cause
+
+    def _halve(self, num_ranks: int) -> None:
+        """All ranks: half the micro-batch after an agreed shortage of memory."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.micro_batch == 1:
+            raise StageError(f"out of memory on {num_ranks} of {self.world} ranks with a micro-batch of 1", "out_of_memory",
+                             f"Make {self.stage}.model smaller, or use a device with more memory.")
+        self.micro_batch = max(1, self.micro_batch // 2)
+        self.print(f"WARNING: out of memory on {num_ranks} of {self.world} ranks in step {self.step}; every rank repeats the "
+                   f"batch with a micro-batch of {self.micro_batch}")
+
+    def _count(self, is_finite: bool, loss: float) -> None:
+        if is_finite:
+            self.num_skipped_in_row = 0
+            return
+        self.num_skipped, self.num_skipped_in_row = self.num_skipped + 1, self.num_skipped_in_row + 1
+        self.print(f"WARNING: step {self.step} skipped: loss {loss} or its gradient is not finite "
+                   f"({self.num_skipped_in_row} in a row)")
+        if self.num_skipped_in_row > self.train.max_skips:
+            raise StageError(f"{self.num_skipped_in_row} updates in a row were not finite", "non_finite",
+                             f"Lower {self.stage}.optim.muon_lr and adamw_lr, or look at the data with the doctor.")
+
+    # ---------------------------------------------------------------- numbers
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Write numbers at the current step to metrics.jsonl and the tracker (main process; a no-op elsewhere)."""
+        if self.is_main:
+            self.tracker.log(self.step, values)
+
+    def _log_window(self, factor: float, norm: float) -> None:
+        """Means over all rows of all ranks since the last log."""
+        totals: dict[str, list[float]] = {}
+        for window in self.gather({name: (float(total), rows) for name, (total, rows) in self._window.items()}):
+            for name, (total, rows) in window.items():
+                entry = totals.setdefault(name, [0.0, 0])
+                entry[0], entry[1] = entry[0] + total, entry[1] + rows
+        self._window.clear()
+        now = time.perf_counter()
+        rate = (self.step - self._logged_step) / max(now - self._logged_at, 1e-9)
+        self._logged_at, self._logged_step = now, self.step
+        memory = torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else None
+        self.log({**{f"train/{name}": total / rows for name, (total, rows) in sorted(totals.items())},
+                  "train/lr_factor": factor, "train/gradient_norm": norm, "train/skipped": self.num_skipped,
+                  "train/micro_batch": self.micro_batch, "steps_per_s": round(rate, 3),
+                  **({"memory_gib": round(memory, 3)} if memory is not None else {})})
+
+    def validated(self, score: float, metrics: dict[str, Any] | None = None) -> bool:
+        """Record a validation of the averaged weights (lower is better); whether it is the best so far.
+
+        The best averaged weights are kept, in the checkpoints too, and are what `finish` exports. After train.patience
+        validations without a better score (0: never) the loop ends. Rank 0's score decides for all. A collective.
+        """
+        score = float(self.gather(float(score))[0])
+        is_better = score < self.best_score
+        if is_better:
+            self.best_score, self.best_weights, self.num_without_better = score, self.ema.snapshot(), 0
+        else:
+            self.num_without_better += 1
+        self.log({"validation/score": score, **{f"validation/{name}": value for name, value in (metrics or {}).items()}})
+        if self.train.patience and self.num_without_better >= self.train.patience:
+            self.is_stopped_early = True
+            self.print(f"stopping early at step {self.step}: {self.num_without_better} validations without a better score")
+        return is_better
+
+    # ---------------------------------------------------------------- save and resume
+
+    def _save(self, is_required: bool) -> None:
+        """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
+        if self.is_main:
+            self.tracker.flush()
+        shared = {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
+            "best_weights": self.best_weights, "best_score": self.best_score, "step": self.step,
+            "micro_batch": self.micro_batch, "micro_batch_asked": self.train.micro_batch,
+            "num_skipped": self.num_skipped, "num_skipped_in_row": self.num_skipped_in_row,
+            "num_without_better": self.num_without_better, "is_stopped_early": self.is_stopped_early,
+        }
+        local = {"random": random_state(self.device), "window": {name: [float(total), rows]
+                                                                 for name, (total, rows) in self._window.items()}}
+        try:
+            self.checkpoints.save(self.step, shared, local, {"world": self.world, "config_hash": self.config_hash})
+            self.num_failed_saves = 0
+        except StageError as error:
+            self.num_failed_saves += 1
+            if is_required or self.num_failed_saves >= MAX_FAILED_SAVES:
+                advice = f"Free space on, or repair, the disk of {self.directory}; the last checkpoint is intact."
+                raise StageError(f"{error} ({self.num_failed_saves} failed in a row)", "save", advice) from error
+            self.print(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} more steps.")
+
+    def _resume(self) -> None:
+        manifest = self.agreed(lambda: self.checkpoints.newest() if self.is_main else None, "looking for checkpoints")
+        manifest = self.gather(manifest)[0]
+        if manifest is not None:
+            self.agreed(lambda: self._load(manifest["step"]), f"loading the checkpoint of step {manifest['step']}")
+            note = "" if manifest["world"] == self.world else f" (written by {manifest['world']} processes)"
+            self.print(f"resumed at step {self.step}{note}")
+        if self.is_main:
+            self.tracker.rewind(self.step)
+
+    def _load(self, step: int) -> None:
+        shared, local = self.checkpoints.read(step, self.world)
+        self.model.load_state_dict(shared["model"])
+        self.optimizer.load_state_dict(shared["optimizer"])
+        self.ema.load_state_dict(shared["ema"])
+        for name in ("best_weights", "best_score", "step", "num_skipped", "num_skipped_in_row", "num_without_better",
+                     "is_stopped_early"):
+            setattr(self, name, shared[name])
+        if shared["micro_batch_asked"] == self.train.micro_batch:  # else the user asked for another since
+            self.micro_batch = min(shared["micro_batch"], self.micro_batch)
+        if local is not None:  # else another number of processes: the streams of `_seed` stay, batches are functions of step
+            set_random_state(local["random"], self.device)
+            self._window = local["window"]
+
+    # ---------------------------------------------------------------- end
+
+    def finish(self, results: dict[str, Any], model_config: dict[str, Any] | None = None) -> None:
+        """Export the best averaged weights (the last ones if nothing was validated) and mark the stage finished.
+
+        Writes model.safetensors, config.json (`model_config`, else `extra`) and, last and atomically, done.json. A
+        collective. Raises RuntimeError if training did not come to its end.
+        """
+        if self.step < self.train.steps and not self.is_stopped_early:
+            raise RuntimeError(f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end.")
+        self.agreed(lambda: self.is_main and self._export(results, model_config or self.extra), "writing the results")
+        self.is_finished = True
+        self.print(f"finished {self.stage}: {self.directory / DONE}")
+
+    def _export(self, results: dict[str, Any], model_config: dict[str, Any]) -> None:
+        weights = self.best_weights if self.best_weights is not None else self.ema.averages
+        tensors = {name: weights.get(name, value).to("cpu", copy=True).contiguous()
+                   for name, value in self.model.state_dict().items()}
+        temporary = self.directory / f".{MODEL}.tmp"
+        save_file(tensors, temporary)
+        checkpoint.flush(temporary)
+        os.replace(temporary, self.directory / MODEL)
+        write_json(self.directory / "config.json", model_config)
+        record = {"model_sha256": file_hash(self.directory / MODEL), "config_hash": self.config_hash, "parents": self.parents}
+        write_json(self.directory / DONE, {
+            "stage": self.stage, "run": self.config.run.name, "step": self.step, "fingerprint": value_hash(record), **record,
+            "best_score": self.best_score if math.isfinite(self.best_score) else None, "num_skipped": self.num_skipped,
+            "results": results,
+        })
+        self._write_status("finished")
+
+    def close(self, exit_code: int) -> None:
+        """Close the tracker with the true exit code and let go of everything large."""
+        if self.tracker is not None:
+            self.tracker.finish(exit_code)
+        if self.model is not None:
+            for parameter in self.model.parameters():
+                parameter.grad = None
+        self.model = self.optimizer = self.ema = self.best_weights = self._flat = self._gradients = self._counts = None
+        self.bar = self.tracker = None
+
+
+# -------------------------------------------------------------------- guard around main
+
+
+def main_guard(main: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a script's main: every failure ends non-zero with one line that says who, where, why and what to do.
+
+    Also an error if main returns although its stage is not finished. Order of the end (reference/distributed.md E5):
+    tracker, free the model, collect, destroy the group. Ends by SystemExit unless main succeeded.
+    """
+
+    @functools.wraps(main)
+    def guarded(*arguments: Any, **options: Any) -> None:
+        global _active
+        _active, code, is_agreed = None, 0, True
+        try:
+            main(*arguments, **options)
+            if _active is not None and not _active.is_finished:
+                raise RuntimeError("main returned although the stage is not finished; expected run.finish(...) at its end.")
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            if not isinstance(error.code, int) and error.code is not None:
+                print(error.code, file=sys.stderr)
+            if code == 0 and _active is not None and not _active.is_finished:
+                code = _report(RuntimeError("sys.exit(0) although the stage is not finished; expected run.finish(...)"))
+            is_agreed = code == EXIT_PREEMPTED
+        except BaseException as error:
+            code, is_agreed = _report(error), isinstance(error, StageError)
+        run, _active = _active, None
+        if run is not None:
+            run.close(code)
+        del run
+        gc.collect()
+        if is_agreed and dist.is_available() and dist.is_initialized():  # a rank that fails alone must not wait for the others
+            dist.destroy_process_group()
+        if code:
+            sys.exit(code)
+
+    return guarded
+
+
+def _report(error: BaseException) -> int:
+    """Say what happened, in the log folder and on one last line; the exit code."""
+    run = _active
+    kind = getattr(error, "kind", "interrupted" if isinstance(error, KeyboardInterrupt) else "error")
+    rank, cause = int(os.environ.get("RANK", 0)), " ".join(f"{type(error).__name__}: {error}".split())
+    if run is None or not run._is_open:  # nothing was started: the message says all
+        if not isinstance(error, (ValueError, FileNotFoundError, FileExistsError, StageError)):
+            traceback.print_exception(error)
+        print(f"FAILED: rank {rank}: {cause}", file=sys.stderr, flush=True)
+        return 2
+    if isinstance(error, StageError):
+        cause = " ".join(str(error).split())
+        if not (run.directory / "errors" / f"rank{rank}.json").is_file():
+            run._record_error(error, kind)
+    else:
+        cause = run._record_error(error, kind)
+    run._write_status("failed", kind=kind, cause=cause)
+    advice = getattr(error, "advice", "The same command continues from the last checkpoint.")
+    print(f"FAILED: rank {rank}, stage {run.stage}, step {run.step}: {cause}. {advice}", file=sys.stderr, flush=True)
+    return 130 if kind == "interrupted" else 1
+
+
+# -------------------------------------------------------------------- small parts
+
+
+def relevant_keys(config: dict[str, Any], stage: str) -> dict[str, Any]:
+    """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
+
+    def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                yield from walk(inner, f"{key}.{name}")
+        else:
+            yield key, value
+
+    free = FREE_KEYS | {f"{stage}.train.{name}" for name in FREE_TRAIN_KEYS}
+    tasks = config["data"]["tasks"]
+    found = {"run.seed": config["run"]["seed"]}
+    for section in (*SECTIONS, stage):
+        found.update(walk(config[section], section))
+    return {key: value for key, value in found.items()
+            if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
+
+
+def asks_for_cpu() -> bool:
+    """Whether the launch says that the CPU is meant: ACCELERATE_USE_CPU, or no visible GPU by choice (cpu2.yaml)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    is_hidden = visible is not None and not visible.replace("-1", "").strip(", ")
+    return is_hidden or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller micro-batch can cure `error`. An asynchronous CUDA error is not curable: the context is lost."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they are."""
+    torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                block.compile()
+
+
+def torch_random_state(device: torch.device) -> list[Tensor]:
+    """torch's generators on this rank: CPU and, where used, the GPU."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """All generators of this rank as tensors and plain values."""
+    name, keys, position, has_gauss, gauss = numpy.random.get_state()
+    return {"torch": torch_random_state(device), "python": random.getstate(),
+            "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]}
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    set_torch_random_state(state["torch"], device)
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, keys, *rest = state["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
+def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
+    """Versions, hardware, revision and command line of this start."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if device.type == "cuda" else []
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world, "device": str(device),
+        "python": platform.python_version(), "torch": torch.__version__, "accelerate": accelerate.__version__,
+        "numpy": numpy.__version__, "platform": platform.platform(), "cpus": os.cpu_count(), "gpus": gpus,
+        "git_revision": git("rev-parse", "HEAD"), "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
+    }

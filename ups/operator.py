@@ -1,0 +1,238 @@
+"""The operator: latents of the past to latents of the next frames, for every task in one network.
+
+    z_next = encode( base(decode z) ) + scale * network(z, base, condition)
+
+The base (ups/base.py) is cheap and chosen per task; the network is shared, sees the history and the base's answer and
+learns what the base leaves, in units of `scale`, the base's own residual on training windows. Both are trained on their
+own error, so neither hides behind the other, and the network serves only the tasks where it helps on validation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ups.backbone import Backbone
+from ups.base import Elliptic, make_base
+from ups.config import ModelConfig
+from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, get_task
+from ups.tokenizer import Tokenizer
+
+BOUNDARIES = (PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW)
+MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
+
+
+class TaskHead(nn.Module):
+    """What one task adds to the shared network: codec, base predictor, input and output map, scales.
+
+    description: see `Operator.describe`; holds all that the tensors do not.
+    """
+
+    def __init__(self, description: dict[str, Any], width: int):
+        super().__init__()
+        self.name = description["name"]
+        self.task = get_task(self.name)
+        self.history, self.bundle = description["history"], description["bundle"]
+        self.description = description
+        self.codec = _empty_tokenizer(description["codec"])
+        self.input_codec = _empty_tokenizer(description["input_codec"]) if description["input_codec"] else self.codec
+        self.base = make_base(description["base"]["kind"], description["base"]["settings"])
+        values = description["parameter_values"]
+        self.register_buffer("parameter_values", torch.tensor(values or [1.0], dtype=torch.float64))
+        logs = self.parameter_values.log()
+        spread = logs.std(correction=0) if len(values) > 1 else torch.ones((), dtype=torch.float64)
+        self.register_buffer("log_mean", logs.mean())
+        self.register_buffer("log_std", spread)
+        self.register_buffer("scale", torch.ones(len(self.parameter_values)))
+        self.register_buffer("network_weight", torch.ones(()))
+        self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
+        self.out = nn.Linear(width, self.bundle * self.codec.dim)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def standardise(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, P) raw values to standardised logarithms (batch, P) and the index of the nearest known value (batch,).
+
+        Raises ValueError for a value the base cannot serve: a propagator knows the fitted values only.
+        """
+        if parameters.shape[1] == 0:
+            return parameters.float(), torch.zeros(parameters.shape[0], dtype=torch.long, device=parameters.device)
+        logs = parameters.double().log()
+        distance = (logs[:, :1] - self.parameter_values.log()).abs()
+        nearest = distance.min(1)
+        if self.description["base"]["kind"] == "propagator" and bool((nearest.values > 1e-6).any()):
+            bad = float(parameters[int(nearest.values.argmax()), 0])
+            raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of "
+                             f"{self.parameter_values.tolist()}, for which its propagator was fitted. Add the value to "
+                             f"task.{self.name}.parameters and train, or choose another base.")
+        return ((logs - self.log_mean) / self.log_std).float(), nearest.indices
+
+    def predict_base(self, z: Tensor, parameters: Tensor, index: Tensor) -> Tensor:
+        """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""
+        u = self.input_codec.decode(z)
+        frames = []
+        for _ in range(self.bundle):
+            frames.append(self.base(u, parameters, index))
+            u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
+        return self.codec.encode(torch.stack(frames, 1))
+
+
+class Operator(nn.Module):
+    """All tasks in one network; `forward` gives base and full prediction. Build with `from_description` or `load_operator`."""
+
+    def __init__(self, description: dict[str, Any]):
+        super().__init__()
+        model = ModelConfig(**description["model"])
+        self.description = description
+        self.precision = description["precision"]
+        self.names = [task["name"] for task in description["tasks"]]
+        self.heads = nn.ModuleDict({task["name"]: TaskHead(task, model.width) for task in description["tasks"]})
+        self.backbone = Backbone(model)
+        self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
+        self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width), nn.SiLU(),
+                                       nn.Linear(model.width, model.width))
+
+    def history_of(self, task: str) -> int:
+        return self.heads[task].history
+
+    def predict(self, z: Tensor, task: str, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """z (batch, history, *tokens, dim), raw parameters (batch, P) to (full, base), each (batch, bundle, *tokens, dim).
+
+        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). The base enters the full prediction without
+        gradient: it is trained on its own error.
+        """
+        head = self.heads[task]
+        if z.shape[1] != head.history:
+            raise ValueError(f"{task} was given {z.shape[1]} frames; expected its history of {head.history}. Slice the context.")
+        standard, index = head.standardise(parameters)
+        z_base = head.predict_base(z, standard, index)
+        scale = head.scale[index].view(-1, *[1] * (z.ndim - 1))
+        history = z.movedim(1, -2).flatten(-2)
+        with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
+            out = head.out(self.backbone(x, self._condition(task, standard), head.task.boundary))
+        change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
+        return z_base.detach() + head.network_weight * scale * change, z_base
+
+    def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
+        """The prediction used everywhere but in training: (batch, bundle, *tokens, dim)."""
+        return self.predict(z, task, parameters)[0]
+
+    def _condition(self, task: str, standard: Tensor) -> Tensor:
+        head = self.heads[task]
+        facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)
+        facts[:, : standard.shape[1]] = standard
+        facts[:, MAX_PARAMETERS] = head.description["log_dt"]
+        facts[:, MAX_PARAMETERS + 1 + BOUNDARIES.index(head.task.boundary)] = 1.0
+        return self.task_embedding[self.names.index(task)] + self.condition(facts)
+
+
+def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
+    """A codec of the right shape whose tensors a state_dict fills."""
+    shape = meta["shape"]
+    tensors = {name: torch.zeros(size) for name, size in shape.items()}
+    return Tokenizer.from_state(tensors, {k: v for k, v in meta.items() if k != "shape"})
+
+
+def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What `_empty_tokenizer` needs, JSON-able."""
+    return {**tokenizer.meta(), "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()}}
+
+
+def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
+    """Mean over samples of |z_pred - z_ref| / sqrt(|z_ref - z_base|^2 + scale^2), RMS over tokens and dim, scale (batch,).
+
+    In units of what the base leaves: 1 means that nothing was learnt. The scale keeps samples that the base already
+    solves from dominating. Latents are orthonormal coordinates, so this is the error of the normalised field (Parseval).
+    """
+    axes = tuple(range(1, z_ref.ndim))
+    error = (z_pred - z_ref).square().mean(axes)
+    residual = (z_ref - z_base.detach()).square().mean(axes)
+    return (error / (residual + scale**2)).add(1e-12).sqrt().mean()
+
+
+def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
+    """Mean over samples of |z_pred - z_ref| / |z_ref|."""
+    axes = tuple(range(1, z_ref.ndim))
+    return ((z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
+
+
+def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, parameters: Tensor,
+                  field_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call after call.
+
+    The sum of the network's and the base's relative error, averaged over the calls; gradients flow through the rollout.
+    """
+    head = operator.heads[task]
+    _, index = head.standardise(parameters)
+    scale = head.scale[index]
+    loss, network, base = 0.0, 0.0, 0.0
+    calls = z_ref.shape[1] // head.bundle
+    for call in range(calls):
+        target = z_ref[:, call * head.bundle : (call + 1) * head.bundle]
+        full, z_base = operator.predict(z, task, parameters)
+        network_error = relative_error(full, target, z_base, scale)
+        base_error = relative_error(z_base, target, z_base, scale)
+        loss = loss + network_error + (base_error if z_base.requires_grad else 0.0)
+        if field_weight:
+            loss = loss + field_weight * relative_field_error(full, target)
+        network, base = network + network_error.detach(), base + base_error.detach()
+        if call + 1 < calls:
+            z = torch.cat([z, full], 1)[:, -head.history :]
+    return loss / calls, {"network": network / calls, "base": base / calls}
+
+
+def symmetries(task: str) -> bool:
+    """Whether mirror images and axis swaps of a solution are solutions: scalar fields on a square without transport."""
+    entry = get_task(task)
+    return entry.ndim >= 2 and entry.boundary in (NO_FLUX, DIRICHLET) and not any(f.startswith("V") for f in entry.fields)
+
+
+def augment(operator: Operator, task: str, parts: Sequence[tuple[Tensor, Tokenizer]], generator: torch.Generator) -> list[Tensor]:
+    """The same random symmetry of the equation applied to several latents: a shift if periodic, else one of the cube's.
+
+    parts: (latents (batch, time, *tokens, dim), their codec). One symmetry per call; exact for a full-rank codec.
+    """
+    entry = get_task(task)
+    axes = list(range(-entry.ndim, 0))
+    out = []
+    if entry.boundary == PERIODIC:
+        shifts = [int(torch.randint(0, n, (), generator=generator)) for n in parts[0][1].space]
+        for z, codec in parts:
+            out.append(codec.encode(torch.roll(codec.decode(z), shifts, axes)))
+        return out
+    if not symmetries(task):
+        return [z for z, _ in parts]
+    flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
+    order = torch.randperm(entry.ndim, generator=generator).tolist()
+    for z, codec in parts:
+        u = codec.decode(z).flip(flips) if flips else codec.decode(z)
+        lead = list(range(u.ndim - entry.ndim))
+        out.append(codec.encode(u.permute(lead + [len(lead) + axis for axis in order])))
+    return out
+
+
+def load_operator(directory: str | Path, device: torch.device | str = "cpu") -> Operator:
+    """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on `device`."""
+    directory = Path(directory)
+    config, weights = directory / "config.json", directory / "model.safetensors"
+    for path in (config, weights):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; expected a finished operator stage in {directory}. Run make operator.")
+    operator = Operator(json.loads(config.read_text(encoding="utf-8")))
+    operator.load_state_dict(load_file(weights, device=str(device)))
+    return operator.to(device).eval()
+
+
+def is_learnt(base: nn.Module) -> bool:
+    """Whether a base has weights that gradient steps train (transport, elliptic) rather than a closed form."""
+    return any(True for _ in base.parameters())
+
+
+__all__ = ["Elliptic", "Operator", "augment", "describe_tokenizer", "is_learnt", "load_operator", "operator_loss", "symmetries"]

@@ -1,0 +1,77 @@
+"""Bases of a grid axis that follow its boundary: real Fourier when periodic, cosine or sine when not.
+
+Dense matrices on purpose: axes of tokens and cells are short (16 to 1024), and a matrix product with the modes that are
+kept is faster than a transform of all of them, on CPU and on GPU, and works in bf16.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ups.tasks import DIRICHLET, PERIODIC
+
+
+def fourier_pairs(n: int, modes: int) -> Tensor:
+    """Orthonormal real Fourier rows (2, modes, n): cosines, then sines, of wave numbers 0 .. modes - 1.
+
+    The sine of wave number 0 is zero, and so is that of n/2; rows are scaled so that each non-zero row has unit norm.
+    """
+    angle = 2 * math.pi * torch.outer(torch.arange(modes, dtype=torch.float64), torch.arange(n, dtype=torch.float64)) / n
+    rows = torch.stack([angle.cos(), angle.sin()])
+    norm = rows.norm(dim=-1, keepdim=True)
+    return torch.where(norm > 1e-6, rows / norm.clamp_min(1e-6), torch.zeros_like(rows))
+
+
+def cosine(n: int) -> Tensor:
+    """Orthonormal DCT-II rows (n, n): even at both walls, which lie half a cell outside the first and last centre."""
+    k, j = torch.arange(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
+    rows = torch.cos(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+def sine(n: int) -> Tensor:
+    """Orthonormal DST-II rows (n, n): odd at both walls (u = 0 there); wave numbers 1 .. n."""
+    k, j = torch.arange(1, n + 1, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
+    rows = torch.sin(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
+    rows[-1] /= math.sqrt(2)
+    return rows
+
+
+def apply_axes(u: Tensor, matrices: list[Tensor]) -> Tensor:
+    """`matrices[i]` (m, n) applied to the i-th of the last len(matrices) axes of u."""
+    first = u.ndim - len(matrices)
+    for axis, matrix in enumerate(matrices, first):
+        u = torch.movedim(torch.movedim(u, axis, -1) @ matrix.mT, -1, axis)
+    return u
+
+
+class FieldTransform:
+    """Full transform of a field (..., *space) into (..., mode) and back: complex FFT if periodic, else cosine.
+
+    modes: number of (flattened) modes. A periodic field uses the half spectrum of a real transform.
+    """
+
+    def __init__(self, space: tuple[int, ...], boundary: str, dtype: torch.dtype = torch.float32):
+        self.space, self.is_periodic = tuple(space), boundary == PERIODIC
+        make = sine if boundary == DIRICHLET else cosine
+        self.matrices = [] if self.is_periodic else [make(n).to(dtype) for n in self.space]
+        self.shape = (*self.space[:-1], self.space[-1] // 2 + 1) if self.is_periodic else self.space
+        self.modes = math.prod(self.shape)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """(..., *space) to (..., modes), complex if periodic."""
+        ndim = len(self.space)
+        if self.is_periodic:
+            return torch.fft.rfftn(u, dim=tuple(range(-ndim, 0)), norm="ortho").flatten(-ndim)
+        return apply_axes(u, [m.to(u) for m in self.matrices]).flatten(-ndim)
+
+    def inverse(self, u_hat: Tensor) -> Tensor:
+        """(..., modes) to (..., *space)."""
+        u_hat = u_hat.unflatten(-1, self.shape)
+        if self.is_periodic:
+            return torch.fft.irfftn(u_hat, s=self.space, dim=tuple(range(-len(self.space), 0)), norm="ortho")
+        return apply_axes(u_hat, [m.mT.to(u_hat) for m in self.matrices])
