@@ -35,19 +35,19 @@ CHECKPOINTS = (0.85,)  # shares of the budget, beside its end, at which validati
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be tuned. `modes`, `basis`, `padding`, `kernel`, `is_separable` and `mlp` are the FNO's, `patch` the U-Net's. ema: decay of
-    averaged weights (0: none). precision: of the network; the last frame, the change and the loss are float32.
+    """What may be tuned. `modes` to `mlp` are the FNO's, `patch` the U-Net's, the rest is common.
 
     network: fno, fno_library or unet. width: channels (U-Net: of the finest level). depth: FNO layers, U-Net levels.
     modes: kept per axis, of each sign. basis: dft; dct (cosine, no-flux); dst (sine, zero at the faces).
     padding: zero cells appended to every axis (dft on a domain that is not periodic). kernel: taps of the local branch beside
-    the spectral one (1: the usual pointwise map); is_separable: one
-    filter per channel, then the pointwise map, in place of a full convolution (2D: a third of its time). mlp: a pointwise two-layer map after each layer. patch: cells per axis that
-    the U-Net folds into channels first, and unfolds last.
-    loss: mse of the scaled change; change: per-sample error over that sample's change; field: over that sample's field.
-    history: frames seen. unroll_fraction: last share of the budget trained through two steps. is_scored_only: draw training
-    windows only where the rollout is scored. augment: random shifts (periodic) or the square's symmetries where they hold.
-    decay_start: share of the budget at which the rate starts to fall linearly to zero; the warm-up comes before it.
+    the spectral one (1: the usual pointwise map); is_separable: one filter per channel, then the pointwise map, in place of a
+    full convolution. mlp: a pointwise two-layer map after each layer.
+    patch: cells per axis that the U-Net folds into channels first, and unfolds last.
+    history: frames seen. loss: mse of the scaled change; change: per-sample error over that sample's change; field: over that
+    sample's field. decay_start: share of the budget at which the rate starts to fall linearly to zero, after a warm-up.
+    unroll_fraction: last share of the budget, trained through two steps. is_scored_only: draw training windows only where the
+    rollout is scored. augment: random shifts (periodic) or the square's symmetries, where they hold. ema: decay of averaged
+    weights (0: none). precision: of the network; the last frame, the change and the loss are float32.
     """
 
     network: Literal["fno", "fno_library", "unet"] = "fno"
@@ -78,12 +78,12 @@ class Settings:
 BEST: dict[tuple[str, str], dict] = {
     ("fno", "advection1d"): {},
     ("fno", "burgers1d"): {},
-    ("fno", "darcy2d"): {"modes": 12, "padding": 8, "loss": "field", "batch_size": 16},
-    ("fno", "diff_react2d"): {"modes": 8, "basis": "dct", "batch_size": 8},
+    ("fno", "darcy2d"): {"width": 32, "modes": 12, "basis": "dst", "loss": "field", "batch_size": 8},
+    ("fno", "diff_react2d"): {"width": 32, "modes": 16, "basis": "dct", "lr": 4e-3, "batch_size": 4, "is_scored_only": True},
     ("unet", "advection1d"): {"width": 24},
     ("unet", "burgers1d"): {"width": 24},
-    ("unet", "darcy2d"): {"width": 16, "loss": "field", "batch_size": 16},
-    ("unet", "diff_react2d"): {"width": 16, "batch_size": 8},
+    ("unet", "darcy2d"): {"width": 16, "loss": "field", "batch_size": 8},
+    ("unet", "diff_react2d"): {"width": 16, "batch_size": 4, "is_scored_only": True},
 }
 FALLBACK = {1: {}, 2: {"modes": 8, "batch_size": 8, "width": 32}}  # a task without an entry, by dimension
 

@@ -102,7 +102,7 @@ def fit_propagators(windows: Callable[[int], Iterator[tuple[Tensor, Tensor]]], n
         normal.append(a), moment.append(b), count.append(n)
     per_frame = len(monomials(num_channels, degree))
     for deg in sorted({1, degree}):
-        for lags in sorted({1, 2, 3, history // 2, history} & set(range(1, history + 1))):
+        for lags in sorted({1, 2, history} & set(range(1, history + 1))):
             keep = torch.tensor([lag * per_frame + i for lag in range(lags) for i in range(len(monomials(num_channels, deg)))])
             for ridge in (1e-6, 1e-8, 1e-10):
                 fitted = Propagator(num_values, num_channels, space, boundary, deg, lags)

@@ -113,7 +113,7 @@ def build_cache(config: Config, task_name: str, data_paths: Sequence[str | Path]
             for name, codec in codecs.items():
                 arrays |= {f"{name}/tokenizer/{key}": value.numpy() for key, value in codec.state_dict().items()}
             arrays |= {f"split/{name}": split_rows(index, len(sources), num) for name, index in split.items()}
-            attributes = [task.attributes(source.parameter) for source in sources]
+            attributes = [task.attributes(value) for value in config.task[task_name].parameters or [None]]
             values = np.array([[entry[name] for name in task.parameters] for entry in attributes], np.float64)
             arrays |= {"parameters": values.repeat(num, 0), "parameter_index": np.arange(len(sources)).repeat(num),
                        "trajectory": np.tile(np.arange(num), len(sources))}

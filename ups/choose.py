@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ups.base import Transport, fit_by_gradient, fit_propagators, make_base
+from ups.base import fit_by_gradient, fit_propagators
 from ups.cache import Cache
 from ups.checkpoint import write_atomic
 from ups.config import Config
@@ -51,12 +51,6 @@ def base_settings(cache: Cache, config: Config, kind: str) -> dict[str, Any]:
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
             "num_channels": cache.tokenizer.num_channels, "num_inputs": inputs, "space": list(cache.tokenizer.space),
             "boundary": cache.task.boundary, "degree": task.degree, "history": task.history, "reach": task.reach}
-
-
-def training_windows(cache: Cache, first_frame: int, length: int, split: str = "train") -> tuple[Tensor, int, int]:
-    """(rows, first start, number of starts) of windows of `length` frames that begin at or after `first_frame`."""
-    rows = cache.split[split]
-    return rows, first_frame, cache.num_frames - first_frame - length + 1
 
 
 def _sample(cache: Cache, config: Config, rows: Tensor, length: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -216,5 +210,3 @@ def load_base(head: TaskHead, directory: Path) -> None:
         raise ValueError(f"{directory}/{head.name}.safetensors does not fit the model ({', '.join(wrong[:3])}); expected the bases "
                          f"of this configuration. Delete {directory} and train again.")
 
-
-__all__ = ["Transport", "choose_base", "fit_and_save", "head_description", "load_base", "make_base", "spread", "training_windows"]

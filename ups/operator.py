@@ -3,8 +3,9 @@
     z_next = encode( base(decode z) ) + scale * network(z, base, condition)
 
 The base (ups/base.py) is cheap and chosen per task; the network is shared, sees the history and the base's answer and
-learns what the base leaves, in units of `scale`, the base's own residual on training windows. Both are trained on their
-own error, so neither hides behind the other, and the network serves only the tasks where it helps on validation.
+learns what the base leaves, in units of `scale`, the base's own residual on training windows. A base with weights is also
+trained on its own error, so that it never hides behind the network, and the network serves only the tasks where it helps
+on validation (`network_weight`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ups.backbone import Backbone
-from ups.base import Elliptic, make_base
+from ups.base import make_base
 from ups.config import ModelConfig
 from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, get_task
 from ups.tokenizer import Tokenizer
 
 BOUNDARIES = (PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW)
+FLOOR = 1e-4         # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 
 
@@ -41,7 +43,7 @@ class TaskHead(nn.Module):
         self.history, self.bundle = description["history"], description["bundle"]
         self.description = description
         self.codec = _empty_tokenizer(description["codec"])
-        self.input_codec = _empty_tokenizer(description["input_codec"]) if description["input_codec"] else self.codec
+        self.coefficient_codec = _empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
         self.base = make_base(description["base"]["kind"], description["base"]["settings"])
         values = description["parameter_values"]
         self.register_buffer("parameter_values", torch.tensor(values or [1.0], dtype=torch.float64))
@@ -55,6 +57,11 @@ class TaskHead(nn.Module):
         self.out = nn.Linear(width, self.bundle * self.codec.dim)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+
+    @property
+    def input_codec(self) -> Tokenizer:
+        """The codec of what the operator is shown: the coefficient's for a steady task, else the state's."""
+        return self.coefficient_codec if self.coefficient_codec is not None else self.codec
 
     def standardise(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, P) raw values to standardised logarithms (batch, P) and the index of the nearest known value (batch,).
@@ -104,8 +111,8 @@ class Operator(nn.Module):
     def predict(self, z: Tensor, task: str, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """z (batch, history, *tokens, dim), raw parameters (batch, P) to (full, base), each (batch, bundle, *tokens, dim).
 
-        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). The base enters the full prediction without
-        gradient: it is trained on its own error.
+        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for another number of frames or a
+        parameter value the base was not fitted for.
         """
         head = self.heads[task]
         if z.shape[1] != head.history:
@@ -118,7 +125,7 @@ class Operator(nn.Module):
             x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
             out = head.out(self.backbone(x, self._condition(task, standard), head.task.boundary))
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-        return z_base.detach() + head.network_weight * scale * change, z_base
+        return z_base + head.network_weight * scale * change, z_base
 
     def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
         """The prediction used everywhere but in training: (batch, bundle, *tokens, dim)."""
@@ -146,15 +153,16 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
-    """Mean over samples of |z_pred - z_ref| / sqrt(|z_ref - z_base|^2 + scale^2), RMS over tokens and dim, scale (batch,).
+    """Mean over samples of |z_pred - z_ref| / sqrt((|z_ref - z_base|^2 + scale^2) / 2), RMS over tokens and dim.
 
-    In units of what the base leaves: 1 means that nothing was learnt. The scale keeps samples that the base already
-    solves from dominating. Latents are orthonormal coordinates, so this is the error of the normalised field (Parseval).
+    scale (batch,). In units of what the base leaves: about 1 means that nothing was learnt. The scale keeps samples that
+    the base already solves from dominating, FLOOR those that it solves to rounding. Latents are orthonormal coordinates,
+    so this is the error of the normalised field (Parseval).
     """
     axes = tuple(range(1, z_ref.ndim))
-    error = (z_pred - z_ref).square().mean(axes)
+    error = (z_pred - z_ref).square().mean(axes) + FLOOR**2
     residual = (z_ref - z_base.detach()).square().mean(axes)
-    return (error / (residual + scale**2)).add(1e-12).sqrt().mean()
+    return (2 * error / (residual + scale**2 + 2 * FLOOR**2)).sqrt().mean()
 
 
 def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
@@ -179,7 +187,7 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, param
         full, z_base = operator.predict(z, task, parameters)
         network_error = relative_error(full, target, z_base, scale)
         base_error = relative_error(z_base, target, z_base, scale)
-        loss = loss + network_error + (base_error if z_base.requires_grad else 0.0)
+        loss = loss + network_error + (base_error if is_learnt(head.base) else 0.0)
         if field_weight:
             loss = loss + field_weight * relative_field_error(full, target)
         network, base = network + network_error.detach(), base + base_error.detach()
@@ -234,5 +242,3 @@ def is_learnt(base: nn.Module) -> bool:
     """Whether a base has weights that gradient steps train (transport, elliptic) rather than a closed form."""
     return any(True for _ in base.parameters())
 
-
-__all__ = ["Elliptic", "Operator", "augment", "describe_tokenizer", "is_learnt", "load_operator", "operator_loss", "symmetries"]

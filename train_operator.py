@@ -1,0 +1,167 @@
+"""Operator: the next frames of every task from the last ones, in latents; one network over a base predictor per task.
+
+    z_next = encode( base(decode z) ) + scale * network(z, base, condition)
+    loss   = mean over samples of |z_pred - z_ref| / |z_ref - z_base|, summed over an unrolled phase at the end
+
+Reads:  cache/TASK.h5 of every task in data.tasks.
+Writes: RUN/operator/: bases/ (fitted once, chosen on validation rollouts), state/, metrics.jsonl, model.safetensors, done.json.
+
+    accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py --config configs/small.yaml
+    python train_operator.py --config configs/small.yaml --dry-run
+
+Expected (configs/small.yaml): validation nRMSE and the gates are in the report; README states the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from functools import partial
+
+import torch
+
+from ups.cache import Cache, open_cache, place
+from ups.choose import fit_and_save, load_base, spread
+from ups.config import Config, load_config, to_dict
+from ups.loop import Run, main_guard
+from ups.operator import Operator, augment, operator_loss
+from ups.rollout import rollout
+from ups.sampling import Batch, Schedule, generator
+
+STAGE = "operator"
+
+
+def loss_of(operator: Operator, cache: Cache, config: Config, batch: Batch, step: int, part: slice) -> tuple:
+    """Loss and metrics of the rows `part` of this rank's share: gather, augment, unroll."""
+    settings, name = config.operator, batch.task
+    head = operator.heads[name]
+    device = head.scale.device
+    rows, starts = cache.split["train"][batch.rows[part]], batch.starts[part] + config.task[name].train_from
+    draw = generator(config.run.seed, step, "augment")
+    if head.task.is_steady:
+        z, z_ref = augment(operator, name, [(cache.inputs(rows, device), head.input_codec),
+                                            (cache.batch(rows, 0, 1, device), head.codec)], draw)
+    else:
+        is_unrolled = step >= (1 - settings.unroll_fraction) * settings.train.steps
+        calls = settings.unroll_steps if is_unrolled else 1
+        window = cache.batch(rows, starts, head.history + calls * head.bundle, device)
+        [window] = augment(operator, name, [(window, head.codec)], draw)
+        z, z_ref = window[:, : head.history], window[:, head.history :]
+    parameters = cache.parameters[rows].to(device)
+    loss, metrics = operator_loss(operator, name, z, z_ref, parameters, settings.field_weight)
+    return loss, {f"{name}/{key}": value for key, value in metrics.items()}
+
+
+@torch.no_grad()
+def validate(operator: Operator, caches: dict[str, Cache], config: Config, run: Run) -> dict[str, dict[str, float]]:
+    """Task -> pooled nRMSE of validation rollouts by the full operator and by its base alone. A collective."""
+    errors = {}
+    for name, cache in caches.items():
+        head = operator.heads[name]
+        rows = spread(cache, "val", config.operator.train.validate_trajectories)[run.rank :: run.world]
+        parameters = cache.parameters[rows].to(run.device)
+        context = 0 if head.task.is_steady else config.evaluate.context_frames
+        z_ref = cache.batch(rows, context, cache.num_frames - context, run.device)
+        given = cache.inputs(rows, run.device) if head.task.is_steady else cache.batch(rows, 0, context, run.device)
+        u_ref = head.codec.denormalise(head.codec.decode(z_ref)).double()
+        over = (0, *range(3, u_ref.ndim))
+        sums = [u_ref.square().sum(over)]
+        for network in (1.0, 0.0):
+            head.network_weight.fill_(network)
+            z_pred = rollout(partial(operator, task=name, parameters=parameters), given, z_ref.shape[1], head.history)
+            sums.append((head.codec.denormalise(head.codec.decode(z_pred)).double() - u_ref).square().sum(over))
+        head.network_weight.fill_(1.0)
+        reference, *squares = run.reduce_sum(torch.stack(sums))
+        pooled = [float((square / reference).sqrt().mean()) for square in squares]
+        errors[name] = {k: v if math.isfinite(v) else math.inf for k, v in zip(("network", "base"), pooled, strict=True)}
+    return errors
+
+
+def score_of(errors: dict[str, dict[str, float]]) -> float:
+    """Geometric mean over tasks of the better of network and base; what early stopping and the export go by."""
+    return math.exp(sum(math.log(max(min(e.values()), 1e-12)) for e in errors.values()) / len(errors))
+
+
+def build_schedule(caches: dict[str, Cache], config: Config) -> Schedule:
+    """Which task, trajectories and window starts each step sees."""
+    settings, windows, complexity = config.operator, {}, {}
+    for name, cache in caches.items():
+        task = config.task[name]
+        length = task.history + settings.unroll_steps * task.bundle
+        starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
+        windows[name] = (len(cache.split["train"]), starts)
+        complexity[name] = cache.task.ndim + len(cache.task.fields) / 10
+    return Schedule(windows, settings.train.batch_size, config.run.seed, config.sampling.strategy, config.sampling.temperature,
+                    complexity, settings.train.steps)
+
+
+def build(caches: dict[str, Cache], config: Config, descriptions: list[dict]) -> Operator:
+    """The network over the chosen bases; not yet filled."""
+    return Operator({"model": to_dict(config.operator.model), "precision": config.operator.train.precision, "tasks": descriptions})
+
+
+@main_guard
+def main() -> None:
+    # ---- config
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/default.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
+    config = load_config(arguments.config, arguments.overrides)
+    train = config.operator.train
+    if arguments.dry_run:
+        from ups.plan import print_operator_plan
+        print_operator_plan(config)
+        raise SystemExit(0)
+
+    # ---- setup
+    caches = {name: open_cache(config, name) for name in config.data.tasks}
+    run = Run.start(config, STAGE, train, config.operator.optim, {name: cache.fingerprint for name, cache in caches.items()})
+    if run.is_finished:
+        return run.print(f"{run.directory} is finished and up to date: nothing to do")
+    placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
+    run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
+
+    # ---- data
+    schedule = build_schedule(caches, config)
+
+    # ---- bases: chosen once, by validation rollouts; ranks share the tasks
+    mine = list(caches)[run.rank :: run.world]
+    fit = partial(fit_and_save, config=config, directory=run.directory / "bases", seed=config.run.seed, device=run.device)
+    run.agreed(lambda: [fit(caches[name]) for name in mine], "fitting the bases")
+    facts = {name: fit(cache) for name, cache in caches.items()}   # all are on disk now: read
+    for name, fact in facts.items():
+        best = min((v, k) for k, v in fact["validation_nrmse"].items() if v is not None)
+        run.print(f"base of {name}: {best[1]}, validation nRMSE {best[0]:.2e}")
+
+    # ---- model
+    run.seed_all()
+    operator = build(caches, config, [fact["description"] for fact in facts.values()])
+    for head in operator.heads.values():
+        load_base(head, run.directory / "bases")
+    operator = run.attach(operator)
+
+    # ---- loop
+    for step in run.steps():
+        batch = schedule.batch(step).share(run.rank, run.world)
+        run.update(partial(loss_of, operator, caches[batch.task], config, batch, step), len(batch))
+        if run.is_due(train.validate_every):
+            with run.ema_weights():
+                errors = validate(operator, caches, config, run)
+            run.validated(score_of(errors), {f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()})
+            shown = ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items())
+            run.print(f"step {run.step}: validation nRMSE {shown}")
+
+    # ---- finish: the network serves a task only where it helps
+    if run.best_weights is not None:
+        operator.load_state_dict(run.best_weights, strict=False)
+    errors = validate(operator, caches, config, run)
+    for name, error in errors.items():
+        operator.heads[name].network_weight.fill_(float(error["network"] < error["base"]))
+    run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"] for name, fact in facts.items()}},
+               operator.description)
+
+
+if __name__ == "__main__":
+    main()
