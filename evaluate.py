@@ -1,0 +1,228 @@
+"""Report: rollouts of the test split by the finished operator and honest baselines, scored against the data files.
+
+Reads:  data files, cache/TASK.h5, RUN/operator/. Writes: RUN/report/: results.json, report.html, figures/, done.json, and a row
+of RUN/../leaderboard.jsonl. Exit status 1, with the reasons, when a gate fails (then there is no done.json).
+
+    python evaluate.py --config configs/small.yaml
+    python evaluate.py --config configs/small.yaml --dry-run
+
+Expected (configs/small.yaml): every gate passes; the numbers are in the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from ups import leaderboard, metrics
+from ups.cache import Cache, open_cache
+from ups.cache_build import data_files, open_sources
+from ups.checkpoint import require_stage, value_hash, write_json
+from ups.config import Config, load_config, to_dict
+from ups.loop import describe_environment
+from ups.operator import Operator, load_operator
+from ups.report import check_gates, write_report, write_results
+from ups.rollout import rollout
+
+
+class TestSet:
+    """The test trajectories of a task in physical units, read from the data files as they are asked for."""
+
+    __test__ = False   # not a pytest class
+
+    def __init__(self, config: Config, name: str, cache: Cache):
+        self.cache = cache
+        self.context = 0 if cache.task.is_steady else config.evaluate.context_frames
+        self.rows = cache.split["test"]
+        if config.evaluate.max_trajectories:
+            order = torch.argsort(cache.trajectory[self.rows], stable=True)      # the same initial conditions of every parameter
+            self.rows = self.rows[order[: config.evaluate.max_trajectories]]
+        self.sources = open_sources(config, name, data_files(config, name))
+        if self.context and cache.num_frames <= self.context:
+            raise ValueError(f"{name} has {cache.num_frames} frames; expected more than evaluate.context_frames = {self.context}. "
+                             f"Lower evaluate.context_frames or keep more frames.")
+
+    def truth(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(input channels (n, 1, C_in, *space) of a steady task, predicted frames (n, T, C, *space)), float32."""
+        files = self.cache.parameter_index[rows].tolist() if len(self.cache.parameter_values) else [0] * len(rows)
+        u = torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1)[0]) for file, i in
+                         zip(files, self.cache.trajectory[rows].tolist(), strict=True)])
+        num_inputs = len(self.cache.task.inputs)
+        return u[:, :, :num_inputs], u[:, self.context :, num_inputs:]
+
+    def given(self, rows: Tensor, device: torch.device) -> Tensor:
+        """The latents a model is shown: context frames, or the coefficient of a steady task."""
+        return self.cache.inputs(rows, device) if self.cache.task.is_steady else self.cache.batch(rows, 0, self.context, device)
+
+
+def forecasts(operator: Operator, test: TestSet, rows: Tensor, device: torch.device) -> dict[str, Tensor]:
+    """Model -> predicted frames (n, T, C, *space), physical units: the operator, its base alone, and the baselines."""
+    cache, name = test.cache, test.cache.task.name
+    head, num_frames = operator.heads[name], cache.num_frames - test.context
+    given, parameters = test.given(rows, device), cache.parameters[rows].to(device)
+    predict = partial(operator, task=name, parameters=parameters)
+    chosen = head.network_weight.clone()
+    latents = {"operator": rollout(predict, given, num_frames, head.history)}
+    head.network_weight.fill_(0.0)
+    latents["base"] = rollout(predict, given, num_frames, head.history)
+    head.network_weight.copy_(chosen)
+    latents["codec_floor"] = cache.batch(rows, test.context, num_frames, device)
+    if not cache.task.is_steady:
+        latents["persistence"] = given[:, -1:].expand(-1, num_frames, *given.shape[2:])
+    return {model: head.codec.denormalise(head.codec.decode(z)).cpu() for model, z in latents.items()}
+
+
+def milliseconds_per_state(operator: Operator, test: TestSet, rows: Tensor, device: torch.device) -> float:
+    """Median over five rollouts of wall-clock time per predicted state, decoding included, at this batch size."""
+    head, num_frames = operator.heads[test.cache.task.name], test.cache.num_frames - test.context
+    given, parameters = test.given(rows, device), test.cache.parameters[rows].to(device)
+    seconds = []
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        z = rollout(partial(operator, task=head.name, parameters=parameters), given, num_frames, head.history)
+        head.codec.denormalise(head.codec.decode(z)).cpu()
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * sorted(seconds[1:])[2] / (len(rows) * num_frames)
+
+
+@torch.no_grad()
+def evaluate_task(operator: Operator, config: Config, name: str, device: torch.device) -> tuple[dict, list[dict]]:
+    """The task's entry of results.json and the trajectories the report shows: the median and the worst."""
+    cache = open_cache(config, name)
+    test, settings = TestSet(config, name, cache), config.evaluate
+    mean_field = None
+    if cache.task.is_steady:
+        mean_field = test.truth(cache.split["train"])[1].mean(0, keepdim=True)
+    parts: dict[str, list] = {}
+    for rows in test.rows.split(settings.batch_size):
+        _, u_ref = test.truth(rows)
+        predictions = forecasts(operator, test, rows, device)
+        if mean_field is not None:
+            predictions["train_mean"] = mean_field.expand_as(u_ref)
+        for model, u_pred in predictions.items():
+            parts.setdefault(model, []).append(metrics.score(u_pred, u_ref, cache.task.boundary))
+    scores = {model: metrics.merge(part) for model, part in parts.items()}
+
+    num_frames = cache.num_frames - test.context
+    times = cache.dt * torch.arange(1, num_frames + 1) if not cache.task.is_steady else torch.zeros(1)
+    legacy = (test.context or 1) if settings.legacy else 0
+    groups = cache.trajectory[test.rows]
+    models = {model: metrics.summarise(score, settings.num_bootstrap, config.run.seed, times, legacy, groups)
+              for model, score in scores.items()}
+    models["operator"]["ms_per_state"] = milliseconds_per_state(operator, test, test.rows[: settings.batch_size], device)
+    models["operator"]["evaluations_per_state"] = 1 / operator.heads[name].bundle
+    head = operator.heads[name]
+    entry = {
+        "num_trajectories": len(test.rows), "num_frames_predicted": num_frames, "parameters": list(config.task[name].parameters),
+        "fields": list(cache.task.fields), "grid": list(cache.tokenizer.space), "times": times.tolist(), "models": models,
+        "spectra": metrics.summarise_spectra({m: s for m, s in scores.items() if m in ("operator", "persistence", "train_mean")}),
+        "base": head.description["base"]["kind"], "network_is_used": bool(head.network_weight > 0),
+        "latent_dim": cache.tokenizer.dim, "kept_energy": cache.tokenizer.kept_energy,
+    }
+
+    error = metrics.nrmse_per_trajectory(scores["operator"])
+    order = torch.argsort(torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf))
+    samples = []
+    for label, place in (("median error", len(order) // 2), ("worst error", len(order) - 1)):
+        row = test.rows[order[place]][None]
+        inputs, u_ref = test.truth(row)
+        u_pred = forecasts(operator, test, row, device)["operator"]
+        values = cache.parameters[row][0].tolist()
+        names = cache.task.parameters[: len(values)]
+        samples.append({
+            "u_ref": u_ref[0].numpy(), "u_pred": u_pred[0].numpy(), "times": times.numpy(), "fields": list(cache.task.fields),
+            "coordinates": [(torch.arange(n) + 0.5).numpy() / n for n in cache.tokenizer.space], "label": label,
+            "parameter": ", ".join(f"{key} = {value:g}" for key, value in zip(names, values, strict=True)) or None,
+            **({"inputs": {cache.task.inputs[0]: inputs[0, 0, 0].numpy()}} if cache.task.is_steady else {}),
+        })
+    return entry, samples
+
+
+def main() -> int:
+    # ---- config
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/default.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be evaluated and write nothing")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
+    config = load_config(arguments.config, arguments.overrides)
+    directory = config.run_dir / "report"
+    if arguments.dry_run:
+        print(yaml.safe_dump(to_dict(config), sort_keys=False))
+        print(f"parent: {config.run_dir / 'operator'}; writes {directory}: results.json, report.html, figures/, done.json")
+        return 0
+
+    # ---- setup
+    parent = require_stage(config.run_dir, "operator")
+    wanted = {"operator": parent["fingerprint"], "evaluate": value_hash(to_dict(config)["evaluate"])}
+    done = directory / "done.json"
+    if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["parents"] == wanted:
+        print(f"{directory / 'report.html'} is up to date: nothing to do")
+        return 0
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    operator = load_operator(config.run_dir / "operator", device)
+
+    # ---- evaluate
+    tasks: dict[str, Any] = {}
+    samples: dict[str, list[dict]] = {}
+    for name in config.data.tasks:
+        started = time.perf_counter()
+        tasks[name], samples[name] = evaluate_task(operator, config, name, device)
+        row = tasks[name]["models"]["operator"]
+        print(f"{name}: nRMSE {row['nrmse']['value']:.2e} [{row['nrmse']['low']:.2e}, {row['nrmse']['high']:.2e}] over "
+              f"{tasks[name]['num_trajectories']} test trajectories ({time.perf_counter() - started:.1f} s)", flush=True)
+
+    # ---- report
+    history = [json.loads(line) for line in (config.run_dir / "operator" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    results = {
+        "run": config.run.name, "created": datetime.now(UTC).isoformat(timespec="seconds"), "config_hash": value_hash(to_dict(config)),
+        "environment": describe_environment(1, device),
+        "protocol": {"split": "test", "context_frames": config.evaluate.context_frames, "seed": config.run.seed,
+                     "legacy": config.evaluate.legacy, "bootstrap": config.evaluate.num_bootstrap},
+        "tasks": tasks, "gates": [],
+        "training": {"steps": parent["step"], "parameters": sum(p.numel() for p in operator.parameters()),
+                     "precision": operator.precision, "seconds": train_seconds(history)},
+    }
+    results["gates"] = check_gates(results, config.evaluate)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_results(results, directory / "results.json")
+    write_report(results, samples, history, directory / "report.html")
+    leaderboard.add(results, Path(config.run.root) / "leaderboard.jsonl")
+    failed = [gate for gate in results["gates"] if not gate["passed"]]
+    for gate in failed:
+        print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)
+    print(f"{directory / 'report.html'}: {len(results['gates']) - len(failed)} of {len(results['gates'])} gates passed")
+    if failed:
+        done.unlink(missing_ok=True)
+        return 1
+    write_json(done, {"stage": "report", "run": config.run.name, "parents": wanted})
+    return 0
+
+
+def train_seconds(history: list[dict]) -> float:
+    """Wall-clock seconds in the training loop: steps over rate, summed over the log lines that carry a rate."""
+    seconds, before = 0.0, 0
+    for line in history:
+        if "steps_per_s" in line:
+            seconds += (line["step"] - before) / max(line["steps_per_s"], 1e-9)
+            before = line["step"]
+    return round(seconds, 1)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as error:   # what a user can cause: the message says what to do
+        sys.exit(f"evaluate.py: {error}")
