@@ -149,8 +149,9 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
                 part = slice(step * size, (step + 1) * size)
                 return _window(head, cache, rows[part], starts[part])
 
-            lr = config.operator.base_lr if kind == "transport" else config.operator.base_lr / 2
-            fit_by_gradient(head.base, draw, config.operator.base_steps, lr)
+            if kind == "elliptic":
+                head.base.calibrate(*draw(0))
+            fit_by_gradient(head.base, draw, config.operator.base_steps)
         yield kind, head
 
 

@@ -124,7 +124,6 @@ class OperatorConfig:
     optim: OptimConfig
     train: TrainConfig
     base_steps: int
-    base_lr: float
     field_weight: float
     unroll_steps: int
     unroll_fraction: float
