@@ -49,8 +49,8 @@ class TestSet:
             self.rows = self.rows[order[: config.evaluate.max_trajectories]]
         self.sources = open_sources(config, name, data_files(config, name))
         if self.context and cache.num_frames <= self.context:
-            raise ValueError(f"{name} has {cache.num_frames} frames; expected more than evaluate.context_frames = {self.context}. "
-                             f"Lower evaluate.context_frames or keep more frames.")
+            raise ValueError(f"{name} has {cache.num_frames} frames; expected more than evaluate.context_frames = "
+                             f"{self.context}. Lower evaluate.context_frames or keep more frames.")
 
     def truth(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(input channels (n, 1, C_in, *space) of a steady task, predicted frames (n, T, C, *space)), float32."""
@@ -185,9 +185,11 @@ def main() -> int:
               f"{tasks[name]['num_trajectories']} test trajectories ({time.perf_counter() - started:.1f} s)", flush=True)
 
     # ---- report
-    history = [json.loads(line) for line in (config.run_dir / "operator" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    log = config.run_dir / "operator" / "metrics.jsonl"
+    history = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     results = {
-        "run": config.run.name, "created": datetime.now(UTC).isoformat(timespec="seconds"), "config_hash": value_hash(to_dict(config)),
+        "run": config.run.name, "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config_hash": value_hash(to_dict(config)),
         "environment": describe_environment(1, device),
         "protocol": {"split": "test", "context_frames": config.evaluate.context_frames, "seed": config.run.seed,
                      "legacy": config.evaluate.legacy, "bootstrap": config.evaluate.num_bootstrap},

@@ -19,6 +19,7 @@ import math
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ups.cache import Cache, open_cache, place
 from ups.choose import fit_and_save, load_base, spread
@@ -53,25 +54,37 @@ def loss_of(operator: Operator, cache: Cache, config: Config, batch: Batch, step
 
 
 @torch.no_grad()
+def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device) -> Tensor:
+    """Sums over `rows` and space of u_ref^2 and of the squared rollout errors of operator and base: (3, T, C), float64."""
+    head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
+    if len(rows) == 0:   # fewer trajectories than processes
+        return torch.zeros(3, num_frames, head.codec.num_channels, dtype=torch.float64, device=device)
+    parameters = cache.parameters[rows].to(device)
+    given = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, 0, context, device)
+    u_ref = head.codec.denormalise(head.codec.decode(cache.batch(rows, context, num_frames, device))).double()
+    over = (0, *range(3, u_ref.ndim))
+    sums = [u_ref.square().sum(over)]
+    for network in (1.0, 0.0):
+        head.network_weight.fill_(network)
+        z_pred = rollout(partial(operator, task=head.name, parameters=parameters), given, num_frames, head.history)
+        sums.append((head.codec.denormalise(head.codec.decode(z_pred)).double() - u_ref).square().sum(over))
+    head.network_weight.fill_(1.0)
+    return torch.stack(sums)
+
+
 def validate(operator: Operator, caches: dict[str, Cache], config: Config, run: Run) -> dict[str, dict[str, float]]:
     """Task -> pooled nRMSE of validation rollouts by the full operator and by its base alone. A collective."""
+    def local() -> list[Tensor]:
+        sums = []
+        for cache in caches.values():
+            rows = spread(cache, "val", config.operator.train.validate_trajectories)[run.rank :: run.world]
+            context = 0 if cache.task.is_steady else config.evaluate.context_frames
+            sums.append(squared_errors(operator, cache, rows, context, run.device))
+        return sums
+
     errors = {}
-    for name, cache in caches.items():
-        head = operator.heads[name]
-        rows = spread(cache, "val", config.operator.train.validate_trajectories)[run.rank :: run.world]
-        parameters = cache.parameters[rows].to(run.device)
-        context = 0 if head.task.is_steady else config.evaluate.context_frames
-        z_ref = cache.batch(rows, context, cache.num_frames - context, run.device)
-        given = cache.inputs(rows, run.device) if head.task.is_steady else cache.batch(rows, 0, context, run.device)
-        u_ref = head.codec.denormalise(head.codec.decode(z_ref)).double()
-        over = (0, *range(3, u_ref.ndim))
-        sums = [u_ref.square().sum(over)]
-        for network in (1.0, 0.0):
-            head.network_weight.fill_(network)
-            z_pred = rollout(partial(operator, task=name, parameters=parameters), given, z_ref.shape[1], head.history)
-            sums.append((head.codec.denormalise(head.codec.decode(z_pred)).double() - u_ref).square().sum(over))
-        head.network_weight.fill_(1.0)
-        reference, *squares = run.reduce_sum(torch.stack(sums))
+    for name, sums in zip(caches, run.agreed(local, "validating"), strict=True):
+        reference, *squares = run.reduce_sum(sums)
         pooled = [float((square / reference).sqrt().mean()) for square in squares]
         errors[name] = {k: v if math.isfinite(v) else math.inf for k, v in zip(("network", "base"), pooled, strict=True)}
     return errors
@@ -97,7 +110,8 @@ def build_schedule(caches: dict[str, Cache], config: Config) -> Schedule:
 
 def build(caches: dict[str, Cache], config: Config, descriptions: list[dict]) -> Operator:
     """The network over the chosen bases; not yet filled."""
-    return Operator({"model": to_dict(config.operator.model), "precision": config.operator.train.precision, "tasks": descriptions})
+    return Operator({"model": to_dict(config.operator.model), "precision": config.operator.train.precision,
+                     "tasks": descriptions})
 
 
 @main_guard

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Stopwatch, Trained
-from train_operator import build, build_schedule, loss_of
+from train_operator import build, build_schedule, loss_of, squared_errors
 from ups.cache import open_cache
-from ups.choose import candidates, residual_scale, spread
-from ups.choose import base_error
+from ups.choose import base_error, candidates, residual_scale, spread
 from ups.config import Config
-from ups.metrics import nrmse_pooled
-from ups.operator import Operator
 from ups.optim import EMA, build_optimizer, learning_rate
 from ups.rollout import rollout
 
@@ -33,26 +30,20 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     cache, place = open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(), time.process_time()
     head, best = None, float("inf")
-    with watch:
-        fitted = candidates(cache, config, seed, place)
-    while True:
+    for _, fitted in candidates(cache, config, seed, place):
         with watch:
-            found = next(fitted, None)
-        if found is None:
-            break
-        error = base_error(found[1], cache, config.evaluate.context_frames)
+            error = base_error(fitted, cache, config.evaluate.context_frames)
         if error < best:
-            head, best = found[1], error
-    with watch:
-        head.scale.copy_(residual_scale(head, cache, config, seed))
-        torch.manual_seed(seed)
-        operator = build({task: cache}, config, [head.description])
-        state = {key: value for key, value in head.state_dict().items() if not key.startswith(("into.", "out."))}
-        operator.heads[task].load_state_dict(state, strict=False)
-        operator.to(place)
-        settings = config.operator
-        optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
-        parameters = [p for p in operator.parameters() if p.requires_grad]
+            head, best = fitted, error
+    head.scale.copy_(residual_scale(head, cache, config, seed))
+    torch.manual_seed(seed)
+    operator = build({task: cache}, config, [head.description])
+    state = {key: value for key, value in head.state_dict().items() if not key.startswith(("into.", "out."))}
+    operator.heads[task].load_state_dict(state, strict=False)
+    operator.to(place)
+    settings = config.operator
+    optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
+    parameters = [p for p in operator.parameters() if p.requires_grad]
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=SHARES))
     config = dataclasses.replace(config, operator=scaled)
     schedule = build_schedule({task: cache}, config)
@@ -61,24 +52,26 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     marks = [0.7, 0.85, 1.0]
     history.append({"share": 0.0, "error": best, "base": best})
     while marks:
-        with watch:
-            share = min(watch() / budget_seconds, 1.0)
-            if share < 1.0:
-                begun = time.perf_counter()
-                now = int(share * SHARES)
-                loss, _ = loss_of(operator, cache, config, schedule.batch(step), now, slice(0, settings.train.batch_size))
-                for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
-                    parameter.grad = gradient
-                torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], settings.optim.clip_norm)
-                optimizer.scale_lr(learning_rate(now, SHARES, settings.optim))
-                optimizer.step()
-                ema.update()
-                step += 1
-                times.append(time.perf_counter() - begun)
+        share = min(watch() / budget_seconds, 1.0)
+        if share < 1.0:
+            begun = time.perf_counter()
+            now = int(share * SHARES)
+            loss, _ = loss_of(operator, cache, config, schedule.batch(step), now, slice(0, settings.train.batch_size))
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+                parameter.grad = gradient
+            torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], settings.optim.clip_norm)
+            optimizer.scale_lr(learning_rate(now, SHARES, settings.optim))
+            optimizer.step()
+            ema.update()
+            step += 1
+            times.append(time.perf_counter() - begun)
         if share >= marks[0]:
             marks.pop(0)
-            with ema.swap():
-                errors = _validate(operator, cache, config)
+            with watch, ema.swap():
+                rows = spread(cache, "val", settings.train.validate_trajectories)
+                context = 0 if cache.task.is_steady else config.evaluate.context_frames
+                reference, *squares = squared_errors(operator, cache, rows, context, place)
+                errors = [float(torch.nan_to_num((square / reference).sqrt().mean(), nan=torch.inf)) for square in squares]
             history.append({"share": share, "error": min(errors), "network": errors[0], "base": errors[1]})
             if chosen is None or min(errors) < chosen[0]:
                 chosen = (min(errors), float(errors[0] < errors[1]), ema.snapshot())
@@ -96,23 +89,6 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         z = rollout(lambda w: operator(w, task, values.to(place)), z, num_steps, part.history)
         return part.codec.denormalise(part.codec.decode(z))
 
-    return Trained(predict, sum(p.numel() for p in operator.parameters()), step, 1e3 * sorted(times)[len(times) // 2] if times else
-                   float("nan"), watch(), time.process_time() - cpu_before, 0, history)
-
-
-@torch.no_grad()
-def _validate(operator: Operator, cache, config: Config) -> tuple[float, float]:
-    """Pooled nRMSE of validation rollouts by the full operator and by its base alone."""
-    name, head = cache.task.name, operator.heads[cache.task.name]
-    rows = spread(cache, "val", config.operator.train.validate_trajectories)
-    place, context = head.scale.device, 0 if head.task.is_steady else config.evaluate.context_frames
-    z_ref = cache.batch(rows, context, cache.num_frames - context, place)
-    given = cache.inputs(rows, place) if head.task.is_steady else cache.batch(rows, 0, context, place)
-    out = []
-    for weight in (1.0, 0.0):
-        head.network_weight.fill_(weight)
-        z = rollout(lambda w: operator(w, name, cache.parameters[rows].to(place)), given, z_ref.shape[1], head.history)
-        error = float(nrmse_pooled(*(head.codec.denormalise(head.codec.decode(x)) for x in (z, z_ref))).mean())
-        out.append(error if error == error else float("inf"))
-    head.network_weight.fill_(1.0)
-    return out[0], out[1]
+    step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
+    return Trained(predict, sum(p.numel() for p in operator.parameters()), step, step_ms, watch(),
+                   time.process_time() - cpu_before, 0, history)

@@ -107,7 +107,8 @@ class Backbone(nn.Module):
 
     def __init__(self, model: ModelConfig):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(model.width, model.modes, model.kernel_size, model.mlp_ratio) for _ in range(model.depth))
+        self.blocks = nn.ModuleList(Block(model.width, model.modes, model.kernel_size, model.mlp_ratio)
+                                    for _ in range(model.depth))
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
         for block in self.blocks:

@@ -49,7 +49,10 @@ class Propagator(nn.Module):
     Every spectral mode k has its own small matrix W(k), fitted by ridge regression in closed form: dynamic mode
     decomposition for degree 1 (Schmid 2010), nonlinear vector autoregression in spectral space beyond it (Gauthier et al.
     2021, doi 10.1038/s41467-021-25801-2). It contains exact transport and diffusion, and multistep integrators of
-    polynomial reactions; products across frames are left out because they did not pay. One W per parameter value.
+    polynomial reactions; products across frames are left out because they did not pay, and so is a constant (on reaction-
+    diffusion it took 40 % off the error with one frame of history and 0.3 % with four). One W per parameter value.
+
+    weight_real, weight_imag: (values, modes, terms, C), terms newest frame first. Zero until fitted, which is persistence.
     """
 
     def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int, history: int,
@@ -84,7 +87,8 @@ def fit_propagators(windows: Callable[[int], Iterator[tuple[Tensor, Tensor]]], n
     """Yield (settings, fitted propagator) for every degree, history and ridge worth trying, from one pass over the data.
 
     windows(value): batches (u (n, history, C, *space), u_next (n, C, *space)) of one parameter value. The normal equations
-    of the largest dictionary contain those of all smaller ones, so each candidate costs one small solve per mode.
+    of the largest dictionary contain those of all smaller ones, so each candidate costs one small solve per mode:
+    (Phi^H Phi + ridge n I) W = Phi^H (u_next - u), in float64. Raises ValueError for a value without a window.
     """
     largest = Propagator(num_values, num_channels, space, boundary, degree, history)
     normal, moment, count = [], [], []
@@ -210,8 +214,7 @@ class Elliptic(nn.Module):
             k = torch.arange(n, dtype=torch.float64)
             if boundary == PERIODIC:
                 pairs = fourier_pairs(n, n // 2 + 1).flatten(0, 1)
-                rows = pairs.norm(dim=-1) > 0.5
-                rows[n // 2 + 1 + n // 2] &= n % 2 == 1       # the sine of the Nyquist mode is the zero vector
+                rows = pairs.norm(dim=-1) > 0.5               # the sines of wave numbers 0 and n/2 are zero
                 matrix, wave = pairs[rows], torch.arange(n // 2 + 1, dtype=torch.float64).repeat(2)[rows] * 2
             else:
                 matrix, wave = (sine(n), k + 1) if boundary == DIRICHLET else (cosine(n), k)
@@ -293,7 +296,8 @@ class Elliptic(nn.Module):
         return x
 
 
-BASES: dict[str, type[nn.Module]] = {"persistence": Persistence, "propagator": Propagator, "transport": Transport, "elliptic": Elliptic}
+BASES: dict[str, type[nn.Module]] = {"persistence": Persistence, "propagator": Propagator,
+                                     "transport": Transport, "elliptic": Elliptic}
 
 
 def make_base(kind: str, settings: dict[str, Any]) -> nn.Module:

@@ -208,6 +208,6 @@ def load_base(head: TaskHead, directory: Path) -> None:
     missing, unexpected = head.load_state_dict(state, strict=False)
     wrong = [name for name in missing if not name.startswith(("into.", "out."))] + list(unexpected)
     if wrong:
-        raise ValueError(f"{directory}/{head.name}.safetensors does not fit the model ({', '.join(wrong[:3])}); expected the bases "
-                         f"of this configuration. Delete {directory} and train again.")
+        raise ValueError(f"{directory}/{head.name}.safetensors does not fit the model ({', '.join(wrong[:3])}); expected the "
+                         f"bases of this configuration. Delete {directory} and train again.")
 

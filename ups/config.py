@@ -395,7 +395,8 @@ def _check_task(name: str, settings: TaskConfig) -> None:
     _require(settings.num_trajectories >= 3, f"{key}.num_trajectories is {settings.num_trajectories}",
              "at least 3 (training, validation, test)", "Raise it.")
     _require(bool(settings.parameters) == bool(task.parameters), f"{key}.parameters is {settings.parameters}",
-             f"a value for {task.parameters[0]}" if task.parameters else "an empty list (the task has no parameter)", "Change it.")
+             f"a value for {task.parameters[0]}" if task.parameters else "an empty list (the task has no parameter)",
+             "Change it.")
     cells = -(-settings.resolution // settings.space_stride)
     if cells % settings.patch:
         fits = [p for p in range(1, 65) if cells % p == 0]

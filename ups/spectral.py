@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ups.tasks import DIRICHLET, PERIODIC
 
 
 def fourier_pairs(n: int, modes: int) -> Tensor:
-    """Orthonormal real Fourier rows (2, modes, n): cosines, then sines, of wave numbers 0 .. modes - 1.
+    """Orthonormal real Fourier rows (2, modes, n), float64: cosines, then sines, of wave numbers 0 .. modes - 1.
 
-    The sine of wave number 0 is zero, and so is that of n/2; rows are scaled so that each non-zero row has unit norm.
+    modes: at most n // 2 + 1, all there are. The sines of wave numbers 0 and n/2 are zero rows; all others have unit norm.
     """
     angle = 2 * math.pi * torch.outer(torch.arange(modes, dtype=torch.float64), torch.arange(n, dtype=torch.float64)) / n
     rows = torch.stack([angle.cos(), angle.sin()])
@@ -26,7 +26,7 @@ def fourier_pairs(n: int, modes: int) -> Tensor:
 
 
 def cosine(n: int) -> Tensor:
-    """Orthonormal DCT-II rows (n, n): even at both walls, which lie half a cell outside the first and last centre."""
+    """Orthonormal DCT-II rows (n, n), float64: even at both walls, which lie half a cell outside the first and last centre."""
     k, j = torch.arange(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
     rows = torch.cos(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
     rows[0] /= math.sqrt(2)
@@ -34,7 +34,7 @@ def cosine(n: int) -> Tensor:
 
 
 def sine(n: int) -> Tensor:
-    """Orthonormal DST-II rows (n, n): odd at both walls (u = 0 there); wave numbers 1 .. n."""
+    """Orthonormal DST-II rows (n, n), float64: odd at both walls (u = 0 there); wave numbers 1 .. n."""
     k, j = torch.arange(1, n + 1, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
     rows = torch.sin(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
     rows[-1] /= math.sqrt(2)
@@ -49,29 +49,36 @@ def apply_axes(u: Tensor, matrices: list[Tensor]) -> Tensor:
     return u
 
 
-class FieldTransform:
-    """Full transform of a field (..., *space) into (..., mode) and back: complex FFT if periodic, else cosine.
+class FieldTransform(nn.Module):
+    """Full orthonormal transform of a field (..., *space) into (..., modes) and back: Fourier if periodic, sine for a
+    Dirichlet wall, else cosine.
 
-    modes: number of (flattened) modes. A periodic field uses the half spectrum of a real transform.
+    modes: number of (flattened) modes. A periodic field uses the half spectrum of a real transform. Nothing is learnt or
+    saved; the matrices move with the module.
     """
 
-    def __init__(self, space: tuple[int, ...], boundary: str, dtype: torch.dtype = torch.float32):
+    def __init__(self, space: tuple[int, ...], boundary: str):
+        super().__init__()
         self.space, self.is_periodic = tuple(space), boundary == PERIODIC
         make = sine if boundary == DIRICHLET else cosine
-        self.matrices = [] if self.is_periodic else [make(n).to(dtype) for n in self.space]
+        for axis, n in enumerate(() if self.is_periodic else self.space):
+            self.register_buffer(f"matrix{axis}", make(n).float(), persistent=False)
         self.shape = (*self.space[:-1], self.space[-1] // 2 + 1) if self.is_periodic else self.space
         self.modes = math.prod(self.shape)
 
     def forward(self, u: Tensor) -> Tensor:
-        """(..., *space) to (..., modes), complex if periodic."""
+        """(..., *space) to (..., modes), complex if periodic; float32 or float64 as given."""
         ndim = len(self.space)
         if self.is_periodic:
             return torch.fft.rfftn(u, dim=tuple(range(-ndim, 0)), norm="ortho").flatten(-ndim)
-        return apply_axes(u, [m.to(u) for m in self.matrices]).flatten(-ndim)
+        return apply_axes(u, self._matrices(u)).flatten(-ndim)
 
     def inverse(self, u_hat: Tensor) -> Tensor:
         """(..., modes) to (..., *space)."""
         u_hat = u_hat.unflatten(-1, self.shape)
         if self.is_periodic:
             return torch.fft.irfftn(u_hat, s=self.space, dim=tuple(range(-len(self.space), 0)), norm="ortho")
-        return apply_axes(u_hat, [m.mT.to(u_hat) for m in self.matrices])
+        return apply_axes(u_hat, [m.mT for m in self._matrices(u_hat)])
+
+    def _matrices(self, like: Tensor) -> list[Tensor]:
+        return [getattr(self, f"matrix{axis}").to(like) for axis in range(len(self.space))]

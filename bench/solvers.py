@@ -1,0 +1,44 @@
+"""How fast the solvers are: seconds for a given number of trajectories, as `make data` runs them (a process per core).
+
+    python bench/solvers.py                                              # 1000 Burgers trajectories, 1024 points, 201 frames
+    python bench/solvers.py --task diff_react2d --trajectories 50 --resolution 128 --frames 101
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import prepare_data
+from ups.tasks import TASKS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="burgers1d", choices=["advection1d", "burgers1d", "darcy2d", "diff_react2d"])
+    parser.add_argument("--trajectories", type=int, default=1000)
+    parser.add_argument("--resolution", type=int, default=1024)
+    parser.add_argument("--frames", type=int, default=201)
+    parser.add_argument("--parameter", type=float, default=0.01)
+    arguments = parser.parse_args()
+    task = TASKS[arguments.task]
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [f"data.root={folder}", f"data.tasks=[{task.name}]", f"task.{task.name}.resolution={arguments.resolution}",
+                     f"task.{task.name}.num_trajectories={arguments.trajectories}", f"task.{task.name}.t_end={task.t_end}",
+                     f"task.{task.name}.num_frames={1 if task.is_steady else arguments.frames}"]
+        if task.parameters:
+            overrides.append(f"task.{task.name}.parameters=[{arguments.parameter}]")
+        start = time.perf_counter()
+        status = prepare_data.main(overrides)
+        seconds = time.perf_counter() - start
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    assert status == 0
+    print(f"{task.name}: {arguments.trajectories} trajectories, {arguments.resolution} cells per axis, "
+          f"{arguments.frames} frames, {size / 2**20:.0f} MiB: {seconds:.1f} s on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
