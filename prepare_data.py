@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +57,14 @@ def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
 
 
 def _start_worker() -> None:
-    """End when the parent does, however it does (a pool's workers outlive a killed parent otherwise), and on Ctrl-C."""
+    """End when the parent does, however it does: a pool's workers outlive a killed parent otherwise."""
 
     def wait() -> None:
         parent_process().join()
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the others
 
 
 @contextmanager
@@ -86,6 +86,10 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
     pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
     try:
         yield shared
+    except BaseException:
+        for worker in active_children():  # else the slices in hand would be waited for
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -189,3 +193,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except (ValueError, OSError) as error:  # what a user can cause: the message says what to do, a traceback would hide it
         sys.exit(f"prepare_data.py: {error}")
+    except KeyboardInterrupt:
+        print("prepare_data.py: interrupted; the same command continues", file=sys.stderr)
+        sys.exit(130)

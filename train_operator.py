@@ -96,10 +96,17 @@ def score_of(errors: dict[str, dict[str, float]]) -> float:
 
 
 def build_schedule(caches: dict[str, Cache], config: Config) -> Schedule:
-    """Which task, trajectories and window starts each step sees."""
+    """Which task, trajectories and window starts each step sees.
+
+    Raises ValueError for a task with too few frames to train on, or a context that its history does not fit in or that
+    leaves nothing to validate on.
+    """
     settings, windows, complexity = config.operator, {}, {}
     for name, cache in caches.items():
-        task = config.task[name]
+        task, context = config.task[name], config.evaluate.context_frames
+        if not cache.task.is_steady and not task.history <= context < cache.num_frames:
+            raise ValueError(f"evaluate.context_frames is {context}; expected at least the history of {name}, {task.history}, "
+                             f"and fewer than its {cache.num_frames} frames. Change it, or task.{name}.history or num_frames.")
         length = task.history + settings.unroll_steps * task.bundle
         starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
         windows[name] = (len(cache.split["train"]), starts)
@@ -131,16 +138,14 @@ def main() -> None:
 
     # ---- setup
     caches = {name: open_cache(config, name) for name in config.data.tasks}
+    schedule = build_schedule(caches, config)
     run = Run.start(config, STAGE, train, config.operator.optim, {name: cache.fingerprint for name, cache in caches.items()})
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
     run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
 
-    # ---- data
-    schedule = build_schedule(caches, config)
-
-    # ---- bases: chosen once, by validation rollouts; ranks share the tasks
+    # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
     mine = list(caches)[run.rank :: run.world]
     fit = partial(fit_and_save, config=config, directory=run.directory / "bases", seed=config.run.seed, device=run.device)
     run.agreed(lambda: [fit(caches[name]) for name in mine], "fitting the bases")
@@ -168,8 +173,7 @@ def main() -> None:
             run.print(f"step {run.step}: validation nRMSE {shown}")
 
     # ---- finish: the network serves a task only where it helps
-    if run.best_weights is not None:
-        operator.load_state_dict(run.best_weights, strict=False)
+    run.ema.write(run.best_weights or run.ema.averages)   # what is exported
     errors = validate(operator, caches, config, run)
     for name, error in errors.items():
         operator.heads[name].network_weight.fill_(float(error["network"] < error["base"]))

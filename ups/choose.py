@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ups.base import fit_by_gradient, fit_propagators
 from ups.cache import Cache
-from ups.checkpoint import write_atomic
+from ups.checkpoint import flush, write_atomic
 from ups.config import Config
 from ups.metrics import nrmse_pooled
 from ups.operator import TaskHead, describe_tokenizer
@@ -33,9 +33,9 @@ BATCH = 32
 
 def head_description(cache: Cache, config: Config, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The JSON-able description of a task's head with the base `kind`; see `Operator`."""
-    task = config.task[cache.task.name]
+    task, is_steady = config.task[cache.task.name], cache.task.is_steady
     return {
-        "name": cache.task.name, "history": 1 if cache.task.is_steady else task.history, "bundle": task.bundle,
+        "name": cache.task.name, "history": 1 if is_steady else task.history, "bundle": 1 if is_steady else task.bundle,
         "codec": describe_tokenizer(cache.tokenizer),
         "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer is not None else None,
         "parameter_values": [float(v) for v in cache.parameter_values],
@@ -54,7 +54,7 @@ def base_settings(cache: Cache, config: Config, kind: str) -> dict[str, Any]:
 
 
 def _sample(cache: Cache, config: Config, rows: Tensor, length: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`count` (row, start) pairs: all rows in turn, random starts."""
+    """`count` (row, start) pairs for windows of `length` frames: all rows in turn, random starts from train_from on."""
     draw = generator(seed, cache.task.name, "bases")
     first = config.task[cache.task.name].train_from
     starts = cache.num_frames - first - length + 1
@@ -92,7 +92,7 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
 
 
 def spread(cache: Cache, split: str, count: int) -> Tensor:
-    """`count` rows of a split (all if fewer), the same number of each parameter value as far as it goes."""
+    """`count` rows (<= count,) of a split, all if fewer, the same number of each parameter value as far as it goes."""
     rows = cache.split[split]
     values = cache.parameter_index[rows]
     groups = [rows[values == value] for value in values.unique()]
@@ -102,7 +102,11 @@ def spread(cache: Cache, split: str, count: int) -> Tensor:
 
 
 def candidates(cache: Cache, config: Config, seed: int, device: torch.device) -> Iterator[tuple[str, TaskHead]]:
-    """Yield (name, head with a fitted base) for every base in task.TASK.base."""
+    """Yield (name, head on `device` with a fitted base) for every base in task.TASK.base; heads are of width 1.
+
+    The weights depend on `seed` and the cache alone, not on what was drawn before. Raises ValueError when a parameter value
+    has no training window.
+    """
     settings = config.task[cache.task.name]
 
     def head_with(kind: str, base: nn.Module | None, chosen: dict[str, Any]) -> TaskHead:
@@ -173,20 +177,30 @@ def residual_scale(head: TaskHead, cache: Cache, config: Config, seed: int) -> T
 
 
 def choose_base(cache: Cache, config: Config, seed: int, device: torch.device) -> tuple[TaskHead, dict[str, float]]:
-    """The head whose base has the best validation rollouts, and every candidate's pooled nRMSE."""
+    """The head whose base has the best validation rollouts, and every candidate's pooled nRMSE (inf: it blew up).
+
+    Raises ValueError if all of them blow up.
+    """
     scores: dict[str, float] = {}
     best, best_score = None, math.inf
     for name, head in candidates(cache, config, seed, device):
         scores[name] = base_error(head, cache, config.evaluate.context_frames)
-        if best is None or scores[name] < best_score:
+        if scores[name] < best_score:
             best, best_score = head, scores[name]
-    assert best is not None
+    if best is None:
+        name = cache.task.name
+        raise ValueError(f"no base of {name} survives its validation rollouts (tried: {', '.join(scores)}); expected one that "
+                         f"stays finite. Add persistence to task.{name}.base, or look at the data with the doctor.")
     best.scale.copy_(residual_scale(best, cache, config, seed))
     return best, scores
 
 
 def fit_and_save(cache: Cache, config: Config, directory: Path, seed: int, device: torch.device) -> dict[str, Any]:
-    """Choose the base of a task once: fitted bases are kept in `directory` and found again by a resumed stage."""
+    """Choose the base of a task once: fitted bases are kept in `directory` and found again by a resumed stage.
+
+    Returns description (of the head, for `Operator`), seconds, and validation_nrmse: candidate -> number, None for one that
+    blew up. Raises ValueError for files that another configuration or cache left.
+    """
     tensors, facts = directory / f"{cache.task.name}.safetensors", directory / f"{cache.task.name}.json"
     if not facts.is_file():
         directory.mkdir(parents=True, exist_ok=True)
@@ -195,19 +209,29 @@ def fit_and_save(cache: Cache, config: Config, directory: Path, seed: int, devic
         state = {k: v.contiguous() for k, v in head.state_dict().items() if not k.startswith(("into.", "out."))}
         partial = tensors.with_suffix(".partial")
         save_file(state, partial)
+        flush(partial)
         partial.replace(tensors)
         facts_now = {"description": head.description, "seconds": time.perf_counter() - started,
                      "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
         write_atomic(facts, json.dumps(facts_now, indent=1))
-    return json.loads(facts.read_text(encoding="utf-8"))
+    found = json.loads(facts.read_text(encoding="utf-8"))
+    expected = head_description(cache, config, **found["description"]["base"])
+    different = [key for key, value in expected.items() if found["description"][key] != value]
+    if different:
+        raise ValueError(f"{facts} was fitted for another {different[0]} ({found['description'][different[0]]} then, "
+                         f"{expected[different[0]]} now); expected the bases of this configuration. Delete {directory} and train "
+                         f"again.")
+    return found
 
 
 def load_base(head: TaskHead, directory: Path) -> None:
-    """Fill codec, base and scale of a head from `fit_and_save`."""
+    """Fill codec, base and scale of a head from `fit_and_save`. Raises ValueError for a file that does not fit the head."""
     state = load_file(directory / f"{head.name}.safetensors")
-    missing, unexpected = head.load_state_dict(state, strict=False)
-    wrong = [name for name in missing if not name.startswith(("into.", "out."))] + list(unexpected)
+    wanted = {name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))}
+    wrong = sorted(name for name in state.keys() | wanted.keys()
+                   if name not in state or name not in wanted or state[name].shape != wanted[name].shape)
     if wrong:
         raise ValueError(f"{directory}/{head.name}.safetensors does not fit the model ({', '.join(wrong[:3])}); expected the "
                          f"bases of this configuration. Delete {directory} and train again.")
+    head.load_state_dict(state, strict=False)
 

@@ -33,7 +33,8 @@ MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, ze
 class TaskHead(nn.Module):
     """What one task adds to the shared network: codec, base predictor, input and output map, scales.
 
-    description: see `Operator.describe`; holds all that the tensors do not.
+    description (JSON-able; ups/choose.py makes it): all that the tensors do not hold. name; history, bundle (frames);
+    codec, input_codec (None unless steady); parameter_values; log_dt; base: {kind, settings}.
     """
 
     def __init__(self, description: dict[str, Any], width: int):
@@ -73,7 +74,7 @@ class TaskHead(nn.Module):
         logs = parameters.double().log()
         distance = (logs[:, :1] - self.parameter_values.log()).abs()
         nearest = distance.min(1)
-        if self.description["base"]["kind"] == "propagator" and bool((nearest.values > 1e-6).any()):
+        if self.description["base"]["kind"] == "propagator" and not bool((nearest.values <= 1e-6).all()):   # NaN as well
             bad = float(parameters[int(nearest.values.argmax()), 0])
             raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of "
                              f"{self.parameter_values.tolist()}, for which its propagator was fitted. Add the value to "
@@ -91,7 +92,11 @@ class TaskHead(nn.Module):
 
 
 class Operator(nn.Module):
-    """All tasks in one network; `forward` gives base and full prediction. Build with `from_description` or `load_operator`."""
+    """All tasks in one network. Built from a description, whose tensors a state_dict fills; `load_operator` does both.
+
+    description (JSON-able): model (ModelConfig's keys), precision ("no" or "bf16", inside the trunk), tasks (see `TaskHead`).
+    Raises ValueError for a periodic token grid that the local mixing would wrap around more than once.
+    """
 
     def __init__(self, description: dict[str, Any]):
         super().__init__()
@@ -100,6 +105,10 @@ class Operator(nn.Module):
         self.precision = description["precision"]
         self.names = [task["name"] for task in description["tasks"]]
         self.heads = nn.ModuleDict({task["name"]: TaskHead(task, model.width) for task in description["tasks"]})
+        for head in self.heads.values():
+            if head.task.boundary == PERIODIC and min(head.codec.tokens) < model.kernel_size // 2:
+                raise ValueError(f"{head.name} has {min(head.codec.tokens)} tokens along an axis; expected at least half of "
+                                 f"operator.model.kernel_size = {model.kernel_size}. Lower it, or task.{head.name}.patch.")
         self.backbone = Backbone(model)
         self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
         self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width), nn.SiLU(),
@@ -148,7 +157,7 @@ def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What `_empty_tokenizer` needs, JSON-able."""
+    """The facts and tensor shapes of a codec, JSON-able: an operator is built from these and filled by a state_dict."""
     return {**tokenizer.meta(), "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()}}
 
 
@@ -166,7 +175,7 @@ def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor)
 
 
 def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
-    """Mean over samples of |z_pred - z_ref| / |z_ref|."""
+    """Mean over samples of |z_pred - z_ref| / |z_ref|; both (batch, time, *tokens, dim)."""
     axes = tuple(range(1, z_ref.ndim))
     return ((z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
 
@@ -175,7 +184,8 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, param
                   field_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call after call.
 
-    The sum of the network's and the base's relative error, averaged over the calls; gradients flow through the rollout.
+    The sum of the network's relative error, the learnt base's own and field_weight times that of the field, averaged over
+    the calls; gradients flow through the rollout. Returns it with the detached errors of network and base.
     """
     head = operator.heads[task]
     _, index = head.standardise(parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import yaml
@@ -27,7 +28,7 @@ def print_operator_plan(config: Config) -> None:
             continue
         kind = config.task[name].base[-1]
         descriptions.append(head_description(cache, config, kind, base_settings(cache, config, kind)))
-        largest = max(largest, cache.tokenizer.tokens[0] ** cache.task.ndim)
+        largest = max(largest, math.prod(cache.tokenizer.tokens))
         print(f"parent {cache.path}: {cache.num_rows} trajectories, {cache.num_bytes / 2**20:.0f} MiB of latents, "
               f"fingerprint {cache.fingerprint[:12]}")
     print_batch(config.operator.train)

@@ -1,0 +1,122 @@
+# `make` alone prints this list. Everything after the first ## of a line is help.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+ifdef RUN
+CONFIG ?= $(or $(wildcard configs/$(RUN).yaml),configs/small.yaml)
+else
+CONFIG ?= configs/small.yaml
+RUN := $(basename $(notdir $(CONFIG)))
+endif
+RUNS ?= runs
+ARGS ?=
+TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep '^GPU'),single,cpu)
+BUDGET ?= 300
+SEEDS ?= 0 1
+export PYTHONUNBUFFERED := 1
+
+RUN_DIR = $(RUNS)/$(RUN)
+SETTINGS = $(RUN_DIR)/.settings
+CACHE_LOG = $(RUN_DIR)/.cache.log
+FLAGS = --config $(CONFIG) run.name=$(RUN) run.root=$(RUNS) $(ARGS)
+TOPOLOGY_FILE = $(or $(wildcard accelerate_configs/$(TOPOLOGY).yaml),$(error no accelerate_configs/$(TOPOLOGY).yaml; expected \
+  TOPOLOGY to be one of: $(basename $(notdir $(wildcard accelerate_configs/*.yaml)))))
+WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
+# Every process gets its share of the cores; more threads than cores make two processes fight, accelerate's default is one.
+THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
+LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
+  $(PY) -m accelerate.commands.launch --config_file $(TOPOLOGY_FILE)
+
+ifdef PYTHON
+PY := $(PYTHON)
+ENVIRONMENT :=
+else
+PY := .venv/bin/python
+ENVIRONMENT := .venv/installed
+endif
+
+.PHONY: help data doctor cache operator report train train-cpu2 train-2gpu train-4gpu train-8gpu smoke test lint bench dry-run \
+  leaderboard remove clean-smoke
+
+help:           ## This list
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^## / {print substr($$0, 4)}' Makefile
+##
+## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:
+##   CONFIG    settings laid over configs/default.yaml (configs/RUN.yaml if there is one, else configs/small.yaml)
+##   ARGS      single settings laid over those
+##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
+##   RUNS      folder of all runs (runs)
+##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu)
+##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used
+##
+.venv/installed: requirements.txt requirements-dev.txt
+	@python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python3 is too old; expected 3.11 or later. Put one first in PATH.")'
+	python3 -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+train: report   ## data, cache, operator, report: what is done is kept, what was interrupted continues
+train-cpu2:     ## train, on two CPU processes
+train-2gpu:     ## train, on 2 GPUs of this machine
+train-4gpu:     ## train, on 4 GPUs
+train-8gpu:     ## train, on 8 GPUs
+train-cpu2 train-2gpu train-4gpu train-8gpu: train-%:
+	@$(MAKE) --no-print-directory train TOPOLOGY=$*
+
+data: $(ENVIRONMENT)          ## Generate, or download and check, the data files
+	$(PY) prepare_data.py $(FLAGS)
+
+doctor: $(ENVIRONMENT)        ## Examine the data files: NaN, repeats, leakage between splits, withdrawn editions
+	$(PY) prepare_data.py --doctor $(FLAGS)
+
+cache: data                   ## Fit the tokenizers and encode the data
+	@mkdir -p $(RUN_DIR)
+	$(PY) prepare_cache.py $(FLAGS) | tee $(CACHE_LOG)
+
+operator: $(RUN_DIR)/operator/done.json   ## Train the operator
+	@echo "$(<D): up to date"
+
+report: $(RUN_DIR)/report/done.json       ## Roll out the test split: results.json, report.html, leaderboard row; fails if a gate does
+	@echo "$(<D): up to date, see $(<D)/report.html"
+
+# A stage runs again when its parent or its settings are newer. The script decides whether that makes it stale; where it finds
+# nothing to do, `touch -c` keeps it from being asked again.
+$(RUN_DIR)/operator/done.json: $(CONFIG) configs/default.yaml $(SETTINGS)
+	$(LAUNCH) train_operator.py $(FLAGS)
+	@touch -c $@
+
+$(RUN_DIR)/report/done.json: $(RUN_DIR)/operator/done.json
+	$(PY) evaluate.py $(FLAGS)
+	@touch -c $@
+
+# Written when the settings changed or a cache was built.
+$(SETTINGS): export SETTINGS_NOW = $(FLAGS)
+$(SETTINGS): cache
+	@if ! cmp -s $@ <(echo "$$SETTINGS_NOW") || grep -q ': built in' $(CACHE_LOG); then echo "$$SETTINGS_NOW" > $@; fi
+
+smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU processes
+	rm -rf $(RUNS)/smoke
+	@$(MAKE) --no-print-directory train CONFIG=configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
+
+test: $(ENVIRONMENT)          ## The test suite
+	$(PY) -m pytest -q
+
+lint: $(ENVIRONMENT)          ## Style
+	$(PY) -m ruff check .
+
+bench: cache                  ## Ours, an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
+	$(PY) bench/compare.py --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
+
+dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
+	for script in prepare_data.py prepare_cache.py train_operator.py evaluate.py; do $(PY) $$script --dry-run $(FLAGS); done
+
+leaderboard: $(ENVIRONMENT)   ## All runs side by side
+	$(PY) -m ups.leaderboard --path $(RUNS)/leaderboard.jsonl
+
+remove:                       ## Delete one stage of a run: make remove STAGE=operator RUN=small
+	rm -r "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"
+
+clean-smoke:                  ## Delete the run, the data and the caches of make smoke
+	rm -rf $(RUNS)/smoke data/smoke cache/smoke

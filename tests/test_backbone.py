@@ -1,0 +1,168 @@
+"""The shared network (ups/backbone.py): against the FFT and hand arithmetic, its symmetries, its start, its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ups.backbone import Backbone, Block, LocalMixing, SpectralMixing
+from ups.config import ModelConfig
+from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+
+MODEL = ModelConfig(width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
+GRIDS = [(12,), (7, 8), (4, 5, 6)]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def awake(model: ModelConfig = MODEL) -> Backbone:
+    """A backbone whose gates and shifts are not zero, as after training."""
+    torch.manual_seed(0)
+    backbone = Backbone(model)
+    for block in backbone.blocks:
+        nn.init.normal_(block.modulation.weight, std=0.3)
+        nn.init.normal_(block.modulation.bias, std=0.3)
+    return backbone
+
+
+@pytest.mark.parametrize("n", [9, 10])
+@pytest.mark.parametrize("modes", [3, 99])
+def test_periodic_spectral_mixing_is_a_complex_matrix_per_fourier_mode(n, modes):
+    mixing = SpectralMixing(6, modes)
+    x = noise(2, n, 6)
+    x_hat = torch.fft.rfft(x, dim=1)
+    y_hat = torch.zeros_like(x_hat)
+    for k in range(min(modes, n // 2 + 1)):
+        y_hat[:, k] = x_hat[:, k] @ torch.complex(*mixing.weight[:, k].detach())
+    torch.testing.assert_close(mixing(x, PERIODIC), torch.fft.irfft(y_hat, n=n, dim=1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("boundary", [NO_FLUX, DIRICHLET, OUTFLOW])
+def test_spectral_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
+    """Even extension: on 2n tokens the cosine modes are the Fourier modes of the mirrored field, real weights act alike."""
+    mixing = SpectralMixing(6, 4)
+    x = noise(2, 7, 6)
+    mirrored = torch.cat([x, x.flip(1)], 1)
+    both = SpectralMixing(6, 4)
+    both.weight.data = torch.stack([mixing.weight[0].detach(), torch.zeros(4, 6, 6)])
+    torch.testing.assert_close(mixing(x, boundary), both(mirrored, PERIODIC)[:, :7], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("boundary", "outside"), [
+    (PERIODIC, [8.0, 9, 1, 2]), (NO_FLUX, [1.0, 1, 9, 9]), (OUTFLOW, [1.0, 1, 9, 9]), (DIRICHLET, [0.0, 0, 0, 0])])
+def test_local_mixing_continues_the_tokens_as_the_boundary_says(boundary, outside):
+    mixing = LocalMixing(1, 5)
+    mixing.weight.data = torch.tensor([[[1.0, 10, 100, 1000, 10000]]])
+    row = [*outside[:2], *range(1, 10), *outside[2:]]
+    expected = [sum(weight * row[i + j] for j, weight in enumerate((1, 10, 100, 1000, 10000))) for i in range(9)]
+    assert mixing(torch.arange(1.0, 10)[None, :, None], boundary).flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("mixing", [SpectralMixing(3, 4), LocalMixing(3, 5)])
+def test_mixing_in_two_dimensions_is_the_sum_over_axes_of_that_in_one(mixing):
+    x = noise(2, 7, 8, 3)
+    rows = torch.stack([mixing(line, PERIODIC) for line in x.unbind(1)], 1)
+    columns = torch.stack([mixing(line, PERIODIC) for line in x.unbind(2)], 2)
+    torch.testing.assert_close(mixing(x, PERIODIC), rows + columns)
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
+def test_one_set_of_weights_runs_in_one_two_and_three_dimensions(boundary):
+    backbone, condition = awake(), noise(2, 8, seed=1)
+    for grid in GRIDS:
+        x = noise(2, *grid, 8)
+        y = backbone(x, condition, boundary)
+        assert y.shape == x.shape
+        torch.testing.assert_close(y.square().mean(-1), torch.ones(2, *grid), rtol=1e-3, atol=1e-3)   # ends in an RMS norm
+        alone = torch.cat([backbone(x[i:i + 1], condition[i:i + 1], boundary) for i in range(2)])
+        torch.testing.assert_close(y, alone, rtol=1e-4, atol=1e-5)   # no sample sees another
+
+
+def test_a_field_constant_along_an_axis_stays_so_but_between_cold_walls():
+    """Nothing but the zeros beyond a Dirichlet wall marks a place."""
+    x = noise(2, 7, 1, 8).expand(2, 7, 6, 8)
+    for boundary in (PERIODIC, NO_FLUX):
+        y = awake()(x, noise(2, 8, seed=1), boundary)
+        torch.testing.assert_close(y, y[:, :, :1].expand_as(y), rtol=1e-4, atol=1e-5)
+    y = awake()(x, noise(2, 8, seed=1), DIRICHLET)
+    assert (y - y[:, :, :1]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_periodic_field_may_be_shifted_before_or_after(grid):
+    backbone, x, condition = awake(), noise(2, *grid, 8), noise(2, 8, seed=1)
+    shifts, axes = [3, -2, 1][: len(grid)], list(range(1, 1 + len(grid)))
+    moved = backbone(torch.roll(x, shifts, axes), condition, PERIODIC)
+    torch.testing.assert_close(moved, torch.roll(backbone(x, condition, PERIODIC), shifts, axes), rtol=1e-3, atol=1e-4)
+    walls = backbone(torch.roll(x, shifts, axes), condition, NO_FLUX)   # and only a periodic one
+    assert (walls - torch.roll(backbone(x, condition, NO_FLUX), shifts, axes)).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
+def test_axes_may_be_swapped_before_or_after(boundary):
+    backbone, condition = awake(), noise(2, 8, seed=1)
+    x = noise(2, 7, 8, 8)
+    torch.testing.assert_close(backbone(x.transpose(1, 2), condition, boundary),
+                               backbone(x, condition, boundary).transpose(1, 2), rtol=1e-4, atol=1e-5)
+    x = noise(2, 4, 5, 6, 8)
+    torch.testing.assert_close(backbone(x.permute(0, 3, 1, 2, 4), condition, boundary),
+                               backbone(x, condition, boundary).permute(0, 3, 1, 2, 4), rtol=1e-4, atol=1e-5)
+
+
+def test_at_the_start_blocks_do_nothing_and_the_condition_is_not_seen():
+    torch.manual_seed(0)
+    backbone, x = Backbone(MODEL), noise(2, 7, 8, 8)
+    for block in backbone.blocks:
+        assert torch.equal(block(x, noise(2, 8), PERIODIC), x)
+    assert torch.equal(backbone(x, noise(2, 8), PERIODIC), torch.nn.functional.rms_norm(x, (8,)))
+    woken = awake()
+    assert (woken(x, noise(2, 8), PERIODIC) - woken(x, noise(2, 8, seed=1), PERIODIC)).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
+def test_every_parameter_gets_a_gradient_after_one_update(boundary):
+    torch.manual_seed(0)
+    backbone = Backbone(MODEL)
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (backbone(noise(2, 7, 8, 8), noise(2, 8, seed=1), boundary) * noise(2, 7, 8, 8, seed=2)).sum().backward()
+        optimizer.step()
+    for name, parameter in backbone.named_parameters():
+        assert torch.isfinite(parameter.grad).all() and parameter.grad.abs().amax() > 0, name
+        if name.endswith("spectral.weight"):   # all modes; imaginary ones where the field is periodic, but for wave number 0
+            reached = parameter.grad.abs().amax((-1, -2)) > 0
+            assert reached[0].all() and reached[1].tolist() == [False, *[boundary == PERIODIC] * 3]
+
+
+def test_the_gated_mlp_is_that_of_the_formula():
+    """Block of width 1 with both gates 1 and no mixing: x + down(silu(a) b), (a, b) = up(norm x), by hand."""
+    block = Block(1, 2, 3, 1.0)
+    with torch.no_grad():
+        block.spectral.weight.zero_()
+        block.local.weight.zero_()
+        block.up.weight.copy_(torch.tensor([[2.0], [3.0]]))
+        block.down.weight.fill_(0.5)
+        block.modulation.bias.copy_(torch.tensor([0.0, 0, 1, 0, 0, 1]))   # shift, scale, gate, twice
+    x = torch.tensor([[[4.0], [-4.0]]])   # norm x = 1, -1
+    silu = [2 / (1 + 2.718281828**-2), -2 / (1 + 2.718281828**2)]
+    expected = torch.tensor([4 + 0.5 * silu[0] * 3, -4 + 0.5 * silu[1] * -3]).view(1, 2, 1)
+    torch.testing.assert_close(block(x, torch.zeros(1, 1), PERIODIC), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
+def test_bfloat16_is_close_to_float32(boundary):
+    backbone, x, condition = awake(), noise(2, 7, 8, 8), noise(2, 8, seed=1)
+    exact = backbone(x, condition, boundary)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = backbone(x, condition, boundary)
+    error = float((rough.float() - exact).detach().norm() / exact.detach().norm())
+    assert 1e-5 < error < 0.02   # 2^-9 per rounding; and the trunk did compute in it
+
+
+def test_only_the_matrices_of_the_mlps_are_for_muon():
+    flagged = {name for name, p in Backbone(MODEL).named_parameters() if getattr(p, "is_hidden_matrix", False)}
+    assert flagged == {f"blocks.{i}.{part}.weight" for i in range(2) for part in ("up", "down")}

@@ -1,0 +1,523 @@
+"""Bases of an axis (ups/spectral.py) and base predictors (ups/base.py) against definitions, exact solutions, hand-set weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ups.base import (
+    Elliptic,
+    Persistence,
+    Propagator,
+    Transport,
+    dictionary,
+    fit_by_gradient,
+    fit_propagators,
+    make_base,
+    monomials,
+)
+from ups.pde import burgers, darcy
+from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
+from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+
+NONE = torch.zeros(0)   # no parameter
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def relative(pred: torch.Tensor, ref: torch.Tensor) -> float:
+    return float((pred.detach().double() - ref.detach().double()).norm() / ref.detach().double().norm())
+
+
+# ---------------------------------------------------------------- bases of an axis
+
+
+@pytest.mark.parametrize("n", [7, 8])
+def test_the_fourier_rows_are_an_orthonormal_basis_and_agree_with_the_fft(n):
+    rows = fourier_pairs(n, n // 2 + 1)
+    basis = rows.flatten(0, 1)
+    basis = basis[basis.norm(dim=-1) > 0]
+    assert basis.shape == (n, n)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(n, dtype=torch.float64))
+    u = noise(n, dtype=torch.float64)
+    u_hat = torch.fft.rfft(u, norm="ortho")
+    weight = torch.full((n // 2 + 1,), math.sqrt(2), dtype=torch.float64)   # each wave number but 0 and n/2 stands for two
+    weight[0] = 1
+    weight[-1] = 1 if n % 2 == 0 else weight[-1]
+    cosines, sines = rows @ u
+    torch.testing.assert_close(cosines, weight * u_hat.real)
+    torch.testing.assert_close(sines, -weight * u_hat.imag)
+
+
+@pytest.mark.parametrize("n", [1, 7, 8])
+@pytest.mark.parametrize("make", [cosine, sine])
+def test_the_cosine_and_sine_rows_are_orthonormal(n, make):
+    torch.testing.assert_close(make(n) @ make(n).T, torch.eye(n, dtype=torch.float64))
+
+
+def test_the_cosine_and_sine_rows_are_what_their_names_say():
+    n, x = 5, (torch.arange(5, dtype=torch.float64) + 0.5) / 5   # cell centres; the walls are at 0 and 1
+    for k in range(1, n):
+        torch.testing.assert_close(cosine(n)[k], math.sqrt(2 / n) * torch.cos(math.pi * k * x))
+        torch.testing.assert_close(sine(n)[k - 1], math.sqrt(2 / n) * torch.sin(math.pi * k * x))
+    torch.testing.assert_close(cosine(n)[0], torch.full((n,), 5**-0.5, dtype=torch.float64))
+    torch.testing.assert_close(sine(n)[-1], 5**-0.5 * torch.tensor([1.0, -1, 1, -1, 1], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n", [6, 9])
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
+def test_the_rows_are_eigenfunctions_of_the_laplacian_with_the_ghost_cells_of_the_boundary(n, boundary):
+    if boundary == PERIODIC:
+        rows, k = fourier_pairs(n, n // 2 + 1).flatten(0, 1), 2 * torch.arange(n // 2 + 1).repeat(2)
+        ghosts = rows[:, -1:], rows[:, :1]
+    else:
+        rows, k = (sine(n), torch.arange(1, n + 1)) if boundary == DIRICHLET else (cosine(n), torch.arange(n))
+        sign = -1 if boundary == DIRICHLET else 1
+        ghosts = sign * rows[:, :1], sign * rows[:, -1:]
+    wide = torch.cat([ghosts[0], rows, ghosts[1]], 1)
+    laplacian = wide[:, 2:] - 2 * rows + wide[:, :-2]
+    eigenvalue = 2 * torch.cos(math.pi * k.double() / n) - 2
+    torch.testing.assert_close(laplacian, eigenvalue[:, None] * rows)
+
+
+def test_apply_axes_is_one_matrix_per_trailing_axis():
+    u, a, b = noise(2, 3, 4, 5), noise(6, 4, seed=1), noise(7, 5, seed=2)
+    torch.testing.assert_close(apply_axes(u, [a, b]), torch.einsum("ai,bj,xyij->xyab", a, b, u))
+
+
+@pytest.mark.parametrize("space", [(7,), (8,), (6, 5), (5, 6), (4, 3, 6), (3, 4, 5)])
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
+def test_a_field_transform_inverts_itself_and_keeps_the_norm(space, boundary):
+    transform = FieldTransform(space, boundary)
+    u = noise(2, 3, *space)
+    u_hat = transform.forward(u)
+    assert u_hat.shape == (2, 3, transform.modes) and u_hat.is_complex() == (boundary == PERIODIC)
+    torch.testing.assert_close(transform.inverse(u_hat), u, rtol=0, atol=2e-6)
+    if boundary != PERIODIC:
+        torch.testing.assert_close(u_hat.norm(), u.norm())
+    assert not transform.state_dict()   # nothing to save: a checkpoint holds the weights alone
+
+
+# ---------------------------------------------------------------- propagator
+
+
+def fitted(trajectories: list[torch.Tensor], boundary: str, degree: int, history: int, ridge: float = 1e-10,
+           want: tuple[int, int] | None = None) -> Propagator:
+    """The propagator of `trajectories`, one (n, time, C, *space) per parameter value."""
+
+    def windows(value):
+        u = trajectories[value]
+        for start in range(u.shape[1] - history):
+            yield u[:, start:start + history], u[:, start + history]
+
+    shape = trajectories[0].shape
+    found = {(s["degree"], s["history"], s["ridge"]): base
+             for s, base in fit_propagators(windows, len(trajectories), shape[2], tuple(shape[3:]), boundary, degree, history)}
+    return found[(*(want or (degree, history)), ridge)]
+
+
+def roll_out(base: torch.nn.Module, u: torch.Tensor, steps: int, index: torch.Tensor | None = None) -> torch.Tensor:
+    """`steps` frames after the window u (n, history, C, *space)."""
+    index = torch.zeros(len(u), dtype=torch.long) if index is None else index
+    for _ in range(steps):
+        u = torch.cat([u, base(u, NONE.expand(len(u), 0), index)[:, None]], 1)
+    return u[:, -steps:]
+
+
+def modal(u: torch.Tensor, factors: torch.Tensor, boundary: str) -> torch.Tensor:
+    """Frames (n, 1 + T, 1, *space), float64: every spectral mode of u (n, 1, *space) times factors (1 + T, modes)."""
+    space = u.shape[2:]
+    if boundary == PERIODIC:
+        axes = tuple(range(-len(space), 0))
+        u_hat = torch.fft.rfftn(u, dim=axes)[:, None] * factors.view(1, len(factors), 1, *u.shape[2:-1], -1)
+        return torch.fft.irfftn(u_hat, s=space, dim=axes)
+    matrices = [sine(n) if boundary == DIRICHLET else cosine(n) for n in space]
+    u_hat = apply_axes(u, matrices)[:, None] * factors.view(len(factors), 1, *space)
+    return apply_axes(u_hat, [m.T for m in matrices])
+
+
+def shifted(u: torch.Tensor, cells: float, steps: int) -> torch.Tensor:
+    """u (n, 1, odd) moved by `cells` per frame, exactly: (n, 1 + steps, 1, odd)."""
+    k = torch.arange(u.shape[-1] // 2 + 1, dtype=torch.float64)
+    angle = -2 * math.pi * cells / u.shape[-1] * torch.outer(torch.arange(steps + 1, dtype=torch.float64), k)
+    return modal(u, torch.polar(torch.ones_like(angle), angle), PERIODIC)
+
+
+SHIFTS = (0.3, 1.7, -2.45)   # cells per frame, one per parameter value
+
+
+@pytest.fixture(scope="module")
+def shift_propagator():
+    return fitted([shifted(noise(24, 1, 33, dtype=torch.float64), cells, 4).float() for cells in SHIFTS], PERIODIC, 1, 1)
+
+
+def test_a_propagator_recovers_a_shift_by_a_fraction_of_a_cell_for_thirty_steps(shift_propagator):
+    for value, cells in enumerate(SHIFTS):
+        truth = shifted(noise(3, 1, 33, seed=9, dtype=torch.float64), cells, 30)
+        pred = roll_out(shift_propagator, truth[:, :1].float(), 30, torch.full((3,), value))
+        assert relative(pred, truth[:, 1:]) < 1e-5
+
+
+def test_a_mixed_batch_gives_every_sample_the_weights_of_its_own_parameter_value(shift_propagator):
+    u, index = noise(6, 1, 33, seed=8, dtype=torch.float64), torch.tensor([2, 0, 1, 1, 2, 0])
+    truth = torch.cat([shifted(u[i:i + 1], SHIFTS[value], 1) for i, value in enumerate(index.tolist())])
+    assert relative(roll_out(shift_propagator, truth[:, :1].float(), 1, index), truth[:, 1:]) < 1e-6
+    assert relative(roll_out(shift_propagator, truth[:, :1].float(), 1, index.flip(0)), truth[:, 1:]) > 0.5
+
+
+@pytest.mark.parametrize(("boundary", "space"), [
+    (NO_FLUX, (8, 6)), (DIRICHLET, (8, 6)), (PERIODIC, (7, 9)), (NO_FLUX, (4, 5, 6))])
+def test_a_propagator_recovers_the_heat_equation_behind_every_wall(boundary, space):
+    if boundary == PERIODIC:
+        waves = [2 * torch.fft.fftfreq(space[0], 1 / space[0]).double(), 2 * torch.arange(space[1] // 2 + 1).double()]
+    else:
+        waves = [torch.arange(n).double() + (boundary == DIRICHLET) for n in space]
+    rate = sum((2 - 2 * torch.cos(math.pi * k / n)).view(*[-1 if i == axis else 1 for i in range(len(space))])
+               for axis, (k, n) in enumerate(zip(waves, space, strict=True)))
+    factors = torch.exp(-0.2 * torch.arange(11, dtype=torch.float64)[:, None] * rate.flatten())
+
+    def frames(num: int, steps: int, seed: int) -> torch.Tensor:
+        return modal(noise(num, 1, *space, seed=seed, dtype=torch.float64), factors[:steps + 1], boundary)
+
+    base = fitted([frames(24, 2, 0).float()], boundary, 1, 1)
+    truth = frames(3, 10, 5)
+    assert relative(roll_out(base, truth[:, :1].float(), 10), truth[:, 1:]) < 1e-5
+
+
+def reaction_step(u: torch.Tensor, dt: float = 0.1, diffusion: float = 0.3) -> torch.Tensor:
+    """Explicit Euler of u_t = D lap u + u - u^3 - v, v_t = u - v with no-flux walls; u (n, 2, ny, nx)."""
+    wide = F.pad(u, (1, 1, 1, 1), mode="replicate")
+    laplacian = wide[..., 2:, 1:-1] + wide[..., :-2, 1:-1] + wide[..., 1:-1, 2:] + wide[..., 1:-1, :-2] - 4 * u
+    a, b = u[:, :1], u[:, 1:]
+    return u + dt * torch.cat([diffusion * laplacian[:, :1] + a - a**3 - b, a - b], 1)
+
+
+def test_degree_three_finds_the_coefficients_of_a_cubic_reaction_and_degree_one_cannot():
+    frames = [0.8 * noise(300, 2, 4, 5, dtype=torch.float64)]
+    for _ in range(2):
+        frames.append(reaction_step(frames[-1]))
+    u = torch.stack(frames, 1)
+    base = fitted([u.float()], NO_FLUX, 3, 1)
+    terms = monomials(2, 3)
+    assert terms[:5] == [(0,), (1,), (0, 0), (0, 1), (1, 1)] and len(terms) == 9
+    weight = base.weight_real[0]                                              # modes, terms, channels
+    expected = torch.zeros_like(weight)
+    ky, kx = torch.arange(4.0)[:, None], torch.arange(5.0)[None, :]
+    eigenvalue = (2 * torch.cos(math.pi * ky / 4) + 2 * torch.cos(math.pi * kx / 5) - 4).flatten()
+    expected[:, terms.index((0,)), 0] = 0.1 * (1 + 0.3 * eigenvalue)
+    expected[:, terms.index((1,)), 0] = -0.1
+    expected[:, terms.index((0, 0, 0)), 0] = -0.1
+    expected[:, terms.index((0,)), 1], expected[:, terms.index((1,)), 1] = 0.1, -0.1
+    torch.testing.assert_close(weight, expected, rtol=0, atol=2e-5)
+    truth = [noise(2, 2, 4, 5, seed=4, dtype=torch.float64) * 0.5]
+    for _ in range(20):
+        truth.append(reaction_step(truth[-1]))
+    truth = torch.stack(truth, 1)
+    assert relative(roll_out(base, truth[:, :1].float(), 20), truth[:, 1:]) < 1e-4
+    linear = fitted([u.float()], NO_FLUX, 3, 1, want=(1, 1))
+    assert relative(roll_out(linear, truth[:, :1].float(), 20), truth[:, 1:]) > 1e-2
+
+
+def test_two_frames_of_history_recover_the_wave_equation_and_one_cannot():
+    """Mode k oscillates as cos(k c t + phase), which obeys u_next = 2 cos(k c) u - u_before and nothing of first order."""
+    k = torch.arange(9, dtype=torch.float64)
+
+    def waves(num: int, seed: int, frames: int) -> torch.Tensor:
+        now, before = noise(num, 1, 17, seed=seed, dtype=torch.float64), noise(num, 1, 17, seed=seed + 1, dtype=torch.float64)
+        u_hat = [torch.fft.rfft(before), torch.fft.rfft(now)]
+        while len(u_hat) < frames:
+            u_hat.append(2 * torch.cos(0.3 * k) * u_hat[-1] - u_hat[-2])
+        u = torch.fft.irfft(torch.stack(u_hat, 1), n=17)
+        return u / u.square().mean().sqrt()
+
+    data, truth = waves(40, 0, 8), waves(2, 7, 22)
+    both = fitted([data.float()], PERIODIC, 1, 2)
+    assert both.history == 2 and relative(roll_out(both, truth[:, :2].float(), 20), truth[:, 2:]) < 1e-5
+    assert relative(roll_out(both, truth[:, :2].float(), 1), truth[:, 2:3]) < 1e-5
+    one = fitted([data.float()], PERIODIC, 1, 2, want=(1, 1))
+    assert one.history == 1 and relative(roll_out(one, truth[:, :2].float(), 1), truth[:, 2:3]) > 0.1
+
+
+def test_the_ridge_is_that_of_the_formula():
+    """One cell, one channel, u_next = 2 u: W = <u, u> / (<u, u> + ridge n), by hand."""
+    u = torch.tensor([1e-3, 2e-3, -1e-3]).view(3, 1, 1)
+    fits = fit_propagators(lambda value: iter([(u[:, None], 2 * u)]), 1, 1, (1,), NO_FLUX, 1, 1)
+    found = {settings["ridge"]: float(base.weight_real) for settings, base in fits}
+    assert found == pytest.approx({ridge: 6e-6 / (6e-6 + 3 * ridge) for ridge in (1e-6, 1e-8, 1e-10)}, rel=1e-5)
+
+
+def test_every_smaller_candidate_equals_its_own_fit():
+    u = noise(60, 5, 2, 6)
+    # windows of the longer history end in the same frames, so both fits see the same pairs
+    small = fitted([u[:, 1:]], NO_FLUX, 1, 1, ridge=1e-6)
+    inside = fitted([u], NO_FLUX, 3, 2, ridge=1e-6, want=(1, 1))
+    torch.testing.assert_close(inside.weight_real, small.weight_real)
+
+
+def test_candidates_are_every_degree_history_and_ridge_worth_trying():
+    u = noise(30, 6, 1, 4)
+    fits = fit_propagators(lambda value: iter([(u[:, :4], u[:, 4])]), 1, 1, (4,), NO_FLUX, 3, 4)
+    tried = {(s["degree"], s["history"], s["ridge"]) for s, _ in fits}
+    assert tried == {(d, h, r) for d in (1, 3) for h in (1, 2, 4) for r in (1e-6, 1e-8, 1e-10)}
+
+
+def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():
+    u = noise(4, 2, 1, 4)
+    windows = [[(u[:, :1], u[:, 1])], []]
+    with pytest.raises(ValueError, match="no training window for parameter value number 1; expected at least one"):
+        list(fit_propagators(lambda value: iter(windows[value]), 2, 1, (4,), NO_FLUX, 1, 1))
+
+
+def test_what_is_not_fitted_is_persistence():
+    u = noise(2, 3, 1, 8)
+    index = torch.zeros(2, dtype=torch.long)
+    assert torch.equal(Persistence()(u, NONE.expand(2, 0), index), u[:, -1])
+    for boundary in (PERIODIC, NO_FLUX):
+        base = make_base("propagator", {"num_values": 1, "num_channels": 1, "space": [8], "boundary": boundary, "degree": 3,
+                                        "history": 3})
+        torch.testing.assert_close(base(u, NONE.expand(2, 0), index), u[:, -1])
+
+
+def test_the_dictionary_holds_every_product_once():
+    u = torch.tensor([[[2.0], [3.0]]])
+    assert dictionary(u, 3).flatten().tolist() == [2, 3, 4, 6, 9, 8, 12, 18, 27]
+
+
+# ---------------------------------------------------------------- transport
+
+
+def transport(space: tuple[int, ...], boundary: str, reach: int, channels: int = 1, parameters: int = 1) -> Transport:
+    return Transport(num_parameters=parameters, num_channels=channels, space=space, boundary=boundary, reach=reach)
+
+
+def scrambled(base: torch.nn.Module, size: float, seed: int = 3) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator)
+    return base
+
+
+@pytest.mark.parametrize(("space", "boundary"), [((32,), PERIODIC), ((32,), NO_FLUX), ((16, 12), PERIODIC), ((16, 12), NO_FLUX),
+                                                 ((6, 8, 7), PERIODIC), ((6, 8, 7), OUTFLOW)])
+def test_transport_keeps_constants_and_never_leaves_the_range_of_its_input(space, boundary):
+    base = scrambled(transport(space, boundary, 3, channels=2), 1.0)
+    parameters, index = noise(4, 1, seed=1), torch.zeros(4, dtype=torch.long)
+    constant = torch.tensor([0.7, -2.0]).view(1, 1, 2, *[1] * len(space)).expand(4, 1, 2, *space).contiguous()
+    torch.testing.assert_close(base(constant, parameters, index), constant[:, 0])
+    u = noise(4, 1, 2, *space, seed=2)
+    u_next = base(u, parameters, index)
+    axes = tuple(range(2, u_next.ndim))
+    assert (u_next.amax(axes) <= u[:, 0].amax(axes) + 1e-6).all() and (u_next.amin(axes) >= u[:, 0].amin(axes) - 1e-6).all()
+    assert relative(u_next, u[:, 0]) > 0.1   # and it does something
+
+
+NUS = (0.05, 0.1)
+LOGS = [(math.log(nu) - sum(map(math.log, NUS)) / 2) / (math.log(2) / 2) for nu in NUS]   # standardised: -1 and 1
+
+
+def cole_hopf(n: int, reach: int, dt: float, mean: float, std: float) -> Transport:
+    """Transport with the weights that the Cole-Hopf solution of Burgers' equation prescribes, c = nu / pi = C exp(s log 2 / 2):
+
+    weight of the value at x + k:  exp( -(psi(x + k) - psi(x)) / 2c - (k dx)^2 / (4 c dt) ),  psi_x = u = mean + std w.
+    """
+    base, middle, slope = transport((n,), PERIODIC, reach), math.exp(sum(map(math.log, NUS)) / 2) / math.pi, math.log(2) / 2
+    dx = 1 / n
+    with torch.no_grad():
+        base.stencil[0, 0, 2] = -std * dx / (2 * middle) * reach / base.RATE_SCALE
+        base.log_amplitude[0, 0] = -slope
+        drift = [-mean * dx / (2 * nu / math.pi) for nu in NUS]
+        base.drift[0, 0], base.drift[0, 1] = sum(drift) / 2, (drift[1] - drift[0]) / 2
+        base.log_width[0, 0], base.log_width[0, 1] = math.log(math.sqrt(2 * middle * dt) / dx), slope / 2
+    return base
+
+
+def burgers_windows(n: int, frames: int, dt: float, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(u (pairs, 1, 1, n), standardised log nu (pairs, 1), u_next (pairs, 1, n)) from the solver, after the first frame."""
+    u, logs, u_next = [], [], []
+    for nu, log in zip(NUS, LOGS, strict=True):
+        solution = burgers.simulate(range(count), seed=1, resolution=n, num_frames=frames, parameter=nu, t_end=dt * (frames - 1))
+        u.append(solution[:, 1:-1].flatten(0, 1)[:, None])
+        u_next.append(solution[:, 2:].flatten(0, 1))
+        logs.append(torch.full((len(u[-1]), 1), log))
+    return torch.cat(u), torch.cat(logs), torch.cat(u_next)
+
+
+def test_transport_with_the_cole_hopf_weights_is_burgers_equation():
+    u, logs, u_next = burgers_windows(256, 6, 0.05, 4)
+    mean, std = 0.05, 0.6
+    base = cole_hopf(256, 96, 0.05, mean, std)
+    index = torch.zeros(len(u), dtype=torch.long)
+    pred = base((u - mean) / std, logs, index) * std + mean
+    assert relative(pred, u_next) < 1e-4
+    assert relative(u[:, 0], u_next) > 0.05                            # persistence: the step is not small
+    wrong = base((u - mean) / std, -logs, index) * std + mean          # the other viscosity: the parameter matters
+    assert relative(wrong, u_next) > 0.01
+
+
+def test_transport_finds_burgers_equation_from_data():
+    u, logs, u_next = burgers_windows(64, 8, 0.05, 24)
+    base = transport((64,), PERIODIC, 24)
+    order = torch.randperm(len(u), generator=torch.Generator().manual_seed(0))
+    held, shown = order[:32], order[32:]
+
+    def draw(step: int) -> tuple:
+        rows = shown[torch.arange(16 * step, 16 * step + 16) % len(shown)]
+        return u[rows], logs[rows], rows * 0, u_next[rows]
+
+    seen = []
+    fit_by_gradient(base, draw, 400, progress=lambda step, loss: seen.append(loss))
+    assert len(seen) == 400 and seen[0] > 0.3
+    assert relative(base(u[held], logs[held], held * 0), u_next[held]) < 2e-3
+
+
+def blur_kernel(width: float, drift: float, reach: int) -> torch.Tensor:
+    k = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    weight = torch.exp(drift * k - k**2 / (2 * width**2))
+    return weight / weight.sum()
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
+def test_transport_acts_along_every_axis_with_its_own_width_and_drift(boundary):
+    base = transport((12, 10), boundary, 4)
+    widths, drifts = (1.3, 0.6), (0.2, -0.4)
+    with torch.no_grad():
+        base.log_width[:, 0] = torch.tensor(widths).log()
+        base.drift[:, 0] = torch.tensor(drifts)
+    u = noise(2, 1, 1, 12, 10)
+    expected = u[:, 0].double()
+    for axis, (width, drift) in enumerate(zip(widths, drifts, strict=True)):
+        kernel = blur_kernel(width, drift, 4)
+        moved = expected.movedim(2 + axis, -1)
+        padded = F.pad(moved[:, 0], (4, 4), mode="circular" if boundary == PERIODIC else "reflect")
+        if boundary != PERIODIC:   # the mirror lies on the face, half a cell outside the first centre
+            padded = torch.cat([moved[:, 0, :, :4].flip(-1), moved[:, 0], moved[:, 0, :, -4:].flip(-1)], -1)
+        expected = (padded.unfold(-1, 9, 1) @ kernel)[:, None].movedim(-1, 2 + axis)
+    pred = base(u, torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))
+    torch.testing.assert_close(pred.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_symmetric_kernel_between_mirrors_conserves_the_mean():
+    base = transport((16,), NO_FLUX, 4)
+    u = noise(3, 1, 1, 16)
+    pred = base(u, torch.zeros(3, 1), torch.zeros(3, dtype=torch.long))
+    torch.testing.assert_close(pred.mean(-1), u[:, 0].mean(-1))
+    assert relative(pred, u[:, 0]) > 0.05
+
+
+# ---------------------------------------------------------------- elliptic
+
+
+def elliptic(space: tuple[int, ...], boundary: str, channels: int = 1, inputs: int = 1) -> Elliptic:
+    torch.manual_seed(0)
+    return Elliptic(num_parameters=1, num_channels=channels, num_inputs=inputs, space=space, boundary=boundary)
+
+
+def constant_faces(base: Elliptic, a: float) -> Elliptic:
+    """Conductivity a on every face, source 1, no reaction."""
+    with torch.no_grad():
+        for parameter in (*base.face.parameters(), *base.cell.parameters()):
+            parameter.zero_()
+        base.face[-1].bias.fill_(math.log(a) / 2)   # both orders of the two cells add up
+        base.cell[-1].bias[base.num_channels:] = -40.0
+    return base
+
+
+@pytest.mark.parametrize("space", [(16, 16), (12, 16)])
+def test_constant_faces_between_cold_walls_solve_the_poisson_problem(space):
+    base = constant_faces(elliptic(space, DIRICHLET), 0.4)
+    base.gain.fill_(space[0] ** 2 / base.mean_square)
+    base.zero.fill_(0.3)
+    u_ref = darcy.solve(torch.full(space, 0.4), torch.ones(()))
+    u_pred = base(noise(2, 1, 1, *space), torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)) - 0.3
+    assert relative(u_pred[0, 0], u_ref) < 1e-5 and relative(u_pred[1, 0], u_ref) < 1e-5
+
+
+def system_of(base: Elliptic, u: torch.Tensor) -> tuple:
+    """(the linear operator, its source) that a call builds."""
+    kept = []
+    solve = base._solve
+    base._solve = lambda operator, source: kept.append((operator, source)) or solve(operator, source)
+    solution = base(u, torch.full((len(u), 1), 0.5), torch.zeros(len(u), dtype=torch.long))
+    base._solve = solve
+    return *kept[0], solution
+
+
+SPACES = [((9,), 1), ((6, 5), 2), ((4, 3, 5), 1)]
+
+
+@pytest.mark.parametrize(("space", "channels"), SPACES)
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
+def test_the_elliptic_operator_is_symmetric_and_positive_for_any_weights(space, channels, boundary):
+    base = scrambled(elliptic(space, boundary, channels, inputs=2), 0.3)
+    operator, source, _ = system_of(base, noise(3, 1, 2, *space))
+    x, y = noise(3, channels, *space, seed=5), noise(3, channels, *space, seed=6)
+    axes = tuple(range(2, x.ndim))
+    torch.testing.assert_close((x * operator(y)).sum(axes), (operator(x) * y).sum(axes), rtol=1e-4, atol=1e-4)
+    assert ((x * operator(x)).sum(axes) > 0).all() and source.shape == x.shape
+    flat = torch.ones_like(x)   # a constant is at rest but for the reaction, except between cold walls
+    drained = operator(flat).sum(axes) / flat[0, 0].numel()
+    assert (drained > 0.1).all() if boundary == DIRICHLET else (drained < 0.05).all()
+
+
+@pytest.mark.parametrize(("space", "channels"), SPACES)
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
+def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channels, boundary):
+    base = scrambled(elliptic(space, boundary, channels), 0.2)
+    with torch.no_grad():
+        base.cell[-1].bias[channels:] += 8.0   # a reaction of order one: without walls the problem is singular otherwise
+    base.ITERATIONS = 40
+    operator, source, solution = system_of(base, noise(2, 1, 1, *space))
+    assert solution.shape == (2, channels, *space)
+    assert relative(operator(solution - base.zero.view(-1, *[1] * len(space))), source) < 1e-3   # float32; 2e-4 measured
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
+def test_the_gradient_reaches_every_weight_of_the_elliptic_base(boundary):
+    base = elliptic((6, 5), boundary)
+    base(noise(3, 1, 1, 6, 5), noise(3, 1, seed=1), torch.zeros(3, dtype=torch.long)).square().mean().backward()
+    for name, parameter in base.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all() and parameter.grad.abs().sum() > 0, name
+
+
+def darcy_data(num: int, resolution: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised coefficient (num, 1, 1, n, n) and solution (num, 1, n, n); the last value is that of u = 0."""
+    fields = darcy.simulate(range(num), seed=3, resolution=resolution, num_frames=1, parameter=1.0, t_end=1.0)[:, 0]
+    a, u = fields[:, :1], fields[:, 1:]
+    return ((a - a.mean()) / a.std())[:, None], torch.cat([u, torch.zeros_like(u[:1])]).sub(u.mean()).div(u.std())
+
+
+def test_the_elliptic_base_learns_darcy_flow_from_few_samples_in_few_steps():
+    a, u = darcy_data(80, 16)
+    shown, held = slice(0, 64), slice(64, 80)
+    base = elliptic((16, 16), DIRICHLET)
+    base.zero.copy_(u[-1].flatten()[:1])
+    u = u[:-1]
+    zeros, index = torch.zeros(80, 1), torch.zeros(80, dtype=torch.long)
+    before = relative(base(a[held], zeros[held], index[held]), u[held])
+    base.calibrate(a[shown], zeros[shown], index[shown], u[shown])
+    calibrated = relative(base(a[held], zeros[held], index[held]), u[held])
+
+    def draw(step: int) -> tuple:
+        rows = torch.arange(8 * step, 8 * step + 8) % 64
+        return a[rows], zeros[rows], index[rows], u[rows]
+
+    fit_by_gradient(base, draw, 150)
+    after = relative(base(a[held], zeros[held], index[held]), u[held])
+    mean = relative(u[shown].mean(0, keepdim=True).expand(16, -1, -1, -1), u[held])
+    assert calibrated < before and after < 0.2 * mean and after < 0.1, (before, calibrated, after, mean)
+
+
+def test_calibration_finds_the_gain_of_a_scaled_source():
+    base = constant_faces(elliptic((8, 8), DIRICHLET), 1.0)
+    u, zeros, index = noise(3, 1, 1, 8, 8), torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)
+    base.zero.fill_(-0.2)
+    u_ref = 7.5 * (base(u, zeros, index) + 0.2) - 0.2
+    base.calibrate(u, zeros, index, u_ref)
+    assert float(base.gain) == pytest.approx(7.5, rel=1e-5)
+    torch.testing.assert_close(base(u, zeros, index), u_ref)

@@ -1,0 +1,261 @@
+"""The choice of a base (ups/choose.py): the right one on real solutions, recorded, found again, refused where it is foreign."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import prepare_cache
+import prepare_data
+from ups import choose
+from ups.base import Persistence
+from ups.cache import Cache, open_cache
+from ups.choose import (
+    base_error,
+    base_settings,
+    candidates,
+    choose_base,
+    fit_and_save,
+    head_description,
+    load_base,
+    residual_scale,
+    spread,
+)
+from ups.config import ROOT, Config, load_config
+from ups.operator import TaskHead
+
+CPU = torch.device("cpu")
+TINY = ["task.advection1d.num_trajectories=16", "task.advection1d.resolution=32", "task.burgers1d.parameters=[0.05,0.1]",
+        "task.burgers1d.num_trajectories=20", "task.darcy2d.num_trajectories=20", "task.darcy2d.resolution=16",
+        "task.diff_react2d.num_trajectories=12", "task.diff_react2d.resolution=16", "operator.base_steps=150"]
+
+
+def make_caches(root: Path, *overrides: str) -> Config:
+    """Data and caches of configs/smoke.yaml, smaller still, under `root`."""
+    overrides = [f"data.root={root}/data", f"cache.root={root}/cache", f"run.root={root}/runs", *TINY, *overrides]
+    arguments = ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
+    assert prepare_data.main([*arguments, "--workers", "1"]) == 0 and prepare_cache.main(arguments) == 0
+    return load_config(ROOT / "configs" / "smoke.yaml", overrides)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Config:
+    return make_caches(tmp_path_factory.mktemp("choose"))
+
+
+@pytest.fixture(scope="module")
+def facts(config) -> dict[str, dict]:
+    """What `fit_and_save` says about every task; its files are in run_dir/bases."""
+    return {name: fit_and_save(open_cache(config, name), config, config.run_dir / "bases", 0, CPU) for name in config.data.tasks}
+
+
+def loaded(config: Config, facts: dict, name: str) -> TaskHead:
+    head = TaskHead(facts[name]["description"], width=1)
+    load_base(head, config.run_dir / "bases")
+    return head
+
+
+# ---------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize(("task", "kind", "ratio"), [("advection1d", "propagator", 100), ("burgers1d", "transport", 10),
+                                                     ("diff_react2d", "propagator", 100), ("darcy2d", "elliptic", 0)])
+def test_each_equation_gets_the_base_that_its_solution_suggests(facts, task, kind, ratio):
+    description, scores = facts[task]["description"], facts[task]["validation_nrmse"]
+    assert description["base"]["kind"] == kind
+    best = min((value, name) for name, value in scores.items() if value is not None)
+    assert best[1].startswith(kind) and (not ratio or ratio * best[0] < scores["persistence"])
+    if task == "diff_react2d":
+        assert description["base"]["settings"]["degree"] == 3 and "degree 3" in best[1]
+    if task == "darcy2d":
+        assert best[0] < 0.3   # the mean field of the training split has about 1
+
+
+def test_the_score_of_every_candidate_is_recorded(config, facts):
+    ridges = ("1e-06", "1e-08", "1e-10")
+    expected = {f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4) for r in ridges}
+    assert set(facts["diff_react2d"]["validation_nrmse"]) == {"persistence", *expected}
+    assert set(facts["darcy2d"]["validation_nrmse"]) == {"elliptic"}
+    assert "transport" in facts["burgers1d"]["validation_nrmse"] and facts["burgers1d"]["seconds"] > 0
+
+
+def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, facts):
+    cache, context = open_cache(config, "advection1d"), config.evaluate.context_frames
+    head = loaded(config, facts, "advection1d")
+    rows = cache.split["val"]
+    assert len(rows) <= choose.NUM_ROLLOUTS
+    u = head.codec.decode(cache.batch(rows, 0, cache.num_frames)).double()
+    error = (u[:, context:] - u[:, context - 1 : context]).square().sum((0, 3)) / u[:, context:].square().sum((0, 3))
+    head.base = Persistence()
+    expected = float(error.sqrt().mean())
+    assert base_error(head, cache, context) == pytest.approx(expected, rel=1e-5)
+    assert facts["advection1d"]["validation_nrmse"]["persistence"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_chosen_base_scores_what_was_recorded_after_loading(config, facts):
+    for name in ("advection1d", "burgers1d", "darcy2d"):
+        best = min(value for value in facts[name]["validation_nrmse"].values() if value is not None)
+        cache = open_cache(config, name)
+        assert base_error(loaded(config, facts, name), cache, config.evaluate.context_frames) == pytest.approx(best, rel=1e-4)
+
+
+class Broken(torch.nn.Module):
+    """A base that goes to NaN or infinity in its second step."""
+
+    history = 1
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.value = value
+
+    def forward(self, u: torch.Tensor, parameters: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.where(u[:, -1] == 123.0, self.value, 123.0)
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) -> None:
+    """Let `candidates` yield these bases in this order."""
+
+    def fake(cache, config, seed, device):
+        for name, base in bases:
+            head = TaskHead(head_description(cache, config, "persistence", base_settings(cache, config, "persistence")), width=1)
+            head.codec.load_state_dict(cache.tokenizer.state_dict())
+            head.base = base
+            yield name, head
+
+    monkeypatch.setattr(choose, "candidates", fake)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(config, tmp_path, monkeypatch, value):
+    cache = open_cache(config, "advection1d")
+    offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
+    head, scores = choose_base(cache, config, 0, CPU)
+    assert isinstance(head.base, Persistence) and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
+    recorded = fit_and_save(cache, config, tmp_path, 0, CPU)["validation_nrmse"]
+    assert recorded["broken"] is None and recorded["calm"] == scores["calm"]
+    json.loads((tmp_path / "advection1d.json").read_text(), parse_constant=pytest.fail)   # no NaN or Infinity in it
+
+
+def test_a_task_none_of_whose_bases_survives_is_refused(config, monkeypatch):
+    offer(monkeypatch, ("first", Broken(math.nan)), ("second", Broken(math.inf)))
+    with pytest.raises(ValueError, match=r"no base of burgers1d survives .*\(tried: first, second\); expected one that stays"):
+        choose_base(open_cache(config, "burgers1d"), config, 0, CPU)
+
+
+# ---------------------------------------------------------------- what the fit may see
+
+
+class Watched(Cache):
+    """A cache that notes which rows and frames were read."""
+
+    def batch(self, rows, starts, length, device="cpu"):
+        self.seen.append((torch.as_tensor(rows), torch.as_tensor(starts), length))
+        return super().batch(rows, starts, length, device)
+
+
+@pytest.mark.parametrize("task", ["burgers1d", "diff_react2d", "darcy2d"])
+def test_bases_are_fitted_on_training_trajectories_from_train_from_on(config, task):
+    config = replace(config, operator=replace(config.operator, base_steps=3))
+    cache = open_cache(config, task)
+    cache.__class__, cache.seen = Watched, []
+    heads = [head for _, head in candidates(cache, config, 0, CPU)]
+    residual_scale(heads[-1], cache, config, 0)
+    rows = torch.cat([rows for rows, _, _ in cache.seen])
+    assert set(rows.tolist()) <= set(cache.split["train"].tolist()) and len(set(rows.tolist())) >= 10
+    assert all((starts >= config.task[task].train_from).all() for _, starts, _ in cache.seen)
+    last = max(int(starts.max()) + length for _, starts, length in cache.seen)
+    assert last == cache.num_frames   # and the last frame is among them
+
+
+def test_a_fit_depends_on_the_seed_and_not_on_what_was_drawn_before(config):
+    config = replace(config, operator=replace(config.operator, base_steps=5))
+    found = []
+    for seed, draws in ((0, 0), (0, 7), (1, 0)):
+        torch.manual_seed(99)
+        torch.randn(draws)
+        head, _ = choose_base(open_cache(config, "darcy2d"), config, seed, CPU)
+        found.append(torch.cat([value.flatten() for value in head.base.state_dict().values()]))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
+    cache, name = open_cache(config, "advection1d"), "advection1d"
+    head = loaded(config, facts, name)
+    assert head.scale.shape == (2,) and (head.scale < 1e-2).all()
+    head.base = Persistence()
+    measured = residual_scale(head, cache, config, 0)
+    for value in range(2):   # against all training windows: the scale is measured on a sample of them
+        rows = cache.split["train"]
+        z = cache.batch(rows[cache.parameter_index[rows] == value], 0, cache.num_frames)
+        assert float(measured[value]) == pytest.approx(float(z.diff(dim=1).square().mean().sqrt()), rel=0.2)
+    assert 1.5 < measured[1] / measured[0] < 4   # the wave moves 2.5 times as far in a frame
+
+
+def test_validation_rows_are_shared_out_over_the_parameter_values(config):
+    cache = open_cache(config, "advection1d")
+    rows = spread(cache, "train", 6)
+    assert cache.parameter_index[rows].bincount().tolist() == [3, 3] and len(set(rows.tolist())) == 6
+    assert set(rows.tolist()) <= set(cache.split["train"].tolist())
+    every = spread(cache, "val", 1000)
+    assert sorted(every.tolist()) == sorted(cache.split["val"].tolist())
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_bases_are_fitted_once_and_found_again(config, facts, monkeypatch):
+    directory = config.run_dir / "bases"
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()}
+    monkeypatch.setattr(choose, "choose_base", lambda *_: pytest.fail("fitted again"))
+    for name in config.data.tasks:
+        assert fit_and_save(open_cache(config, name), config, directory, 0, CPU) == facts[name]
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()} == before
+    assert sorted(path.suffix for path in before) == sorted([".json", ".safetensors"] * 4)   # nothing half-written
+
+
+def test_a_fit_that_was_cut_short_is_made_again_and_is_the_same(config, facts, tmp_path):
+    cache = open_cache(config, "advection1d")
+    (tmp_path / "advection1d.safetensors").write_bytes(b"torn")
+    (tmp_path / "advection1d.partial").write_bytes(b"torn")
+    again = fit_and_save(cache, config, tmp_path, 0, CPU)
+    assert again["validation_nrmse"] == facts["advection1d"]["validation_nrmse"]
+    first, second = (load_file(folder / "advection1d.safetensors") for folder in (config.run_dir / "bases", tmp_path))
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_bases_of_another_configuration_are_refused(config, facts):
+    task = dict(config.task)
+    task["advection1d"] = replace(task["advection1d"], history=3)
+    with pytest.raises(ValueError, match=r"advection1d.json was fitted for another history \(10 then, 3 now\); expected the "
+                                         r"bases of this configuration. Delete .*bases and train again"):
+        fit_and_save(open_cache(config, "advection1d"), replace(config, task=task), config.run_dir / "bases", 0, CPU)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "shape"])
+def test_weights_that_do_not_fit_the_head_are_refused(config, facts, tmp_path, damage):
+    state = load_file(config.run_dir / "bases" / "burgers1d.safetensors")
+    if damage == "missing":
+        del state["base.stencil"]
+    elif damage == "unexpected":
+        state["base.other"] = torch.zeros(1)
+    else:
+        state["base.stencil"] = torch.zeros(1, 1, 7)
+    save_file(state, tmp_path / "burgers1d.safetensors")
+    head = TaskHead(facts["burgers1d"]["description"], width=1)
+    name = "base.other" if damage == "unexpected" else "base.stencil"
+    with pytest.raises(ValueError, match=rf"burgers1d.safetensors does not fit the model \({name}\); expected the bases of this"):
+        load_base(head, tmp_path)
+
+
+def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_says(config):
+    task = dict(config.task)
+    task["darcy2d"] = replace(task["darcy2d"], history=5, bundle=2)
+    description = head_description(open_cache(config, "darcy2d"), replace(config, task=task), "elliptic", {})
+    assert (description["history"], description["bundle"]) == (1, 1)
+    json.dumps(description)

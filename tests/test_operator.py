@@ -1,0 +1,690 @@
+"""The operator (ups/operator.py), rollouts (ups/rollout.py) and the stage that trains it (train_operator.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import loop_stage
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_choose import TINY, make_caches
+from torch import Tensor
+
+import train_operator
+import ups.loop
+from train_operator import build_schedule, score_of, squared_errors
+from ups.base import Persistence, Transport
+from ups.cache import open_cache
+from ups.choose import spread
+from ups.config import ROOT, OptimConfig, load_config
+from ups.operator import (
+    BOUNDARIES,
+    FLOOR,
+    Operator,
+    augment,
+    describe_tokenizer,
+    is_learnt,
+    load_operator,
+    operator_loss,
+    relative_error,
+    relative_field_error,
+    symmetries,
+)
+from ups.optim import build_optimizer
+from ups.pde import darcy, diff_react
+from ups.rollout import rollout
+from ups.tasks import get_task
+from ups.tokenizer import Tokenizer
+
+MODEL = {"width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
+HEADS = [("burgers1d", "transport", 2), ("darcy2d", "elliptic", 1), ("diff_react2d", "propagator", 2)]
+VALUES = {"advection1d": (0.1, 0.4), "burgers1d": (0.01, 0.1, 1.0), "darcy2d": (1.0,), "diff_react2d": ()}
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def codec(fields: tuple[str, ...], ndim: int, cells: int = 16, patch: int = 4, dim: int = 0, seed: int = 0) -> Tokenizer:
+    generator = np.random.default_rng(seed)
+    u = generator.standard_normal((4, 3, len(fields), *[cells] * ndim)).cumsum(-1).astype(np.float32)
+    return Tokenizer.fit([u], fields=fields, patch=patch, dim=dim)
+
+
+def describe(name: str, kind: str = "persistence", history: int = 1, bundle: int = 1, dim: int = 0, cells: int = 16,
+             **settings) -> tuple[dict, dict[str, Tokenizer]]:
+    """A head's description and its codecs."""
+    task = get_task(name)
+    codecs = {"codec": codec(task.fields, task.ndim, cells, dim=dim)}
+    if task.is_steady:
+        codecs["coefficient_codec"] = codec(task.inputs, task.ndim, cells, seed=1)
+    geometry = {"num_values": max(1, len(VALUES[name])), "num_parameters": len(task.parameters), "num_channels": len(task.fields),
+                "num_inputs": len(task.inputs), "space": [cells] * task.ndim, "boundary": task.boundary, "degree": 2,
+                "history": history, "reach": 3}
+    return {"name": name, "history": history, "bundle": bundle, "codec": describe_tokenizer(codecs["codec"]),
+            "input_codec": describe_tokenizer(codecs["coefficient_codec"]) if task.is_steady else None,
+            "parameter_values": list(VALUES[name]), "log_dt": math.log(0.05),
+            "base": {"kind": kind, "settings": {**geometry, **settings}}}, codecs
+
+
+def build(*heads: tuple[dict, dict], precision: str = "no", is_awake: bool = True) -> Operator:
+    """An operator of these heads; awake: nothing in it is zero any more, as after training."""
+    torch.manual_seed(0)
+    operator = Operator({"model": MODEL, "precision": precision, "tasks": [description for description, _ in heads]})
+    for description, codecs in heads:
+        for part, fitted in codecs.items():
+            getattr(operator.heads[description["name"]], part).load_state_dict(fitted.state_dict())
+    if is_awake:
+        with torch.no_grad():
+            for parameter in operator.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape)
+            for head in operator.heads.values():
+                if head.description["base"]["kind"] == "propagator":
+                    head.base.weight_real.normal_(std=0.02)
+    return operator
+
+
+def latents(operator: Operator, name: str, batch: int = 2, frames: int = 1, seed: int = 0) -> Tensor:
+    head = operator.heads[name]
+    return noise(batch, frames, *head.input_codec.tokens, head.input_codec.dim, seed=seed)
+
+
+def values(name: str, batch: int = 2) -> Tensor:
+    """Raw parameters (batch, P) in turn."""
+    known = VALUES[name]
+    rows = [[known[i % len(known)]] for i in range(batch)] if known else [[]] * batch
+    return torch.tensor(rows, dtype=torch.float64).view(batch, -1)
+
+
+# ---------------------------------------------------------------- prediction
+
+
+@pytest.mark.parametrize(("name", "kind", "history", "bundle", "dim"), [
+    ("advection1d", "persistence", 1, 1, 0), ("advection1d", "propagator", 3, 1, 2), ("advection1d", "propagator", 2, 2, 0),
+    ("burgers1d", "transport", 1, 3, 0), ("diff_react2d", "propagator", 2, 2, 5), ("darcy2d", "elliptic", 1, 1, 3)])
+def test_a_prediction_has_a_frame_per_bundle_and_the_latents_of_the_state(name, kind, history, bundle, dim):
+    operator = build(describe(name, kind, history, bundle, dim))
+    head = operator.heads[name]
+    full, base = operator.predict(latents(operator, name, 2, history), name, values(name))
+    assert full.shape == base.shape == (2, bundle, *head.codec.tokens, head.codec.dim)
+    assert torch.isfinite(full).all() and (full - base).abs().max() > 0.05
+    assert head.codec.dim == (dim or head.codec.width)
+    assert torch.equal(operator(latents(operator, name, 2, history), name, values(name)), full)
+    with pytest.raises(ValueError, match=f"{name} was given {history + 1} frames; expected its history of {history}. Slice the"):
+        operator.predict(latents(operator, name, 2, history + 1), name, values(name))
+
+
+def test_the_base_is_called_once_per_frame_of_the_bundle_on_its_own_answers():
+    operator = build(describe("advection1d", "propagator", 2, 3))
+    head, z = operator.heads["advection1d"], latents(operator, "advection1d", 2, 2)
+    _, base = operator.predict(z, "advection1d", values("advection1d"))
+    index, u = torch.tensor([0, 1]), head.codec.decode(z)
+    for frame in range(3):
+        u = torch.cat([u, head.base(u[:, -2:], torch.zeros(2, 1), index)[:, None]], 1)
+        torch.testing.assert_close(head.codec.decode(base[:, frame]), u[:, -1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("advection1d", "propagator"), ("burgers1d", "transport"), ("darcy2d", "elliptic")])
+def test_before_training_and_with_network_weight_zero_the_operator_is_its_base(name, kind):
+    fresh = build(describe(name, kind), is_awake=False)
+    full, base = fresh.predict(latents(fresh, name), name, values(name))
+    assert torch.equal(full, base)
+    trained = build(describe(name, kind))
+    full, base = trained.predict(latents(trained, name), name, values(name))
+    assert not torch.equal(full, base)
+    trained.heads[name].network_weight.fill_(0.0)
+    assert torch.equal(trained(latents(trained, name), name, values(name)), base)
+
+
+def test_the_network_sees_every_frame_the_parameters_the_task_and_the_base():
+    operator = build(describe("burgers1d", "transport", history=3))
+    z, head = latents(operator, "burgers1d", 1, 3).requires_grad_(), operator.heads["burgers1d"]
+
+    def change(z: Tensor, nu: float) -> Tensor:
+        full, base = operator.predict(z, "burgers1d", torch.tensor([[nu]], dtype=torch.float64))
+        return full - base
+
+    change(z, 0.1).square().sum().backward()
+    assert (z.grad.abs().amax((0, 2, 3)) > 0).all()
+    before = change(z.detach(), 0.1)
+    assert (change(z.detach(), 0.03) - before).abs().max() > 1e-3
+    with torch.no_grad():
+        operator.task_embedding += 1.0
+    moved = change(z.detach(), 0.1)
+    assert (moved - before).abs().max() > 1e-3
+    with torch.no_grad():
+        head.base.drift += 0.5
+    assert (change(z.detach(), 0.1) - moved).abs().max() > 1e-3
+
+
+def test_the_networks_output_is_in_units_of_the_scale_of_the_parameter_value():
+    operator = build(describe("advection1d", "persistence"))
+    z, parameters = latents(operator, "advection1d", 4), values("advection1d", 4)
+    operator.heads["advection1d"].scale.copy_(torch.tensor([1.0, 1.0]))
+    full, base = operator.predict(z, "advection1d", parameters)
+    operator.heads["advection1d"].scale.copy_(torch.tensor([0.5, 3.0]))
+    scaled, _ = operator.predict(z, "advection1d", parameters)
+    torch.testing.assert_close(scaled - base, (full - base) * torch.tensor([0.5, 3.0, 0.5, 3.0]).view(4, 1, 1, 1))
+
+
+def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32():
+    heads = [describe("burgers1d", "transport"), describe("darcy2d", "elliptic")]
+    exact, rough = build(*heads), build(*heads, precision="bf16")
+    rough.load_state_dict(exact.state_dict())
+    for name in ("burgers1d", "darcy2d"):
+        z = latents(exact, name)
+        with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/loop.py
+            full, base = rough.predict(z, name, values(name))
+        expected, expected_base = exact.predict(z, name, values(name))
+        assert torch.equal(base, expected_base) and full.dtype == torch.float32
+        change, expected_change = full - base, expected - expected_base
+        assert 1e-5 < float(((change - expected_change).norm() / expected_change.norm()).detach()) < 0.03
+
+
+def test_every_parameter_gets_a_gradient_after_two_updates():
+    """The first wakes the output map, the second the gates of the blocks."""
+    heads = [describe(name, kind, history) for name, kind, history in HEADS]
+    operator = build(*heads, is_awake=False)
+    optimizer = torch.optim.SGD(operator.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for name, head in operator.heads.items():
+            z_ref = noise(2, 1, *head.codec.tokens, head.codec.dim, seed=1)
+            parameters = values(name) * 2 if name == "darcy2d" else values(name)   # a standardised logarithm that is not 0
+            loss, _ = operator_loss(operator, name, latents(operator, name, 2, head.history), z_ref, parameters, 0.0)
+            loss.backward()
+        optimizer.step()
+    for name, parameter in operator.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all() and parameter.grad.abs().amax() > 0, name
+
+
+# ---------------------------------------------------------------- parameters
+
+
+def test_parameters_become_standardised_logarithms_and_the_number_of_their_value():
+    operator = build(describe("burgers1d", "propagator"))
+    standard, index = operator.heads["burgers1d"].standardise(torch.tensor([[0.01], [1.0], [0.1]], dtype=torch.float64))
+    assert index.tolist() == [0, 2, 1]
+    torch.testing.assert_close(standard[:, 0], torch.tensor([-1.5**0.5, 1.5**0.5, 0.0]), rtol=0, atol=1e-6)
+    nearly = operator.heads["burgers1d"].standardise(torch.tensor([[0.01]]))   # float32 rounding of a known value
+    assert nearly[1].tolist() == [0]
+    empty = build(describe("diff_react2d", "propagator")).heads["diff_react2d"].standardise(torch.zeros(3, 0))
+    assert empty[0].shape == (3, 0) and empty[1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("value", [0.02, 0.0100001, math.nan])
+def test_a_propagator_refuses_a_parameter_value_it_was_not_fitted_for(value):
+    operator = build(describe("burgers1d", "propagator"))
+    with pytest.raises(ValueError, match=rf"burgers1d was asked for the parameter value {value:g}; expected one of \[0.01, 0.1, "
+                                         r"1.0\], for which its propagator was fitted. Add the value to task.burgers1d.par"):
+        operator(latents(operator, "burgers1d"), "burgers1d", torch.tensor([[0.1], [value]], dtype=torch.float64))
+
+
+def test_a_transport_base_takes_any_parameter_value_and_varies_with_it():
+    operator = build(describe("burgers1d", "transport"))
+    z = latents(operator, "burgers1d", 1)
+    predictions = [operator.predict(z, "burgers1d", torch.tensor([[nu]], dtype=torch.float64))[1] for nu in (0.01, 0.02, 0.1)]
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(predictions, predictions[1:], strict=False))
+
+
+def test_a_token_grid_smaller_than_the_local_mixing_is_refused():
+    with pytest.raises(ValueError, match="advection1d has 1 tokens along an axis; expected at least half of operator.model"):
+        build(describe("advection1d", cells=4))
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_the_relative_error_is_that_of_the_formula():
+    """By hand, two samples, one token of two numbers; RMS over tokens and dim."""
+    z_ref = torch.tensor([[3.0, 1.0], [0.0, 2.0]]).view(2, 1, 1, 2)
+    z_base = torch.tensor([[1.0, 1.0], [0.0, 2.0]]).view(2, 1, 1, 2)     # leaves 2 (mean square) and nothing
+    z_pred = torch.tensor([[3.0, 2.0], [1.0, 1.0]]).view(2, 1, 1, 2)     # errs by 1/2 and 1 (mean square)
+    scale = torch.tensor([0.5, 2.0])
+    f = FLOOR**2
+    expected = [math.sqrt(2 * (0.5 + f) / (2 + 0.25 + 2 * f)), math.sqrt(2 * (1 + f) / (4 + 2 * f))]
+    assert float(relative_error(z_pred, z_ref, z_base, scale)) == pytest.approx(sum(expected) / 2, rel=1e-6)
+    # the field's: |error| / |z_ref|, mean squares 0.5 / 5 and 1 / 2
+    assert float(relative_field_error(z_pred, z_ref)) == pytest.approx((math.sqrt(0.1) + math.sqrt(0.5)) / 2, rel=1e-5)
+
+
+def test_to_learn_nothing_costs_one_and_rounding_costs_nothing_to_speak_of():
+    z_base, z_ref = noise(64, 1, 8, 4), noise(64, 1, 8, 4, seed=1)
+    scale = (z_ref - z_base).square().mean((1, 2, 3)).sqrt()
+    assert float(relative_error(z_base, z_ref, z_base, scale)) == pytest.approx(1.0, abs=1e-4)
+    solved = z_ref + 1e-6 * noise(64, 1, 8, 4, seed=2)     # the base is exact to rounding: no gradient worth following
+    pred = solved.clone().requires_grad_()
+    loss = relative_error(pred, z_ref, solved, torch.full((64,), 1e-7))
+    loss.backward()
+    assert float(pred.grad.norm()) < 1e-2 * float(torch.autograd.grad((pred / 1e-6).square().mean().sqrt(), pred)[0].norm())
+
+
+def test_the_base_is_not_rewarded_for_leaving_more_to_the_network():
+    z_base = noise(2, 1, 8, 4).requires_grad_()
+    pred = noise(2, 1, 8, 4, seed=1).requires_grad_()
+    relative_error(pred, noise(2, 1, 8, 4, seed=2), z_base, torch.ones(2)).backward()
+    assert z_base.grad is None and pred.grad is not None
+
+
+@pytest.mark.parametrize("field_weight", [0.0, 0.3])
+@pytest.mark.parametrize(("kind", "bundle"), [("transport", 1), ("persistence", 2)])
+def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle, field_weight):
+    operator = build(describe("burgers1d", kind, history=2, bundle=bundle))
+    head, parameters = operator.heads["burgers1d"], values("burgers1d")
+    head.scale.copy_(torch.tensor([0.2, 0.3, 0.4]))
+    z, z_ref = latents(operator, "burgers1d", 2, 2), latents(operator, "burgers1d", 2, 2 * bundle, seed=1)
+    loss, metrics = operator_loss(operator, "burgers1d", z, z_ref, parameters, field_weight)
+    total, network, base = 0.0, 0.0, 0.0
+    for call in range(2):
+        target = z_ref[:, call * bundle:(call + 1) * bundle]
+        full, z_base = operator.predict(z, "burgers1d", parameters)
+        errors = [float(relative_error(pred.detach(), target, z_base, torch.tensor([0.2, 0.3]))) for pred in (full, z_base)]
+        total += errors[0] + field_weight * float(relative_field_error(full, target))
+        total += errors[1] if kind == "transport" else 0.0
+        network, base = network + errors[0] / 2, base + errors[1] / 2
+        z = torch.cat([z, full], 1)[:, -2:]
+    assert float(loss) == pytest.approx(total / 2, rel=1e-5)
+    assert float(metrics["network"]) == pytest.approx(network, rel=1e-5)
+    assert float(metrics["base"]) == pytest.approx(base, rel=1e-5) and not metrics["base"].requires_grad
+
+
+def test_gradients_flow_through_the_rollout():
+    operator = build(describe("burgers1d", "persistence"))
+    z, z_ref = latents(operator, "burgers1d"), latents(operator, "burgers1d", frames=2, seed=1)
+    through, _ = operator_loss(operator, "burgers1d", z, z_ref, values("burgers1d"), 0.0)
+    first, z_base = operator.predict(z, "burgers1d", values("burgers1d"))
+    second, z_base2 = operator.predict(first.detach(), "burgers1d", values("burgers1d"))
+    ones = torch.ones(2)
+    cut = (relative_error(first, z_ref[:, :1], z_base, ones) + relative_error(second, z_ref[:, 1:], z_base2, ones)) / 2
+    assert float(through) == pytest.approx(float(cut), rel=1e-5)
+    gradients = [torch.autograd.grad(loss, operator.heads["burgers1d"].out.weight)[0] for loss in (through, cut)]
+    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) > 0.01
+
+
+def test_only_bases_with_weights_are_learnt():
+    assert not is_learnt(Persistence()) and is_learnt(Transport(1, 1, (16,), "periodic", 3))
+    assert not is_learnt(build(describe("diff_react2d", "propagator")).heads["diff_react2d"].base)
+
+
+@pytest.mark.parametrize("name", ["burgers1d", "diff_react2d", "darcy2d"])
+def test_one_batch_can_be_overfitted(name):
+    operator = build(describe(name, "elliptic" if name == "darcy2d" else "persistence", dim=4), is_awake=False)
+    head = operator.heads[name]
+    z, z_ref = latents(operator, name, 4), 0.3 * noise(4, 1, *head.codec.tokens, head.codec.dim, seed=1)
+    if name != "darcy2d":
+        z_ref = z_ref + z
+    settings = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, adamw_lr=0.01, adamw_betas=[0.9, 0.95],
+                           adamw_weight_decay=0.0, warmup_steps=0, decay_fraction=0.5, clip_norm=1.0, ema_decay=0.9)
+    optimizer = build_optimizer(operator, settings)
+    first = None
+    for step in range(120):
+        optimizer.zero_grad()
+        loss, metrics = operator_loss(operator, name, z, z_ref, values(name, 4), 0.0)
+        first = first or float(metrics["network"])
+        loss.backward()
+        optimizer.scale_lr(min(1.0, 2 * (1 - step / 120)))
+        optimizer.step()
+    assert float(metrics["network"]) < 0.3 * first, (first, float(metrics["network"]))
+
+
+# ---------------------------------------------------------------- symmetries
+
+
+def test_only_scalars_on_a_square_between_still_walls_have_the_symmetries_of_the_square():
+    assert [name for name in ("advection1d", "burgers1d", "darcy2d", "diff_react2d", "ns_incom2d", "shallow_water2d", "cfd2d",
+                              "diff_sorp1d") if symmetries(name)] == ["darcy2d", "diff_react2d"]
+
+
+def fitted(u: Tensor, fields: tuple[str, ...]) -> Tokenizer:
+    """A full-rank codec of frames (n, time, C, *space)."""
+    return Tokenizer.fit([u.float().numpy()], fields=fields, patch=4)
+
+
+def drawn(task: str, parts: list[tuple[Tensor, Tokenizer]], seeds: range) -> list[list[Tensor]]:
+    """Physical fields after `augment`, one list per seed."""
+    out = []
+    for seed in seeds:
+        z = augment(None, task, [(fit.encode(fit.normalise(u)), fit) for u, fit in parts], torch.Generator().manual_seed(seed))
+        out.append([fit.denormalise(fit.decode(part)) for part, (_, fit) in zip(z, parts, strict=True)])
+    return out
+
+
+def num_distinct(found: list[list[Tensor]]) -> int:
+    return len({tuple(round(float(x), 3) for x in fields[0].flatten()[:40]) for fields in found})
+
+
+def test_augmented_darcy_data_still_solve_darcys_equation():
+    data = darcy.simulate(range(2), seed=0, resolution=16, num_frames=1, parameter=1.0, t_end=1.0)
+    a, u = data[:, :, :1], data[:, :, 1:]
+    flipped = darcy.solve(a[0, 0, 0].flip(1).T, torch.ones(()))            # the fact that it rests on
+    torch.testing.assert_close(flipped.float(), u[0, 0, 0].flip(1).T, rtol=0, atol=1e-6)
+    found = drawn("darcy2d", [(a, fitted(a, ("nu",))), (u, fitted(u, ("u",)))], range(24))
+    for moved_a, moved_u in found:
+        solution = darcy.solve(moved_a[:, 0, 0].round(decimals=3), torch.ones(()))
+        torch.testing.assert_close(moved_u[:, 0, 0], solution.float(), rtol=0, atol=1e-5)
+    assert num_distinct(found) == 8   # the symmetries of the square
+
+
+def test_augmented_reaction_diffusion_still_obeys_its_equation():
+    u = diff_react.evolve(noise(2, 8, 8).double(), dt=0.01, num_steps=5, num_frames=3)[None]
+    found = drawn("diff_react2d", [(u.float(), fitted(u, ("u", "v")))], range(24))
+    for [moved] in found:
+        again = diff_react.evolve(moved[0, 0].double(), dt=0.01, num_steps=5, num_frames=3)
+        torch.testing.assert_close(moved[0].double(), again, rtol=0, atol=1e-4)
+    assert num_distinct(found) == 8
+
+
+def test_augmented_advection_still_moves_by_the_same_distance():
+    x = torch.arange(16, dtype=torch.float64) / 16
+
+    def wave(x: Tensor) -> Tensor:
+        return torch.sin(2 * math.pi * x) + 0.5 * torch.cos(2 * math.pi * 3 * x + 1)
+
+    u = torch.stack([wave(x - 0.07 * frame) for frame in range(4)])[None, :, None]
+    found = drawn("advection1d", [(u.float(), fitted(u, ("u",)))], range(40))
+    k = 2 * math.pi * torch.arange(9, dtype=torch.float64)
+    for [moved] in found:
+        next_frames = torch.fft.irfft(torch.fft.rfft(moved[:, :-1].double()) * torch.exp(-1j * k * 0.07), n=16)
+        torch.testing.assert_close(moved[:, 1:].double(), next_frames, rtol=0, atol=1e-5)
+    assert 10 < num_distinct(found) <= 16
+
+
+@pytest.mark.parametrize("task", ["shallow_water2d", "diff_sorp1d"])
+def test_a_task_without_a_known_symmetry_is_left_alone(task):
+    spec = get_task(task)
+    u = 1 + noise(2, 3, 1, *[8] * spec.ndim).abs()
+    fit = Tokenizer.fit([u.numpy()], fields=spec.fields, patch=4)
+    z = fit.encode(fit.normalise(u))
+    assert all(augment(None, task, [(z, fit)], torch.Generator().manual_seed(seed))[0] is z for seed in range(5))
+
+
+# ---------------------------------------------------------------- rollouts
+
+
+def test_a_rollout_feeds_the_last_frames_back():
+    """Fibonacci: the next frame is the sum of the last two."""
+    context = torch.tensor([[5.0, 1, 1]]).view(1, 3, 1)
+    assert rollout(lambda w: w.sum(1, keepdim=True), context, 6, 2).flatten().tolist() == [2, 3, 5, 8, 13, 21]
+
+
+def test_a_rollout_of_bundles_is_cut_to_the_frames_asked_for():
+    context, calls = torch.tensor([[1.0]]).view(1, 1, 1), []
+
+    def step(window: Tensor) -> Tensor:
+        calls.append(window.flatten().tolist())
+        return torch.cat([window[:, -1:] + 1, window[:, -1:] + 2], 1)
+
+    assert rollout(step, context, 5, 1).flatten().tolist() == [2, 3, 4, 5, 6] and calls == [[1], [3], [5]]
+
+
+def test_one_call_may_answer_in_another_shape():
+    assert rollout(lambda w: torch.zeros(2, 1, 4, 3), torch.zeros(2, 1, 4, 7), 1, 1).shape == (2, 1, 4, 3)
+
+
+def test_a_rollout_without_enough_context_or_frames_is_refused():
+    with pytest.raises(ValueError, match="the context has 2 frames; expected at least the history of 3. Raise evaluate.context"):
+        rollout(lambda w: w, torch.zeros(1, 2, 1), 4, 3)
+    with pytest.raises(ValueError, match="a rollout of 0 frames was asked for; expected at least 1. Lower evaluate.context"):
+        rollout(lambda w: w, torch.zeros(1, 2, 1), 0, 1)
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
+    operator = build(*[describe(name, kind, history) for name, kind, history in HEADS])
+    operator.heads["darcy2d"].network_weight.fill_(0.0)
+    operator.heads["burgers1d"].scale.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    (tmp_path / "config.json").write_text(json.dumps(operator.description))
+    save_file({name: value.contiguous() for name, value in operator.state_dict().items()}, tmp_path / "model.safetensors")
+    again = load_operator(tmp_path)
+    assert not again.training and again.description == json.loads(json.dumps(operator.description))
+    for name, _, history in HEADS:
+        z = latents(operator, name, 2, history)
+        for one, two in zip(operator.predict(z, name, values(name)), again.predict(z, name, values(name)), strict=True):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_an_unfinished_operator_is_refused_naming_the_make_target(tmp_path, missing):
+    for name in {"config.json", "model.safetensors"} - {missing}:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(FileNotFoundError, match=f"{missing} is missing; expected a finished operator stage in .*. Run make oper"):
+        load_operator(tmp_path)
+
+
+# ---------------------------------------------------------------- the stage
+
+
+RUN = ["operator.train.steps=20", "operator.train.micro_batch=8", "operator.train.log_every=1",
+       "operator.train.validate_every=10", "operator.train.save_every=5",
+       "operator.train.validate_trajectories=1", "operator.train.precision='no'", "operator.base_steps=20",
+       "operator.model.width=16", "task.darcy2d.energy=0.999", "task.diff_react2d.history=2", "task.advection1d.history=4"]
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("stage")
+    config = make_caches(root, *RUN)
+    cache = open_cache(config, "darcy2d")
+    assert cache.tokenizer.dim != cache.input_tokenizer.dim   # a steady task whose question and answer differ in shape
+    return root
+
+
+def overrides_of(caches: Path, root: Path, *more: str) -> list[str]:
+    return [f"data.root={caches}/data", f"cache.root={caches}/cache", f"run.root={root}", *TINY, *RUN, *more]
+
+
+def _stage(log: str, overrides: list[str], kill_at: int) -> None:
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    torch.set_num_threads(1)
+    sys.argv = ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
+    update = ups.loop.Run.update
+
+    def dying(run, *arguments, **options):
+        if run.step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update(run, *arguments, **options)
+
+    ups.loop.Run.update = dying
+    train_operator.main()
+
+
+def train(caches: Path, root: Path, *more: str, kill_at: int = -1) -> tuple[int, str]:
+    """The stage in a process of its own, forked from tests/loop_stage.py's server: (exit code, its output)."""
+    root.mkdir(exist_ok=True)
+    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{ROOT}"   # read when the server starts
+    os.environ["OMP_NUM_THREADS"] = "1"
+    log = root / f"log{time.monotonic_ns()}"
+    process = loop_stage._context.Process(target=_stage, args=(str(log), overrides_of(caches, root, *more), kill_at))
+    process.start()
+    process.join(60)
+    is_hung = process.is_alive()
+    if is_hung:
+        process.kill()
+    assert not is_hung, log.read_text()
+    return process.exitcode, log.read_text()
+
+
+def lines_of(root: Path) -> list[dict]:
+    return [json.loads(line) for line in (root / "smoke" / "operator" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def reference(caches, tmp_path_factory) -> Path:
+    """An undisturbed run on one process."""
+    root = tmp_path_factory.mktemp("reference")
+    code, log = train(caches, root)
+    assert code == 0, log
+    return root
+
+
+def test_the_stage_learns_from_every_task_and_states_its_bases(reference):
+    done = json.loads((reference / "smoke" / "operator" / "done.json").read_text())
+    tasks = {"advection1d", "burgers1d", "darcy2d", "diff_react2d"}
+    assert set(done["results"]["validation"]) == set(done["results"]["bases"]) == tasks and done["step"] == 20
+    assert done["results"]["bases"]["darcy2d"] == "elliptic"
+    lines = lines_of(reference)
+    assert {key.split("/")[1] for line in lines for key in line if key.startswith("train/") and key.count("/") == 2} == tasks
+    assert all(math.isfinite(line["train/loss"]) for line in lines if "train/loss" in line)
+
+
+def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_helps(caches, reference):
+    directory = reference / "smoke" / "operator"
+    recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]
+    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
+    operator = load_operator(directory)
+    for name, error in recorded.items():
+        cache = open_cache(config, name)
+        assert float(operator.heads[name].network_weight) == float(error["network"] < error["base"])
+        context = 0 if cache.task.is_steady else config.evaluate.context_frames
+        truth, *squares = squared_errors(operator, cache, spread(cache, "val", 1), context, torch.device("cpu"))
+        for key, square in zip(("network", "base"), squares, strict=True):
+            assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
+
+
+def test_two_processes_from_the_launcher_give_the_losses_of_one(caches, reference, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
+    done = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", "--config_file",
+                           str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(ROOT / "train_operator.py"),
+                           "--config", str(ROOT / "configs" / "smoke.yaml"), *overrides_of(caches, tmp_path)],
+                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 process(es) on cpu" in done.stdout
+    one, two = ([line["train/loss"] for line in lines_of(root) if "train/loss" in line] for root in (reference, tmp_path))
+    assert len(one) == len(two) == 20
+    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-5, atol=0.0)
+    scores = [[line.get("validation/score", 0.0) for line in lines_of(root)] for root in (reference, tmp_path)]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-4)   # with one validation trajectory for two processes
+    bases = [load_file(root / "smoke" / "operator" / "bases" / "burgers1d.safetensors") for root in (reference, tmp_path)]
+    assert all(torch.equal(bases[0][key], bases[1][key]) for key in bases[0])
+
+
+def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference, tmp_path):
+    code, log = train(caches, tmp_path, kill_at=13)
+    assert code == -signal.SIGKILL, log
+    assert not (tmp_path / "smoke" / "operator" / "done.json").exists()
+    fitted_at = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()}
+    code, log = train(caches, tmp_path)
+    assert code == 0 and "resumed at step 10" in log, log
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()} == fitted_at
+    whole, resumed = (load_file(root / "smoke" / "operator" / "model.safetensors") for root in (reference, tmp_path))
+    assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
+    clock = ("time", "steps_per_s")
+    numbers = [[{k: v for k, v in line.items() if k not in clock} for line in lines_of(root)] for root in (reference, tmp_path)]
+    assert numbers[0] == numbers[1]
+
+
+def test_without_validation_the_averaged_weights_are_exported_and_judged(caches, tmp_path):
+    code, log = train(caches, tmp_path, "operator.train.validate_every=0", "operator.train.steps=3", "data.tasks=[burgers1d]")
+    assert code == 0, log
+    directory = tmp_path / "smoke" / "operator"
+    state = torch.load(directory / "state" / "step_000000003" / "shared.pt", weights_only=True)
+    weights = load_file(directory / "model.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in state["ema"]["averages"].items())
+    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path))
+    cache, operator = open_cache(config, "burgers1d"), load_operator(directory)
+    truth, network, _ = squared_errors(operator, cache, spread(cache, "val", 1), 10, torch.device("cpu"))
+    recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]["network"]
+    assert float((network / truth).sqrt().mean()) == pytest.approx(recorded, rel=1e-6)
+
+
+def run_here(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:
+    """main in this process, for what ends before any process group: (exit code, output)."""
+    for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *arguments])
+    code = 0
+    try:
+        train_operator.main()
+    except SystemExit as error:
+        code = error.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_a_finished_stage_says_nothing_to_do_and_touches_nothing(caches, reference, monkeypatch, capsys):
+    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
+    code, output = run_here(monkeypatch, capsys, *overrides_of(caches, reference))
+    assert code == 0 and "smoke/operator is finished and up to date: nothing to do" in output
+    assert before == {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
+
+
+def test_a_missing_cache_names_make_cache(caches, tmp_path, monkeypatch, capsys):
+    code, output = run_here(monkeypatch, capsys, *overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}")
+    assert code == 2 and "no cache of advection1d" in output and "`make cache`" in output and "Traceback" not in output
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("override", "text"), [
+    ("task.advection1d.history=16", "task.advection1d leaves 16 frames to train on"),
+    ("task.advection1d.history=11", "evaluate.context_frames is 10; expected at least the history of advection1d, 11, and fewer"),
+    ("evaluate.context_frames=14", "evaluate.context_frames is 14; expected at least the history of diff_react2d, 2, and fewer "
+                                   "than its 14 frames"),
+    ("operator.unroll_steps=13", "task advection1d has 28 training trajectories with 0 windows each; expected at least one"),
+])
+def test_too_few_frames_are_refused_before_anything_is_made(caches, tmp_path, monkeypatch, capsys, override, text):
+    code, output = run_here(monkeypatch, capsys, *overrides_of(caches, tmp_path / "runs"), override)
+    assert code == 2 and text in output and "Traceback" not in output, output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, tmp_path / "runs"))
+    assert code == 0 and list(tmp_path.iterdir()) == []
+    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path / "runs"))
+    assert "batch: 8 global = 1 process(es) x 8, in micro-batches of 8; 20 steps" in output
+    for name in config.data.tasks:
+        assert f"parent {config.cache_path(name)}: {open_cache(config, name).num_rows} trajectories" in output
+    for word in ("width: 16", "parameters: ", "estimated memory: ", "estimated disk: ", "estimated work: "):
+        assert word in output
+    arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
+    code, output = run_here(monkeypatch, capsys, "--dry-run", *arguments)
+    assert code == 0 and "make cache" in output and "parameters: known once the caches exist" in output
+
+
+def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, reference, monkeypatch, capsys):
+    _, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, reference))
+    printed = int(output.split("\nparameters: ")[1].split()[0])
+    operator = load_operator(reference / "smoke" / "operator")
+    count = sum(p.numel() for p in operator.parameters())
+    # the plan cannot know which base will be chosen: it counts the last of each list
+    assert abs(printed - count) <= 0.01 * count
+
+
+def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
+    assert score_of({"a": {"network": 0.1, "base": 0.4}, "b": {"network": math.inf, "base": 0.9}}) == pytest.approx(0.3)
+    assert score_of({"a": {"network": math.inf, "base": math.inf}}) == math.inf
+
+
+def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, tmp_path):
+    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path, "operator.unroll_steps=3"))
+    found = {name: open_cache(config, name) for name in config.data.tasks}
+    windows = build_schedule(found, config).windows
+    # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one frame
+    assert windows["advection1d"][1] == 10 and windows["diff_react2d"][1] == 14 - 3 - 5 + 1 and windows["darcy2d"][1] == 1
+    assert all(windows[name][0] == len(cache.split["train"]) for name, cache in found.items())
+
+
+def test_no_rows_give_no_error_in_the_right_shape(caches, reference):
+    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
+    cache, operator = open_cache(config, "diff_react2d"), load_operator(reference / "smoke" / "operator")
+    nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10, torch.device("cpu"))
+    something = squared_errors(operator, cache, cache.split["val"], 10, torch.device("cpu"))
+    assert nothing.shape == something.shape == (3, 4, 2) and not nothing.any() and something.dtype == nothing.dtype
+
+
+def test_every_boundary_of_a_task_is_known_to_the_condition():
+    assert {get_task(name).boundary for name in VALUES} <= set(BOUNDARIES)

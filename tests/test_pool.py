@@ -1,0 +1,60 @@
+"""prepare_data.py's worker processes: the same numbers as one process, and none left behind."""
+
+import subprocess
+import sys
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import prepare_data
+from prepare_data import MIN_SHARE, solve, solver_pool
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {"seed": 5, "resolution": 32, "num_frames": 6, "parameter": 0.1, "t_end": 0.5}
+
+
+def test_small_files_start_no_process():
+    with solver_pool(2 * MIN_SHARE - 1, num_workers=8) as solver:
+        assert solver is solve
+    with solver_pool(1000, num_workers=1) as solver:
+        assert solver is solve
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_bits_of_one_and_one_that_dies_is_named():
+    indices = np.arange(3, 14)
+    with pytest.raises(OSError, match="a process that solved trajectories of burgers1d from 3 on died.*--workers 1"):
+        with solver_pool(2 * MIN_SHARE, num_workers=8) as solver:
+            assert np.array_equal(solver("burgers1d", indices, **SETTINGS), solve("burgers1d", indices, **SETTINGS))
+            workers = active_children()
+            assert len(workers) == 2
+            workers[0].kill()
+            workers[0].join()
+            solver("burgers1d", indices, **SETTINGS)
+    assert not set(workers) & set(active_children())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(prepare_data.signal, "SIGKILL"), reason="this system has no SIGKILL")
+def test_a_killed_run_leaves_no_process_and_continues(tmp_path):
+    command = [sys.executable, "prepare_data.py", "--config", "configs/smoke.yaml", f"data.root={tmp_path}", "--workers", "2",
+               "data.tasks=[diff_react2d]", "task.diff_react2d.num_trajectories=200", "data.chunk=16"]
+    with open(tmp_path / "log", "w") as log, subprocess.Popen(command, cwd=ROOT, stderr=log) as run:
+        deadline, children = time.monotonic() + 60, []
+        while run.poll() is None and "8%" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.kill()
+    assert len(children) >= 2, (tmp_path / "log").read_text()
+    assert not [process for process in psutil.wait_procs(children, timeout=20)[1] if process.status() != psutil.STATUS_ZOMBIE]
+    listed = subprocess.run([*command, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "trajectories done" in listed and " 0 of 200" not in listed
+
+
+def test_no_worker_at_all_is_refused():
+    with pytest.raises(ValueError, match="--workers is 0; expected at least 1"):
+        prepare_data.main(["--config", str(ROOT / "configs/smoke.yaml"), "--workers", "0"])

@@ -1,0 +1,289 @@
+"""The project keeps its word: configurations, scripts, Makefile and README agree, house style holds, the chain runs."""
+
+import ast
+import dataclasses
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ups.config import Config, load_config, read_yaml, save_config
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
+PRODUCT = [*SCRIPTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "ups").rglob("*.py"))]
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in PRODUCT}
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
+SCRIPT_LINES, MODULE_LINES = 200, 400
+LONGER = {  # one thing that reads worse in two files; a budget all the same
+    "ups/loop.py": 800, "ups/config.py": 450, "evaluate.py": 250,
+}
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def make(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
+    return subprocess.run(["make", f"PYTHON={sys.executable}", *arguments], cwd=ROOT, capture_output=True, text=True,
+                          timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+# ---------------------------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_loads_and_its_resolved_form_is_the_same_configuration(path, tmp_path):
+    config = load_config(path)
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_config(tmp_path / "saved.yaml") == config
+    assert config.run.name == path.stem  # what make takes for the name of the run
+    assert config.run.root == "runs"     # where make looks for it
+
+
+def test_overlays_repeat_nothing_that_default_yaml_says():
+    def repeated(overlay, default, key=""):
+        for name, value in overlay.items():
+            if isinstance(value, dict):
+                yield from repeated(value, default[name], f"{key}{name}.")
+            elif value == default[name]:
+                yield f"{key}{name}"
+
+    default = read_yaml(ROOT / "configs" / "default.yaml")
+    found = {path.name: list(repeated(read_yaml(path), default)) for path in CONFIGS if path.stem != "default"}
+    assert not any(found.values()), found
+
+
+def keys_of(cls: type, where: str = "") -> typing.Iterator[tuple[str, str]]:
+    """(section, key) of every value of the configuration."""
+    for name, kind in typing.get_type_hints(cls).items():
+        inner = next((k for k in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(k)), None)
+        if inner:
+            yield from keys_of(inner, name)
+        else:
+            yield where, name
+
+
+def test_every_key_of_the_configuration_is_read_somewhere():
+    """As SECTION.key or, where the section was given a shorter name or is an argument, as one of the names below."""
+    short = {"self", "settings", "wanted", "task_settings", "expected"}
+    read = set()
+    for name, text in TEXTS.items():
+        if name == "ups/config.py":
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute):
+                value = node.value.value if isinstance(node.value, ast.Subscript) else node.value
+                owner = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+                read |= {(owner, node.attr)}
+    unread = [f"{section}.{key}" for section, key in keys_of(Config)
+              if not any((owner, key) in read for owner in {section, *short})]
+    assert not unread
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_topology_files_hold_topology_only(path):
+    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert settings["num_processes"] >= 1
+    assert "mixed_precision" not in settings and "dynamo_config" not in settings
+    if settings["num_processes"] > 1 and settings["num_machines"] == 1:
+        assert settings["main_process_port"] == 0  # a free one
+
+
+# ------------------------------------------------------------------------------------------------------------------ style
+
+
+def test_scripts_and_modules_keep_to_their_line_budgets():
+    budget = {name: LONGER.get(name, MODULE_LINES if "/" in name else SCRIPT_LINES) for name in PRODUCT}
+    longer = {name: TEXTS[name].count("\n") for name in PRODUCT if TEXTS[name].count("\n") > budget[name]}
+    assert not longer, f"more lines than the budget: {longer}"
+
+
+def test_only_the_loop_calls_backward():
+    assert sum(text.count(".backward(") for text in TEXTS.values()) == 1
+    assert ".backward(" in TEXTS["ups/loop.py"]
+
+
+@pytest.mark.parametrize("pattern", [
+    r"os\._exit\(0\)", r"share_memory_", r"\b29500\b", r"except\s*:", r"except (Base)?Exception:\s*\n\s*(pass|continue)\b",
+    r"\b(TODO|FIXME|XXX)\b", r"torch\.load\((?![^)]*weights_only=True)", r"\bpickle\.loads?\(", r"nan_to_num\([^)]*nan=0",
+])
+def test_no_product_file_holds(pattern):
+    found = [f"{name}:{text[:match.start()].count(chr(10)) + 1}: {match[0]!r}" for name, text in TEXTS.items()
+             for match in re.finditer(pattern, text)]
+    assert not found
+
+
+def test_the_product_imports_nothing_that_is_not_required():
+    pinned = re.findall(r"^([A-Za-z0-9_-]+)==\S+$", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
+    modules = {"PyYAML": "yaml"}
+    allowed = {modules.get(name, name) for name in pinned} | {"PIL"} | {"ups"}  # PIL: matplotlib cannot be without it
+    imported = set()
+    for text in TEXTS.values():
+        for node in ast.walk(ast.parse(text)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else \
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported |= {name.split(".")[0] for name in names}
+    assert imported - set(sys.stdlib_module_names) - allowed == set()
+    assert allowed - imported - {"PIL"} == set()
+    assert not [name for name in imported if name in ("bench", "tests")]
+
+
+def test_ruff_is_clean():
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("ruff is not installed (requirements-dev.txt)")
+    result = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", "."], cwd=ROOT,
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+# --------------------------------------------------------------------------------------------------------- Makefile, README
+
+
+@needs_make
+def test_help_is_the_default_and_lists_every_target():
+    listed = set(re.findall(r"^  make ([a-z0-9-]+) +\S", make().stdout, re.M))
+    assert listed == TARGETS
+
+
+@needs_make
+@pytest.mark.parametrize("target", sorted(TARGETS - {"help"}))
+def test_every_target_names_files_that_exist(target, tmp_path):
+    result = make("-n", target, "STAGE=operator", "TASK=burgers1d", f"RUNS={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    assert not list(tmp_path.iterdir())
+    commands = result.stdout.replace("\\\n", " ")
+    for name in re.findall(r"(?<![\w./])[\w/]+\.py\b|(?:accelerate_configs|configs)/\S+?\.yaml", commands):
+        assert (ROOT / name).is_file(), name
+
+
+@needs_make
+def test_topologies_say_how_many_processes_are_expected_and_share_out_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    two = make("-n", "train-cpu2", "RUNS=/nowhere").stdout
+    assert "UPS_EXPECT_WORLD=2 " in two and "accelerate_configs/cpu2.yaml train_operator.py" in two
+    eight = make("-n", "train", "TOPOLOGY=8gpu", "RUNS=/nowhere").stdout
+    assert "UPS_EXPECT_WORLD=8 " in eight and re.search(r"OMP_NUM_THREADS:-[1-9]", eight)
+
+
+@needs_make
+def test_make_refuses_an_unknown_topology_and_a_removal_without_a_stage(tmp_path):
+    assert "expected TOPOLOGY to be one of: " in make("operator", "TOPOLOGY=3gpu", "-n").stderr
+    (tmp_path / "small").mkdir()
+    assert "STAGE is missing" in make("remove", f"RUNS={tmp_path}").stderr
+    assert (tmp_path / "small").is_dir()
+
+
+@needs_make
+def test_a_run_named_after_a_configuration_uses_it():
+    assert "--config configs/smoke.yaml run.name=smoke" in make("-n", "data", "RUN=smoke").stdout
+    assert "--config configs/small.yaml run.name=other" in make("-n", "data", "RUN=other").stdout
+    assert "--config configs/smoke.yaml run.name=other" in make("-n", "data", "RUN=other", "CONFIG=configs/smoke.yaml").stdout
+
+
+def test_readme_names_targets_and_files_that_exist():
+    code = re.findall(r"```\w*\n(.*?)```", README, re.S) + re.findall(r"`([^`\n]+)`", README)
+    named = {target for text in code for target in re.findall(r"(?<!\w)make ([a-z][a-z0-9-]*)", text)}
+    assert {"train", "test"} <= named <= TARGETS
+    paths = {path for text in code for path in re.findall(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|txt|md|toml))\b", text)}
+    mine = {path for path in paths if path.startswith("my")}  # what the reader would write
+    assert len(paths - mine) > 10
+    generated = {"config.yaml", "results.json"}
+    missing = [path for path in paths - mine - generated if not (ROOT / path).exists()]
+    assert not missing
+    linked = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert not [path for path in linked if not (ROOT / path).exists()]
+
+
+def test_readme_tree_lists_every_file_of_the_top_level():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    top = {line.split("/")[0] + ("/" if "/" in line else "") for line in tracked.stdout.splitlines()}
+    tree = re.search(r"^## The tree\n+```\n(.*?)```", README, re.S | re.M)[1]
+    assert not [name for name in top - {".gitignore"} if name not in tree]
+
+
+def test_readme_overrides_are_understood():
+    overrides = re.findall(r"(?<=[ \"`])([a-z_]+(?:\.[a-z_0-9]+)+=(?:\[[^\]]*\]|[\w./-]+))", README)
+    assert len(overrides) >= 3
+    for text in overrides:
+        load_config(None, [text])
+
+
+# ---------------------------------------------------------------------------------------------------------------- scripts
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A configuration of two tasks, one in time and one steady, that writes under `tmp_path` only."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({
+        "include": str(ROOT / "configs" / "smoke.yaml"),
+        "run": {"name": "tiny", "root": str(tmp_path / "runs")},
+        "data": {"tasks": ["burgers1d", "darcy2d"], "root": str(tmp_path / "data")},
+        "cache": {"root": str(tmp_path / "cache")},
+        "operator": {"base_steps": 5, "train": {"steps": 10, "validate_every": 10, "save_every": 10}},
+        "evaluate": {"max_ratio_to_persistence": 1000.0},  # that it runs, not how good it is
+    }), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_of_every_script_ends_well_and_writes_nothing(script, tiny):
+    result = subprocess.run([sys.executable, script, "run.seed=1", "--config", str(tiny), "--dry-run", "data.seed=2"], cwd=ROOT,
+                            capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout and "Traceback" not in result.stderr
+    assert [path.name for path in tiny.parent.iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_misspelt_key_ends_every_script_with_one_line_that_helps(script, tmp_path):
+    result = subprocess.run([sys.executable, script, "--config", "configs/smoke.yaml", "run.sede=1", f"run.root={tmp_path}"],
+                            cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0
+    assert "did you mean 'seed'?" in result.stderr and "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@needs_make
+@pytest.mark.slow
+def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
+    folder = tiny.parent
+    arguments = [f"CONFIG={tiny}", f"RUNS={folder / 'runs'}", "TOPOLOGY=cpu"]
+    first = make("train", *arguments, timeout=300)
+    assert first.returncode == 0, first.stdout + first.stderr
+    run = folder / "runs" / "tiny"
+    assert json.loads((run / "operator" / "done.json").read_text())["step"] == 10
+    assert json.loads((run / "report" / "done.json").read_text())["stage"] == "report"
+    results = json.loads((run / "report" / "results.json").read_text())
+    assert set(results["tasks"]) == {"burgers1d", "darcy2d"} and results["run"] == "tiny"
+    page = (run / "report" / "report.html").read_text(encoding="utf-8")
+    outside = re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)|url\((?!["']?data:|["']?#)([^)]+)\)""", page)
+    assert not outside and len(page) > 10000
+
+    stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".json", ".h5", ".hdf5", ".html")}
+    started = time.monotonic()
+    second = make("train", *arguments)
+    seconds = time.monotonic() - started
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert second.stdout.count(": up to date") == 5  # two files of data, two caches, the report
+    assert "train_operator.py" not in second.stdout and "evaluate.py" not in second.stdout
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    assert seconds < 60  # some 3 s on an idle machine
+
+    changed = make("operator", *arguments, "ARGS=operator.train.steps=11")
+    assert changed.returncode != 0
+    assert "operator.train.steps 10 -> 11" in changed.stderr and "make remove STAGE=operator RUN=tiny" in changed.stderr
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    again = make("train", *arguments)  # the script is asked and finds nothing to do
+    assert again.returncode == 0 and again.stdout.count("nothing to do") == 2
