@@ -107,7 +107,7 @@ lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .
 
 bench: cache                  ## Ours, an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
-	$(PY) bench/compare.py --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
+	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
 
 dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
 	for script in prepare_data.py prepare_cache.py train_operator.py evaluate.py; do $(PY) $$script --dry-run $(FLAGS); done

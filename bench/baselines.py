@@ -74,7 +74,7 @@ class Settings:
     precision: Literal["bf16", "float32"] = "bf16"
 
 
-# Best on validation of those tried with `bench/operator.py --tune`: 20 s each on one thread, one seed, so hints, not verdicts.
+# Best on validation of those tried with `bench/compare.py --tune`: 20 s each on one thread, one seed, so hints, not verdicts.
 # What mattered: smaller batches than usual, few modes on advection, the basis that fits the boundary (darcy2d: sine 2x better
 # than padding), training where the rollout is scored (diff_react2d: 2x), and a U-Net on folded cells (4x the steps).
 BEST: dict[tuple[str, str], dict] = {

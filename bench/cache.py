@@ -1,7 +1,7 @@
 """The latent cache against memory itself: building, opening, batches beside memcpy, and what two processes hold.
 
-    python bench/cache.py                       1 GiB of latents in a temporary folder
-    python bench/cache.py --gib 0.1 --batch 32
+    python -m bench.cache                       1 GiB of latents in a temporary folder
+    python -m bench.cache --gib 0.1 --batch 32
 
 Prints a small table. Expected: opening to the first batch under 1 s; a batch at the speed of memcpy of the same windows
 (scattered windows wait for memory, so one block of as many bytes is faster); two processes share one copy: the latents are in
@@ -10,15 +10,11 @@ the RSS of both, half in the PSS (proportional share) of each, and not in what i
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":  # as a script, its folder comes first on the path, where operator.py hides the standard one
-    sys.path[0] = sys.path[0].removesuffix("bench") or "."
-
 import argparse
 import os
 import resource
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -144,7 +140,7 @@ def main() -> None:
                 print(f"{batch:6d} {length:6d} {size / 2**20:8.3f} {taken * 1e6:6.0f} {size / taken / 1e9:6.2f} "
                       f"{scattered / taken:19.2f} {block / taken:10.2f}")
 
-        command = [sys.executable, __file__, "--dim", str(args.dim), "--reader", folder, str(num)]
+        command = [sys.executable, "-m", "bench.cache", "--dim", str(args.dim), "--reader", folder, str(num)]
         readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         for process in readers:
             assert process.stdout.readline() == "ready\n"

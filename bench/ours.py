@@ -35,6 +35,8 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
             error = base_error(fitted, cache, config.evaluate.context_frames)
         if error < best:
             head, best = fitted, error
+        if watch() > budget_seconds:
+            break
     head.scale.copy_(residual_scale(head, cache, config, seed))
     torch.manual_seed(seed)
     operator = build({task: cache}, config, [head.description])

@@ -1,7 +1,7 @@
 """How fast the solvers are: seconds for a given number of trajectories, as `make data` runs them (a process per core).
 
-    python bench/solvers.py                                              # 1000 Burgers trajectories, 1024 points, 201 frames
-    python bench/solvers.py --task diff_react2d --trajectories 50 --resolution 128 --frames 101
+    python -m bench.solvers                                              # 1000 Burgers trajectories, 1024 points, 201 frames
+    python -m bench.solvers --task diff_react2d --trajectories 50 --resolution 128 --frames 101
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def main() -> None:
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     assert status == 0
     print(f"{task.name}: {arguments.trajectories} trajectories, {arguments.resolution} cells per axis, "
-          f"{arguments.frames} frames, {size / 2**20:.0f} MiB: {seconds:.1f} s on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+          f"{arguments.frames} frames, {size / 2**20:.0f} MiB: "
+          f"{seconds:.1f} s on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 
 from bench import baselines, operator
 from bench.baselines import Problem, Settings, Trainer, settings_for
-from bench.operator import Errors
+from bench.compare import Errors
 from ups.config import load_config
 from ups.tasks import DIRICHLET, NO_FLUX, PERIODIC, get_task
 from ups.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ def problem(steady=False, ndim=1, boundary=PERIODIC, size=16):
 
 
 class FakeCache:
-    """What bench/operator.py reads of ups.cache.Cache."""
+    """What bench/compare.py reads of ups.cache.Cache."""
 
     def __init__(self, dim=0, steady=False):
         u, self.parameters = heat(40)

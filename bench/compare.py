@@ -1,7 +1,7 @@
 """The judge of the operator: ours, an FNO and a U-Net on the same cache, splits, protocol, threads and wall-clock.
 
-    python bench/operator.py --task burgers1d --budget 300 --seeds 0 1 --models ours fno unet
-    python bench/operator.py --task burgers1d --budget 60 --tune fno              # try settings, choose on validation
+    python -m bench.compare --task burgers1d --budget 300 --seeds 0 1 --models ours fno unet
+    python -m bench.compare --task burgers1d --budget 60 --tune fno              # try settings, choose on validation
 
 Reads the latent cache of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames (evaluate.context_frames)
 are given to every model and never scored; weights are selected on validation rollouts, everything printed is on test.
@@ -14,16 +14,12 @@ what steady tasks are judged by (relative L2); median over trajectories, frames 
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":  # as a script, its folder comes first on the path and this file would hide the standard operator
-    sys.path[0] = sys.path[0].removesuffix("bench") or "."
-
 import argparse
 import json
 import math
 import os
 import platform
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
