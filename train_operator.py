@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ups.cache import Cache, open_cache, place
-from ups.choose import fit_and_save, load_base, spread
+from ups.choose import fit_and_save, load_base, spread, wait_for_bases
 from ups.config import Config, load_config, to_dict
 from ups.loop import Run, main_guard
 from ups.operator import Operator, augment, operator_loss
@@ -146,9 +146,15 @@ def main() -> None:
     run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
 
     # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
-    mine = list(caches)[run.rank :: run.world]
-    fit = partial(fit_and_save, config=config, directory=run.directory / "bases", seed=config.run.seed, device=run.device)
-    run.agreed(lambda: [fit(caches[name]) for name in mine], "fitting the bases")
+    bases = run.directory / "bases"
+    fit = partial(fit_and_save, config=config, directory=bases, seed=config.run.seed, device=run.device)
+
+    def fit_mine() -> None:
+        for name in list(caches)[run.rank :: run.world]:
+            fit(caches[name])
+        wait_for_bases(bases, caches, run.directory / "errors")
+
+    run.agreed(fit_mine, "fitting the bases")
     facts = {name: fit(cache) for name, cache in caches.items()}   # all are on disk now: read
     for name, fact in facts.items():
         best = min((v, k) for k, v in fact["validation_nrmse"].items() if v is not None)
@@ -158,7 +164,7 @@ def main() -> None:
     run.seed_all()
     operator = build(caches, config, [fact["description"] for fact in facts.values()])
     for head in operator.heads.values():
-        load_base(head, run.directory / "bases")
+        load_base(head, bases)
     operator = run.attach(operator)
 
     # ---- loop

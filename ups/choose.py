@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,20 @@ def fit_and_save(cache: Cache, config: Config, directory: Path, seed: int, devic
                          f"{expected[different[0]]} now); expected the bases of this configuration. Delete {directory} and train "
                          f"again.")
     return found
+
+
+def wait_for_bases(directory: Path, names: Iterable[str], errors: Path) -> None:
+    """Return when every base is on disk: other processes fit theirs, which may take longer than a collective would wait.
+
+    Raises RuntimeError as soon as a process that fits has written a newer file to the folder `errors`.
+    """
+    started = time.time()
+    missing = [directory / f"{name}.json" for name in names]
+    while missing := [path for path in missing if not path.is_file()]:
+        if any(path.stat().st_mtime > started for path in errors.glob("rank*.json")):
+            raise RuntimeError(f"another process failed before it wrote {missing[0].name}; expected all bases in {directory}. "
+                               f"See {errors}.")
+        time.sleep(0.2)
 
 
 def load_base(head: TaskHead, directory: Path) -> None:

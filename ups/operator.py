@@ -114,9 +114,6 @@ class Operator(nn.Module):
         self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width), nn.SiLU(),
                                        nn.Linear(model.width, model.width))
 
-    def history_of(self, task: str) -> int:
-        return self.heads[task].history
-
     def predict(self, z: Tensor, task: str, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """z (batch, history, *tokens, dim), raw parameters (batch, P) to (full, base), each (batch, bundle, *tokens, dim).
 
