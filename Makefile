@@ -17,6 +17,8 @@ TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep '^GPU'),single,cpu)
 BUDGET ?= 300
 SEEDS ?= 0 1
 export PYTHONUNBUFFERED := 1
+# Idle OpenMP threads sleep. Spinning, the default, made a step with two threads 30 times slower while another job held a core.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 RUN_DIR = $(RUNS)/$(RUN)
 SETTINGS = $(RUN_DIR)/.settings
@@ -42,16 +44,8 @@ endif
   leaderboard remove clean-smoke
 
 help:           ## This list
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^## / {print substr($$0, 4)}' Makefile
-##
-## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:
-##   CONFIG    settings laid over configs/default.yaml (configs/RUN.yaml if there is one, else configs/small.yaml)
-##   ARGS      single settings laid over those
-##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
-##   RUNS      folder of all runs (runs)
-##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu)
-##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used
-##
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' Makefile
+
 .venv/installed: requirements.txt requirements-dev.txt
 	@python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python3 is too old; expected 3.11 or later. Put one first in PATH.")'
 	python3 -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
@@ -120,3 +114,12 @@ remove:                       ## Delete one stage of a run: make remove STAGE=op
 
 clean-smoke:                  ## Delete the run, the data and the caches of make smoke
 	rm -rf $(RUNS)/smoke data/smoke cache/smoke
+
+##
+## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:
+##   CONFIG    settings laid over configs/default.yaml (configs/RUN.yaml if there is one, else configs/small.yaml)
+##   ARGS      single settings laid over those
+##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
+##   RUNS      folder of all runs (runs)
+##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu)
+##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -33,8 +34,11 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def make(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
-    return subprocess.run(["make", f"PYTHON={sys.executable}", *arguments], cwd=ROOT, capture_output=True, text=True,
-                          timeout=timeout, stdin=subprocess.DEVNULL)
+    """make as a user would call it, not as a child of the `make test` that may run this."""
+    inherited = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CONFIG", "RUN", "RUNS", "ARGS", "TOPOLOGY", "STAGE", "TASK"}
+    environment = {key: value for key, value in os.environ.items() if key not in inherited}
+    return subprocess.run(["make", f"PYTHON={sys.executable}", *arguments], cwd=ROOT, env=environment, capture_output=True,
+                          text=True, timeout=timeout, stdin=subprocess.DEVNULL)
 
 
 # ---------------------------------------------------------------------------------------------------------- configuration
@@ -163,6 +167,8 @@ def test_every_target_names_files_that_exist(target, tmp_path):
     commands = result.stdout.replace("\\\n", " ")
     for name in re.findall(r"(?<![\w./])[\w/]+\.py\b|(?:accelerate_configs|configs)/\S+?\.yaml", commands):
         assert (ROOT / name).is_file(), name
+    for module in re.findall(r"-m ((?:bench|ups)\.\w+)", commands):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
 
 
 @needs_make
