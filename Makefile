@@ -17,8 +17,6 @@ TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep '^GPU'),single,cpu)
 BUDGET ?= 300
 SEEDS ?= 0 1
 export PYTHONUNBUFFERED := 1
-# Idle OpenMP threads sleep. Spinning, the default, made a step with two threads 30 times slower while another job held a core.
-export OMP_WAIT_POLICY ?= PASSIVE
 
 RUN_DIR = $(RUNS)/$(RUN)
 SETTINGS = $(RUN_DIR)/.settings

@@ -27,8 +27,10 @@ def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
 
 def dictionary(u: Tensor, degree: int) -> Tensor:
     """Monomials of one frame: (..., C, *space) with C at axis 1 to (batch, terms, *space)."""
-    channels = u.unbind(1)
-    return torch.stack([torch.stack([channels[c] for c in term]).prod(0) for term in monomials(len(channels), degree)], 1)
+    channels, terms = u.unbind(1), {}
+    for term in monomials(len(channels), degree):   # each from one of a lower degree by one product
+        terms[term] = channels[term[-1]] * terms[term[:-1]] if len(term) > 1 else channels[term[0]]
+    return torch.stack(list(terms.values()), 1)
 
 
 class Persistence(nn.Module):
