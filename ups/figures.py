@@ -286,19 +286,23 @@ def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell
 @_styled
 def training(history: list[dict]) -> Figure:
     """Losses, validation scores and the learning rate over the steps, from rows of metrics.jsonl (see ups.loop, ups.track)."""
-    fig = _figure(9.2, 2.7)
+    fig = _figure(9.2, 3.8)
     panels = (("training loss", "train/loss"), ("validation", "validation/"), ("learning rate / peak", "train/lr_factor"))
     for ax, (title, prefix) in zip(fig.subplots(1, 3), panels, strict=True):
-        names = sorted({name for row in history for name in row if name.startswith(prefix)})
+        names, colors = sorted({name for row in history for name in row if name.startswith(prefix)}), {}
         for name in names:
             rows = [row for row in history if name in row]
-            style = {"marker": "o", "markersize": 2.5} if prefix == "validation/" else {"linewidth": 1.1}
-            ax.plot([row["step"] for row in rows], _floats([row[name] for row in rows]), label=name.split("/", 1)[1], **style)
+            label = name.split("/", 1)[1]
+            group = label.split("/")[0]                          # a task keeps its colour; its base alone is dashed
+            colors.setdefault(group, f"C{len(colors)}")
+            style = {"marker": "o", "markersize": 2.5, "linestyle": "--" if label.endswith("/base") else "-"}
+            ax.plot([row["step"] for row in rows], _floats([row[name] for row in rows]), label=label.replace("/", ", "),
+                    color=colors[group], **(style if prefix == "validation/" else {"linewidth": 1.1}))
         ax.set(title=title, xlabel="step (optimizer updates)", yscale="linear" if prefix == "train/lr_factor" else "log")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.grid(axis="y")
         if len(names) > 1:
-            ax.legend(fontsize=7)
+            ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)
     return fig
 
 
