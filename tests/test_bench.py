@@ -12,7 +12,7 @@ import types
 import pytest
 import torch
 
-from bench import baselines, operator
+from bench import baselines, compare
 from bench.baselines import Problem, Settings, Trainer, settings_for
 from bench.compare import Errors
 from ups.config import load_config
@@ -280,31 +280,31 @@ def test_wrong_settings_are_named():
 def test_errors_by_hand():
     truth = torch.tensor([[[[3.0, 4.0]]], [[[6.0, 8.0]]]])  # two trajectories, one frame: mean squares 12.5 and 50
     errors = Errors.of(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)  # mean squares of the error 25 and 0
-    split = operator.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
-    row = operator.summary(errors, split, False, 200)
+    split = compare.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
+    row = compare.summary(errors, split, False, 200)
     assert row["error"] == row["pooled"] == row["first_frame"] == pytest.approx(math.sqrt(25 / 62.5))
-    assert row["nrmse"] == pytest.approx(math.sqrt(2) / 2) and operator.summary(errors, split, True, 10)["error"] == row["nrmse"]
+    assert row["nrmse"] == pytest.approx(math.sqrt(2) / 2) and compare.summary(errors, split, True, 10)["error"] == row["nrmse"]
     assert row["by_parameter"] == {"1": pytest.approx(math.sqrt(2)), "2": 0.0}
     assert row["low"] == 0.0 and row["high"] == pytest.approx(math.sqrt(2))
     twice = Errors(4 * errors.error, errors.truth)
-    ratio = operator.paired_ratio([twice], [errors, errors], split, True, 50)
+    ratio = compare.paired_ratio([twice], [errors, errors], split, True, 50)
     assert ratio["ratio"] == pytest.approx(2.0)
 
 
 def test_a_diverged_rollout_is_reported_as_such():
     truth = torch.ones(2, 1, 1, 4)
     errors = Errors.of(torch.full_like(truth, torch.nan), truth)
-    row = operator.summary(errors, operator.Split(truth, truth, torch.zeros(2, 0), torch.arange(2)), False, 10)
-    assert "diverged" in operator.line("fno", "0", row) and operator.clean(row)["error"] is None
+    row = compare.summary(errors, compare.Split(truth, truth, torch.zeros(2, 0), torch.arange(2)), False, 10)
+    assert "diverged" in compare.line("fno", "0", row) and compare.clean(row)["error"] is None
 
 
 @pytest.mark.parametrize("steady", [False, True])
 def test_the_judge_runs_and_writes_its_table(steady, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(operator, "OUT", tmp_path)
-    monkeypatch.setattr(operator, "open_cache", lambda config, task: FakeCache(steady=steady))
+    monkeypatch.setattr(compare, "OUT", tmp_path)
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache(steady=steady))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     small = [f"{model}.{key}={value}" for model in ("fno", "unet") for key, value in TINY.items()]
-    result = operator.main(["--task", "burgers1d", "--budget", "0.3", "--models", "fno", "unet", "--seeds", "0", "1", *small])
+    result = compare.main(["--task", "burgers1d", "--budget", "0.3", "--models", "fno", "unet", "--seeds", "0", "1", *small])
     saved = json.loads(next(tmp_path.glob("burgers1d_0.3s_fno-unet_*.json")).read_text())
     assert saved["ratios"].keys() == {"fno/unet"} and len(saved["rows_printed"]) == 4 and saved["settings"]["fno"]["width"] == 8
     assert result["trivial"]["name"] == ("training mean" if steady else "persistence")
@@ -313,26 +313,26 @@ def test_the_judge_runs_and_writes_its_table(steady, tmp_path, monkeypatch, caps
 
 
 def test_tuning_ranks_on_validation(tmp_path, monkeypatch):
-    monkeypatch.setattr(operator, "OUT", tmp_path)
-    monkeypatch.setattr(operator, "open_cache", lambda config, task: FakeCache())
+    monkeypatch.setattr(compare, "OUT", tmp_path)
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache())
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     small = [f"fno.{key}={value}" for key, value in TINY.items()]
-    result = operator.main(["--task", "burgers1d", "--budget", "0.2", "--tune", "fno", "--try", "lr:1e-3",
+    result = compare.main(["--task", "burgers1d", "--budget", "0.2", "--tune", "fno", "--try", "lr:1e-3",
                             "--try", "lr:1e-2,mlp:true", *small])
     assert [row["settings"]["lr"] for row in result["candidates"]] == [1e-3, 1e-2] and result["candidates"][1]["settings"]["mlp"]
     for model in ("fno", "unet"):  # the built-in lists are valid settings
-        assert len(operator.candidates(model, problem())) > 10 < len(operator.candidates(model, problem(True, 2)))
+        assert len(compare.candidates(model, problem())) > 10 < len(compare.candidates(model, problem(True, 2)))
 
 
 def test_a_codec_that_loses_something_is_bypassed(monkeypatch):
     cache, config = FakeCache(dim=3), load_config()
-    monkeypatch.setattr(operator, "open_data", lambda path, task, **strides: type("File", (), {
+    monkeypatch.setattr(compare, "open_data", lambda path, task, **strides: type("File", (), {
         "read": staticmethod(lambda first, last: cache.u[2 * first + ("Nu0.01" in path.name)][None].numpy())}))
     settings = dataclasses.replace(config.task["burgers1d"], parameters=[0.1, 0.01])
     config = dataclasses.replace(config, task={"burgers1d": settings})
-    u, _ = operator.fields(config, cache, "test")
+    u, _ = compare.fields(config, cache, "test")
     assert torch.equal(u, cache.u[32:])
-    full, _ = operator.fields(config, FakeCache(), "test")
+    full, _ = compare.fields(config, FakeCache(), "test")
     torch.testing.assert_close(full, cache.u[32:], rtol=1e-4, atol=1e-4)
 
 
@@ -343,9 +343,9 @@ def test_ours_gets_the_same_budget_and_is_marked_when_it_takes_more(seconds, tmp
         return baselines.Trained(lambda given, parameters, num: given[:, -1:].expand(-1, num, -1, -1), 0, 0, 0.0, seconds)
 
     monkeypatch.setitem(sys.modules, "bench.ours", types.SimpleNamespace(train_ours=train_ours))
-    monkeypatch.setattr(operator, "OUT", tmp_path)
-    monkeypatch.setattr(operator, "open_cache", lambda config, task: FakeCache())
-    result = operator.main(["--task", "burgers1d", "--budget", "5", "--models", "ours", "--seeds", "3", "--threads",
+    monkeypatch.setattr(compare, "OUT", tmp_path)
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache())
+    result = compare.main(["--task", "burgers1d", "--budget", "5", "--models", "ours", "--seeds", "3", "--threads",
                             str(torch.get_num_threads())])
     assert result["rows_printed"][0]["error"] == result["trivial"]["error"]
     assert result["rows_printed"][0]["is_over_budget"] == ("OVER BUDGET" in capsys.readouterr().out) == (seconds > 5)
@@ -353,9 +353,9 @@ def test_ours_gets_the_same_budget_and_is_marked_when_it_takes_more(seconds, tmp
 
 def test_impossible_requests_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="expected both above zero"):
-        operator.main(["--task", "burgers1d", "--budget", "0"])
+        compare.main(["--task", "burgers1d", "--budget", "0"])
     with pytest.raises(ValueError, match="no model ours"):
-        operator.main(["--task", "burgers1d", "--budget", "1", "--threads", "1", "--clock", "cpu"])
+        compare.main(["--task", "burgers1d", "--budget", "1", "--threads", "1", "--clock", "cpu"])
     monkeypatch.setitem(sys.modules, "neuralop.models", None)  # as if the package were not installed
     with pytest.raises(ImportError, match="pip install -r bench/requirements.txt"):
         baselines.LibraryFNO(1, 1, (16,), PERIODIC, Settings(**TINY))
