@@ -123,7 +123,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) 
 
     def fake(cache, config, seed, device):
         for name, base in bases:
-            head = TaskHead(head_description(cache, config, "persistence", base_settings(cache, config, "persistence")), width=1)
+            head = TaskHead(head_description(cache, config, "persistence", base_settings(cache, config)), width=1)
             head.codec.load_state_dict(cache.tokenizer.state_dict())
             head.base = base
             yield name, head

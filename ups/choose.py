@@ -44,13 +44,19 @@ def head_description(cache: Cache, config: Config, kind: str, settings: dict[str
     }
 
 
-def base_settings(cache: Cache, config: Config, kind: str) -> dict[str, Any]:
+def base_settings(cache: Cache, config: Config) -> dict[str, Any]:
     """Geometry and hyper-parameters of a base for this cache."""
     task = config.task[cache.task.name]
     inputs = cache.input_tokenizer.num_channels if cache.input_tokenizer is not None else 0
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
             "num_channels": cache.tokenizer.num_channels, "num_inputs": inputs, "space": list(cache.tokenizer.space),
             "boundary": cache.task.boundary, "degree": task.degree, "history": task.history, "reach": task.reach}
+
+
+def _training_rows(cache: Cache, value: int) -> Tensor:
+    """Training rows of one parameter value (all of them for a task without parameters)."""
+    rows = cache.split["train"]
+    return rows[cache.parameter_index[rows] == value] if len(cache.parameter_values) else rows
 
 
 def _sample(cache: Cache, config: Config, rows: Tensor, length: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -110,7 +116,7 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
     settings = config.task[cache.task.name]
 
     def head_with(kind: str, base: nn.Module | None, chosen: dict[str, Any]) -> TaskHead:
-        full = {**base_settings(cache, config, kind), **chosen}
+        full = {**base_settings(cache, config), **chosen}
         head = TaskHead(head_description(cache, config, kind, full), width=1)
         head.codec.load_state_dict(cache.tokenizer.state_dict())
         if cache.input_tokenizer is not None:
@@ -126,8 +132,7 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
             probe = head_with("persistence", None, {})
 
             def windows(value: int, probe: TaskHead = probe) -> Iterator[tuple[Tensor, Tensor]]:
-                rows = cache.split["train"]
-                rows = rows[cache.parameter_index[rows] == value] if len(cache.parameter_values) else rows
+                rows = _training_rows(cache, value)
                 length = settings.history + 1
                 starts = cache.num_frames - settings.train_from - length + 1
                 picked, first = _sample(cache, config, rows, length, min(MAX_WINDOWS, len(rows) * starts), seed)
@@ -135,7 +140,7 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
                     u, _, _, u_next = _window(probe, cache, picked[i:i + BATCH], first[i:i + BATCH])
                     yield u, u_next
 
-            full = base_settings(cache, config, kind)
+            full = base_settings(cache, config)
             for chosen, base in fit_propagators(windows, full["num_values"], full["num_channels"], tuple(full["space"]),
                                                 full["boundary"], settings.degree, settings.history):
                 ridge = chosen.pop("ridge")
@@ -165,9 +170,7 @@ def residual_scale(head: TaskHead, cache: Cache, config: Config, seed: int) -> T
     length = 1 if head.task.is_steady else head.history + 1
     scales = []
     for value in range(len(head.scale)):
-        rows = cache.split["train"]
-        rows = rows[cache.parameter_index[rows] == value] if len(cache.parameter_values) else rows
-        rows, starts = _sample(cache, config, rows, length, 4 * BATCH, seed + 1)
+        rows, starts = _sample(cache, config, _training_rows(cache, value), length, 4 * BATCH, seed + 1)
         squares = []
         for i in range(0, len(rows), BATCH):
             u, parameters, index, u_next = _window(head, cache, rows[i:i + BATCH], starts[i:i + BATCH])

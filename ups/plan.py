@@ -27,7 +27,7 @@ def print_operator_plan(config: Config) -> None:
             print(f"parent {config.cache_path(name)}: {error}")
             continue
         kind = config.task[name].base[-1]
-        descriptions.append(head_description(cache, config, kind, base_settings(cache, config, kind)))
+        descriptions.append(head_description(cache, config, kind, base_settings(cache, config)))
         largest = max(largest, math.prod(cache.tokenizer.tokens))
         print(f"parent {cache.path}: {cache.num_rows} trajectories, {cache.num_bytes / 2**20:.0f} MiB of latents, "
               f"fingerprint {cache.fingerprint[:12]}")
