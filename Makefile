@@ -38,7 +38,7 @@ PY := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: help data doctor cache operator report train train-cpu2 train-2gpu train-4gpu train-8gpu smoke test lint bench dry-run \
+.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu smoke test lint bench dry-run \
   leaderboard remove clean-smoke
 
 help:           ## This list
@@ -49,7 +49,7 @@ help:           ## This list
 	python3 -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-train: report   ## data, cache, operator, report: what is done is kept, what was interrupted continues
+train: report   ## The whole chain, from data to report: what is done is kept, what was interrupted continues
 train-cpu2:     ## train, on two CPU processes
 train-2gpu:     ## train, on 2 GPUs of this machine
 train-4gpu:     ## train, on 4 GPUs
@@ -70,6 +70,18 @@ cache: data                   ## Fit the tokenizers and encode the data
 operator: $(RUN_DIR)/operator/done.json   ## Train the operator
 	@echo "$(<D): up to date"
 
+diffusion: $(RUN_DIR)/diffusion/done.json     ## Train the corrector of the operator's errors
+	@echo "$(<D): up to date"
+
+consistency: $(RUN_DIR)/consistency/done.json ## Distil the corrector into one or two evaluations
+	@echo "$(<D): up to date"
+
+rival: $(RUN_DIR)/rival/done.json             ## The student's network without a teacher, to compare
+	@echo "$(<D): up to date"
+
+steady: $(RUN_DIR)/steady/done.json           ## Train the prior of steady solutions given part of the coefficient
+	@echo "$(<D): up to date"
+
 report: $(RUN_DIR)/report/done.json       ## Roll out the test split: results.json, report.html, leaderboard row; fails if a gate does
 	@echo "$(<D): up to date, see $(<D)/report.html"
 
@@ -79,7 +91,15 @@ $(RUN_DIR)/operator/done.json: $(CONFIG) configs/default.yaml $(SETTINGS)
 	$(LAUNCH) train_operator.py $(FLAGS)
 	@touch -c $@
 
-$(RUN_DIR)/report/done.json: $(RUN_DIR)/operator/done.json
+$(RUN_DIR)/diffusion/done.json $(RUN_DIR)/steady/done.json: $(RUN_DIR)/%/done.json: $(RUN_DIR)/operator/done.json
+	$(LAUNCH) train_$*.py $(FLAGS)
+	@touch -c $@
+
+$(RUN_DIR)/consistency/done.json $(RUN_DIR)/rival/done.json: $(RUN_DIR)/%/done.json: $(RUN_DIR)/diffusion/done.json
+	$(LAUNCH) train_consistency.py $(if $(filter rival,$*),--rival) $(FLAGS)
+	@touch -c $@
+
+$(RUN_DIR)/report/done.json: $(patsubst %,$(RUN_DIR)/%/done.json,operator diffusion consistency rival steady)
 	$(PY) evaluate.py $(FLAGS)
 	@touch -c $@
 
@@ -102,7 +122,7 @@ bench: cache                  ## Ours, an FNO and a U-Net at equal time: make be
 	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
 
 dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
-	for script in prepare_data.py prepare_cache.py train_operator.py evaluate.py; do $(PY) $$script --dry-run $(FLAGS); done
+	for script in prepare_data.py prepare_cache.py train_operator.py train_diffusion.py train_consistency.py train_steady.py evaluate.py; do $(PY) $$script --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## All runs side by side
 	$(PY) -m ups.leaderboard --path $(RUNS)/leaderboard.jsonl

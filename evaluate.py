@@ -1,7 +1,8 @@
 """Report: rollouts of the test split by the finished operator and honest baselines, scored against the data files.
 
-Reads:  data files, cache/TASK.h5, RUN/operator/. Writes: RUN/report/: results.json, report.html, figures/, done.json, and a row
-of RUN/../leaderboard.jsonl. Exit status 1, with the reasons, when a gate fails (then there is no done.json).
+Reads:  data files, cache/TASK.h5, RUN/operator/ and, where they are, RUN/diffusion/, consistency/, rival/, steady/.
+Writes: RUN/report/: results.json, report.html, figures/, done.json, and a row of RUN/../leaderboard.jsonl. Exit
+status 1, with the reasons, when a gate fails (then there is no done.json).
 
     python evaluate.py --config configs/small.yaml
     python evaluate.py --config configs/small.yaml --dry-run
@@ -11,7 +12,6 @@ Expected (configs/small.yaml): every gate passes; the numbers are in the README.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -25,14 +25,18 @@ import yaml
 from torch import Tensor
 
 from ups import leaderboard, metrics
+from ups.assess import assess_steady, assess_transient
 from ups.cache import Cache, open_cache
 from ups.cache_build import data_files, open_sources
 from ups.checkpoint import require_stage, value_hash, write_json
-from ups.config import Config, load_config, to_dict
+from ups.config import Config, parse_arguments, to_dict
 from ups.loop import describe_environment
 from ups.operator import Operator, load_operator
 from ups.report import check_gates, write_report, write_results
+from ups.report_ensemble import ensemble_section, steady_section
 from ups.rollout import rollout
+
+CORRECTORS = ("diffusion", "consistency", "rival", "steady")   # stages whose draws are assessed where they are there
 
 
 class TestSet:
@@ -42,7 +46,7 @@ class TestSet:
 
     def __init__(self, config: Config, name: str, cache: Cache):
         self.cache = cache
-        self.context = 0 if cache.task.is_steady else config.evaluate.context_frames
+        self.context = config.context(name)
         self.rows = cache.split["test"]
         if config.evaluate.max_trajectories:
             order = torch.argsort(cache.trajectory[self.rows], stable=True)      # the same initial conditions of every parameter
@@ -54,7 +58,7 @@ class TestSet:
 
     def truth(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(input channels (n, 1, C_in, *space) of a steady task, predicted frames (n, T, C, *space)), float32."""
-        files = self.cache.parameter_index[rows].tolist() if len(self.cache.parameter_values) else [0] * len(rows)
+        files = self.cache.parameter_index[rows].tolist()
         u = torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1)[0]) for file, i in
                          zip(files, self.cache.trajectory[rows].tolist(), strict=True)])
         num_inputs = len(self.cache.task.inputs)
@@ -152,21 +156,18 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
 
 def main() -> int:
     # ---- config
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/default.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be evaluated and write nothing")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
-    config = load_config(arguments.config, arguments.overrides)
+    config, is_dry_run = parse_arguments(__doc__)
     directory = config.run_dir / "report"
-    if arguments.dry_run:
+    if is_dry_run:
         print(yaml.safe_dump(to_dict(config), sort_keys=False))
         print(f"parent: {config.run_dir / 'operator'}; writes {directory}: results.json, report.html, figures/, done.json")
         return 0
 
     # ---- setup
     parent = require_stage(config.run_dir, "operator")
-    wanted = {"operator": parent["fingerprint"], "evaluate": value_hash(to_dict(config)["evaluate"])}
+    stages = {stage: require_stage(config.run_dir, stage, {"operator": parent["fingerprint"]})["fingerprint"]
+              for stage in CORRECTORS if (config.run_dir / stage).is_dir()}
+    wanted = {"operator": parent["fingerprint"], **stages, "evaluate": value_hash(to_dict(config)["evaluate"])}
     done = directory / "done.json"
     if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["parents"] == wanted:
         print(f"{directory / 'report.html'} is up to date: nothing to do")
@@ -184,6 +185,16 @@ def main() -> int:
         print(f"{name}: nRMSE {row['nrmse']['value']:.2e} [{row['nrmse']['low']:.2e}, {row['nrmse']['high']:.2e}] over "
               f"{tasks[name]['num_trajectories']} test trajectories ({time.perf_counter() - started:.1f} s)", flush=True)
 
+    ensembles, steady, sections = {}, {}, []
+    for name in config.corrected(is_steady=False) if "diffusion" in stages else []:
+        ensembles[name], shown = assess_transient(config, operator, name, device)
+        sections.append((f"{name}: ensembles", ensemble_section(ensembles[name], shown, name)))
+        print("\n".join(ensembles[name]["words"]), flush=True)
+    for name in config.corrected(is_steady=True) if "steady" in stages else []:
+        steady[name], shown = assess_steady(config, operator, name, device)
+        sections.append((f"{name}: prior of partly observed coefficients", steady_section(steady[name], shown, name)))
+    print(f"stages beyond the operator: {', '.join(stages) or 'none is there, so the report is on the operator alone'}")
+
     # ---- report
     log = config.run_dir / "operator" / "metrics.jsonl"
     history = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -193,14 +204,14 @@ def main() -> int:
         "environment": describe_environment(1, device),
         "protocol": {"split": "test", "context_frames": config.evaluate.context_frames, "seed": config.run.seed,
                      "legacy": config.evaluate.legacy, "bootstrap": config.evaluate.num_bootstrap},
-        "tasks": tasks, "gates": [],
+        "tasks": tasks, "ensembles": ensembles, "steady": steady, "gates": [],
         "training": {"steps": parent["step"], "parameters": sum(p.numel() for p in operator.parameters()),
                      "precision": operator.precision, "seconds": train_seconds(history)},
     }
     results["gates"] = check_gates(results, config.evaluate)
     directory.mkdir(parents=True, exist_ok=True)
     write_results(results, directory / "results.json")
-    write_report(results, samples, history, directory / "report.html")
+    write_report(results, samples, history, directory / "report.html", sections)
     leaderboard.add(results, Path(config.run.root) / "leaderboard.jsonl")
     failed = [gate for gate in results["gates"] if not gate["passed"]]
     for gate in failed:

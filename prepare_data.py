@@ -110,10 +110,12 @@ def main(arguments: list[str] | None = None) -> int:
     is_published = config.data.source == "published"
 
     # ----------------------------------------------------------------------------------------------------------- files
-    files = []  # (task, parameter, path, bytes, generation settings or (id, md5))
-    for task in config.data.tasks:
-        spec, wanted = get_task(task), config.task[task]
-        for parameter in wanted.parameters or [None]:
+    files = []  # (task, parameter, path, bytes, generation settings or (id, md5)); tasks that share files name them once
+    for task, wanted in {get_task(name).of or name: config.task[name] for name in config.data.tasks}.items():
+        spec = get_task(task)
+        readers = [name for name in config.data.tasks if task in (name, get_task(name).of)]
+        values = {value for name in readers for value in config.task[name].parameters}
+        for parameter in sorted(values) or [None]:
             path = config.data_dir(task) / spec.file_for(parameter)
             if is_published:
                 source = published_file(task, parameter)[1:]
@@ -128,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     # ---------------------------------------------------------------------------------------------------------- doctor
     if args.doctor:
         is_ill = False
-        for task in config.data.tasks:
+        for task in dict.fromkeys(name for name, *_ in files):
             found = examine_all([path for name, _, path, _, _ in files if name == task], task, hash_all=args.md5,
                                 val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)
             for path, findings in found.items():
@@ -160,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     if missing:
         from ups.pde import SOLVERS  # imports torch, which a call that finds nothing to do goes without
 
-        if unsolved := [task for task in config.data.tasks if task not in SOLVERS]:
+        if unsolved := [task for task, *_ in files if task not in SOLVERS]:
             raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {', '.join(SOLVERS)}. Change "
                              f"data.tasks or set data.source=published.")
     with solver_pool(max(missing, default=0), args.workers) as solver:

@@ -14,7 +14,6 @@ Expected (configs/small.yaml): validation nRMSE and the gates are in the report;
 
 from __future__ import annotations
 
-import argparse
 import math
 from functools import partial
 
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from ups.cache import Cache, open_cache, place
 from ups.choose import fit_and_save, load_base, spread, wait_for_bases
-from ups.config import Config, load_config, to_dict
+from ups.config import Config, parse_arguments, to_dict
 from ups.loop import Run, main_guard
 from ups.operator import Operator, augment, operator_loss
 from ups.rollout import rollout
@@ -78,8 +77,7 @@ def validate(operator: Operator, caches: dict[str, Cache], config: Config, run: 
         sums = []
         for cache in caches.values():
             rows = spread(cache, "val", config.operator.train.validate_trajectories)[run.rank :: run.world]
-            context = 0 if cache.task.is_steady else config.evaluate.context_frames
-            sums.append(squared_errors(operator, cache, rows, context, run.device))
+            sums.append(squared_errors(operator, cache, rows, config.context(cache.task.name), run.device))
         return sums
 
     errors = {}
@@ -103,7 +101,7 @@ def build_schedule(caches: dict[str, Cache], config: Config) -> Schedule:
     """
     settings, windows, complexity = config.operator, {}, {}
     for name, cache in caches.items():
-        task, context = config.task[name], config.evaluate.context_frames
+        task, context = config.task[name], config.context(name)
         if not cache.task.is_steady and not task.history <= context < cache.num_frames:
             raise ValueError(f"evaluate.context_frames is {context}; expected at least the history of {name}, {task.history}, "
                              f"and fewer than its {cache.num_frames} frames. Change it, or task.{name}.history or num_frames.")
@@ -124,14 +122,9 @@ def build(caches: dict[str, Cache], config: Config, descriptions: list[dict]) ->
 @main_guard
 def main() -> None:
     # ---- config
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/default.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
-    config = load_config(arguments.config, arguments.overrides)
+    config, is_dry_run = parse_arguments(__doc__)
     train = config.operator.train
-    if arguments.dry_run:
+    if is_dry_run:
         from ups.plan import print_operator_plan
         print_operator_plan(config)
         raise SystemExit(0)

@@ -96,7 +96,7 @@ def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | Non
 def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
     """The training problem of the baselines and the rows to score."""
     cache = open_cache(config, task)
-    context, spec = config.evaluate.context_frames, cache.task
+    context, spec = config.context(task), cache.task
     u, a = {}, {}
     for name in ("train", "val", "test"):
         u[name], a[name] = fields(config, cache, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,31 +18,40 @@ from train_operator import build, build_schedule, loss_of, squared_errors
 from ups.cache import open_cache
 from ups.choose import base_error, candidates, residual_scale, spread
 from ups.config import Config
+from ups.operator import Operator, TaskHead
 from ups.optim import EMA, build_optimizer, learning_rate
 from ups.rollout import rollout
 
 SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
 
 
-def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu") -> Trained:
-    """Train on one task for `budget_seconds` of wall-clock, fits included, validation not; weights chosen on validation."""
+def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",
+               fitted: tuple[TaskHead, float] | None = None, modify: Callable[[Operator], None] | None = None) -> Trained:
+    """Train on one task for `budget_seconds` of wall-clock, fits included, validation not; weights chosen on validation.
+
+    For bench/ablate.py: fitted is the head of `choose_base` and its validation error, then nothing is fitted here; modify
+    changes the operator before its first step.
+    """
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, tasks=[task]),
                                  run=dataclasses.replace(config.run, seed=seed))
     cache, place = open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(), time.process_time()
-    head, best = None, float("inf")
-    for _, fitted in candidates(cache, config, seed, place):
+    head, best = fitted or (None, float("inf"))
+    for _, candidate in candidates(cache, config, seed, place) if fitted is None else ():
         with watch:
-            error = base_error(fitted, cache, config.evaluate.context_frames)
+            error = base_error(candidate, cache, config.context(task))
         if error < best:
-            head, best = fitted, error
+            head, best = candidate, error
         if watch() > budget_seconds:
             break
-    head.scale.copy_(residual_scale(head, cache, config, seed))
+    if fitted is None:
+        head.scale.copy_(residual_scale(head, cache, config, seed))
     torch.manual_seed(seed)
     operator = build({task: cache}, config, [head.description])
     state = {key: value for key, value in head.state_dict().items() if not key.startswith(("into.", "out."))}
     operator.heads[task].load_state_dict(state, strict=False)
+    if modify is not None:
+        modify(operator)
     operator.to(place)
     settings = config.operator
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
@@ -71,8 +81,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
             marks.pop(0)
             with watch, ema.swap():
                 rows = spread(cache, "val", settings.train.validate_trajectories)
-                context = 0 if cache.task.is_steady else config.evaluate.context_frames
-                reference, *squares = squared_errors(operator, cache, rows, context, place)
+                reference, *squares = squared_errors(operator, cache, rows, config.context(task), place)
                 errors = [float(torch.nan_to_num((square / reference).sqrt().mean(), nan=torch.inf)) for square in squares]
             history.append({"share": share, "error": min(errors), "network": errors[0], "base": errors[1]})
             if chosen is None or min(errors) < chosen[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -12,10 +13,14 @@ import types
 import pytest
 import torch
 
-from bench import baselines, compare
+import train_operator
+from bench import ablate, baselines, compare, ours
 from bench.baselines import Problem, Settings, Trainer, settings_for
 from bench.compare import Errors
-from ups.config import load_config
+from ups.backbone import Backbone
+from ups.choose import choose_base
+from ups.config import ModelConfig, load_config
+from ups.optim import EMA, split_parameters
 from ups.tasks import DIRICHLET, NO_FLUX, PERIODIC, get_task
 from ups.tokenizer import Tokenizer
 
@@ -45,10 +50,11 @@ def problem(steady=False, ndim=1, boundary=PERIODIC, size=16):
 
 
 class FakeCache:
-    """What bench/compare.py reads of ups.cache.Cache."""
+    """What bench/compare.py and bench/ours.py read of ups.cache.Cache."""
 
     def __init__(self, dim=0, steady=False):
         u, self.parameters = heat(40)
+        self.parameter_values, self.dt = torch.tensor([0.5, 1.0]), 0.05
         self.task = dataclasses.replace(get_task("burgers1d"), inputs=("a",) if steady else ())
         a, self.u = u[:, :1], u[:, 1:2] if steady else u
         self.trajectory, self.parameter_index = torch.arange(40) // 2, torch.arange(40) % 2
@@ -56,10 +62,11 @@ class FakeCache:
         self.num_frames = self.u.shape[1]
         self.tokenizer = Tokenizer.fit([self.u.numpy()], fields=("u",), patch=4, dim=dim)
         self.input_tokenizer = Tokenizer.fit([a.numpy()], fields=("a",), patch=4) if steady else None
-        self.inputs = lambda rows: self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
+        self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
 
-    def batch(self, rows, starts, length):
-        return self.tokenizer.encode(self.tokenizer.normalise(self.u[rows]))[:, starts : starts + length]
+    def batch(self, rows, starts, length, device="cpu"):
+        frames = torch.as_tensor(starts).view(-1, 1) + torch.arange(length)
+        return self.tokenizer.encode(self.tokenizer.normalise(self.u[rows[:, None], frames]))
 
 
 # ---- transforms and networks ---------------------------------------------------------------------------------------------
@@ -359,3 +366,95 @@ def test_impossible_requests_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "neuralop.models", None)  # as if the package were not installed
     with pytest.raises(ImportError, match="pip install -r bench/requirements.txt"):
         baselines.LibraryFNO(1, 1, (16,), PERIODIC, Settings(**TINY))
+
+
+# ---- ablation ------------------------------------------------------------------------------------------------------------
+
+
+SMALL = ["operator.model.width=8", "operator.model.depth=2", "operator.model.modes=4", "operator.model.kernel_size=3",
+         "operator.train.batch_size=4", "operator.train.micro_batch=4", "task.burgers1d.base=[persistence]"]
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """Our operator trains on the toy by a clock that ticks once a reading."""
+    ticks = itertools.count()
+    for module in (ours, ablate):
+        monkeypatch.setattr(module, "open_cache", lambda config, task: FakeCache())
+    monkeypatch.setattr(ours, "Stopwatch", lambda: baselines.Stopwatch(lambda: next(ticks)))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+
+
+@pytest.mark.parametrize("name", ablate.VARIANTS)
+def test_every_variant_trains_all_its_weights(name, ticking, monkeypatch):
+    built, lengths, loss = [], set(), train_operator.operator_loss
+
+    def modify(operator):
+        ablate.MODIFIED.get(name, lambda _: None)(operator)
+        built.append((operator, {key: p.detach().clone() for key, p in operator.named_parameters()}))
+
+    def watched(operator, task, z, z_ref, *rest):
+        lengths.add(z_ref.shape[1])
+        return loss(operator, task, z, z_ref, *rest)
+
+    monkeypatch.setattr(train_operator, "operator_loss", watched)
+    config = ablate.configure(name, None, SMALL)
+    head, scores = choose_base(FakeCache(), config, 0, torch.device("cpu"))
+    trained = ours.train_ours(config, "burgers1d", 14.0, 0, fitted=(head, min(scores.values())), modify=modify)
+    [(operator, start)] = built
+    assert trained.steps > 8 and all(math.isfinite(point["error"]) for point in trained.history)
+    assert not [key for key, p in operator.named_parameters() if torch.equal(p, start[key])]
+    assert lengths == ({1} if name == "no_unroll" else {1, 2})
+    assert bool(split_parameters(operator)[0]) == (name != "adamw")
+
+
+@pytest.mark.parametrize(("names", "seen"), [
+    ((), range(32)), (("no_spectral",), (-2, -1, 0, 1, 2)), (("no_spectral", "no_local"), (0,)), (("no_local",), range(32)),
+    (("attention", "no_local"), range(32)), (("window_attention", "no_local"), range(8)),
+    (("no_gate", "no_spectral", "no_local"), (0,))])
+def test_a_part_that_was_taken_out_carries_nothing_from_token_to_token(names, seen):
+    torch.manual_seed(0)
+    backbone = Backbone(ModelConfig(width=8, depth=2, modes=4, kernel_size=3, mlp_ratio=2.0))
+    for name in names:
+        ablate.MODIFIED[name](types.SimpleNamespace(backbone=backbone))
+    for block in backbone.blocks:
+        torch.nn.init.normal_(block.modulation.weight)
+    x, condition = torch.randn(2, 1, 32, 8), torch.randn(1, 8)
+    x[1, :, 1:] = x[0, :, 1:]
+    a, b = (backbone(part, condition, PERIODIC)[0] for part in x)
+    assert set(torch.nonzero((a != b).any(-1)).flatten().tolist()) == {token % 32 for token in seen}
+
+
+def test_attention_commutes_with_shifts_and_windows_are_attention_on_tiles():
+    one, tiles = ablate.Attention(8), ablate.Attention(8, window=4)
+    tiles.load_state_dict(one.state_dict())
+    x = torch.randn(2, 8, 6, 8)
+    torch.testing.assert_close(one(x.roll((3, 2), (1, 2)), PERIODIC), one(x, PERIODIC).roll((3, 2), (1, 2)))
+    assert not torch.allclose(one(x.roll(3, 1), NO_FLUX), one(x, NO_FLUX).roll(3, 1), atol=1e-3)
+    x = torch.randn(2, 8, 12, 8)
+    torch.testing.assert_close(tiles(x, PERIODIC)[:, 4:8, 8:12], one(x[:, 4:8, 8:12], NO_FLUX))
+
+
+def test_the_other_variants_change_what_their_names_say():
+    read = {name: ablate.configure(name, None, SMALL).operator for name in ablate.VARIANTS}
+    assert [read[name].model.width for name in ("standard", "width_x0.5", "width_x1.5")] == [8, 4, 12]
+    assert [read[name].model.depth for name in ("standard", "depth_x0.5", "depth_x1.5")] == [2, 1, 3]
+    model, block = torch.nn.Linear(2, 2), Backbone(read["standard"].model).blocks[0]
+    last = EMA(model, read["no_ema"].optim.ema_decay)
+    torch.nn.init.normal_(model.weight)
+    last.update()
+    assert torch.equal(last.averages["weight"], model.weight)
+    plain = ablate.PlainBlock(block)
+    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in block.parameters())
+
+
+def test_the_ablation_writes_its_table(ticking, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ablate, "OUT", tmp_path)
+    [result] = ablate.main(["--task", "burgers1d", "--budget", "6", "--seeds", "0", "1", "--variants", "no_local", *SMALL])
+    saved = json.loads(next(tmp_path.glob("ablate_burgers1d_6s_*.json")).read_text())
+    assert [row["variant"] for row in saved["table"]] == ["standard", "no_local"] and saved["seeds"] == [0, 1]
+    assert saved["table"][0]["ratio"] == 1.0 and len(saved["runs"]) == 4 and "no_local" in capsys.readouterr().out
+    run = {"base": 1.0, "steps": 2, "step_ms": 1.0, "num_parameters": 3}
+    rows = ablate.table([{**run, "variant": name, "seed": seed, "error": error} for name, seed, error in
+                         [("standard", 0, 1.0), ("standard", 1, 3.0), ("adamw", 0, 2.0), ("adamw", 1, 3.0)]])
+    assert rows[1]["ratio"] == 1.25 and rows[1]["ratios"] == [2.0, 1.0] and rows[1]["error"] == 2.5

@@ -121,7 +121,9 @@ def test_split_is_by_trajectory_and_shared_over_parameters(built):
     cache = open_cache(built, "advection1d")
     by_index = split_indices("advection1d", NUM, built.data.val_fraction, built.data.test_fraction)
     assert sorted(torch.cat([*cache.split.values()]).tolist()) == list(range(cache.num_rows))
-    for name, rows in cache.split.items():
+    assert len(cache.split["reserved"]) == 0
+    for name in ("train", "val", "test"):
+        rows = cache.split[name]
         assert sorted(set(cache.trajectory[rows].tolist())) == by_index[name].tolist()
         assert set(cache.parameter_index[rows].tolist()) == {0, 1}
 
@@ -287,7 +289,7 @@ def test_settings_that_do_not_touch_the_cache_leave_it_valid(built):
 
 def test_every_task_key_is_known_to_matter_or_not_to_matter_to_the_cache():
     """A new key of TaskConfig must be sorted into one of the two, or stale caches would pass."""
-    others = {"train_from", "history", "bundle", "base", "degree", "reach"}
+    others = {"train_from", "history", "bundle", "base", "degree", "reach", "reserve"}
     assert {field.name for field in fields(TaskConfig)} - others == set(cache_module.USED_SETTINGS)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.pde import SOLVERS, advection, burgers, darcy, diff_react
+from ups.pde import SOLVERS, advection, burgers, darcy, darcy_grf, diff_react
 from ups.pde.initial import (
     Wave,
     cell_centres,
@@ -20,8 +20,9 @@ from ups.pde.initial import (
     sample_wave,
 )
 
-SHAPES = {"advection1d": (1, 32), "burgers1d": (1, 32), "darcy2d": (2, 32, 32), "diff_react2d": (2, 32, 32)}
-PARAMETERS = {"advection1d": 0.4, "burgers1d": 0.01, "darcy2d": 1.0, "diff_react2d": None}
+SHAPES = {"advection1d": (1, 32), "burgers1d": (1, 32), "darcy2d": (2, 32, 32), "darcy2d_grf": (2, 32, 32),
+          "diff_react2d": (2, 32, 32)}
+PARAMETERS = {"advection1d": 0.4, "burgers1d": 0.01, "darcy2d": 1.0, "darcy2d_grf": 1.0, "diff_react2d": None}
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def burgers_frames(
 @pytest.mark.parametrize("task", SOLVERS)
 def test_shape_dtype_and_finiteness(task: str) -> None:
     u = SOLVERS[task](range(2), **request(task))
-    num_frames = 1 if task == "darcy2d" else 4
+    num_frames = 1 if task.startswith("darcy2d") else 4
     assert u.shape == (2, num_frames, *SHAPES[task]) and u.dtype == torch.float32
     assert torch.isfinite(u).all() and u.std() > 0
     assert SOLVERS[task]([], **request(task)).shape == (0, num_frames, *SHAPES[task])
@@ -99,7 +100,7 @@ def test_bad_requests_say_what_and_what_to_do(task: str, change: dict[str, objec
 
 
 @pytest.mark.parametrize(("task", "name"), [("advection1d", "beta"), ("burgers1d", "nu"),
-                                            ("darcy2d", "beta")])
+                                            ("darcy2d", "beta"), ("darcy2d_grf", "beta")])
 @pytest.mark.parametrize("value", [0.0, -1.0, None, math.nan, math.inf])
 def test_a_parameter_that_is_not_positive_is_refused(task: str, name: str, value: float | None) -> None:
     with pytest.raises(ValueError, match=f"{name} = {value}; expected a positive number .* give"):
@@ -371,6 +372,21 @@ def test_darcy_keeps_the_symmetries_of_the_square_and_accepts_rectangles_and_bat
     torch.testing.assert_close(batch, torch.stack([3 * u, 1.5 * u])[:, None], rtol=0, atol=1e-8)
     assert darcy.solve(a[:16], torch.ones(())).shape == (16, 32)
     assert darcy.solve(a, torch.zeros(())).abs().max() == 0
+
+
+def test_darcy_solves_samples_together_as_it_does_alone_and_with_either_preconditioner() -> None:
+    jumps = torch.stack([darcy.sample_coefficient(0, index, 24) for index in range(3)])
+    a = torch.cat([jumps, torch.stack([darcy_grf.sample_coefficient(0, index, 24) for index in range(4)])])
+    source = torch.ones(7, 1, 1, dtype=torch.float64)
+    source[2] = 0  # done before it starts, among others that are not
+    alone = darcy.solve(a, source)
+    for is_smooth, batch in ((False, 4), (True, 1), (True, 3), (True, 16)):
+        u = darcy.solve(a, source, is_smooth=is_smooth, batch=batch)
+        torch.testing.assert_close(u, alone, rtol=0, atol=1e-9)
+        assert ((darcy.apply_operator(a, u) - source).flatten(1).norm(dim=1) <= 1e-10 * 24).all() and u[2].abs().max() == 0
+    darcy.solve(a[3:], torch.ones(()), is_smooth=True, max_iterations=20)
+    with pytest.raises(RuntimeError, match="after 20 iterations"):
+        darcy.solve(a[3:], torch.ones(()), max_iterations=20, batch=4)
 
 
 def test_darcy_solution_is_proportional_to_beta_and_the_coefficient_two_valued() -> None:

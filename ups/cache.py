@@ -43,8 +43,10 @@ class Cache:
     """An open cache. Picklable (reopens by path) and safe to use after a fork; holds no file handle, only maps.
 
     task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady). num_rows, num_frames, dt (time units).
-    split: train, val and test -> row numbers. parameters (n, P) float64; parameter_index (n,) into parameter_values;
-    trajectory (n,). floor: split -> state or input -> errors of the codec alone on held-out data (cache_build.codec_errors).
+    split: train, val, test -> row numbers, and reserved: training rows that the operator does not see (task.TASK.reserve),
+    kept for what learns its errors. parameters (n, P) float64, parameter_values: empty where the task hides them;
+    parameter_index (n,): which file; trajectory (n,). floor: split -> state or input -> errors of the codec alone on held-out
+    data (cache_build.codec_errors).
     placed: "mmap" or "device". header: everything else that the file says about itself.
     """
 
@@ -70,9 +72,20 @@ class Cache:
         except (KeyError, OSError) as error:
             raise _refusal(self.path, f"lacks a part ({error})", "all parts of a cache") from error
         self.parameter_values = torch.tensor(settings.parameters, dtype=torch.float64)
+        if self.task.hides:
+            self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
+        self._reserve(settings.reserve)
         if verify == "full" or (verify == "auto" and self.num_bytes <= FULL_BYTES):
             for part in self._parts():
                 part.verify()
+
+    def _reserve(self, share: float) -> None:
+        """Move the last `share` of the training trajectories (of every parameter value) to the split "reserved"."""
+        train = self.split["train"]
+        numbers = self.trajectory[train].unique()
+        kept = len(numbers) - round(share * len(numbers))
+        is_kept = torch.isin(self.trajectory[train], numbers[:kept])
+        self.split |= {"train": train[is_kept], "reserved": train[~is_kept]}
 
     @property
     def num_rows(self) -> int:

@@ -95,8 +95,8 @@ def build_cache(config: Config, task_name: str, data_paths: Sequence[str | Path]
     files, groups = _identity(paths), _channels(task)
     split = split_indices(task_name, num, config.data.val_fraction, config.data.test_fraction)
     with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}", disable=not progress) as bar:
-        moments = {name: PatchMoments(task.channels[part], task.positive, task.ndim, config.task[task_name].patch)
-                   for name, part in groups.items()}
+        moments = {name: PatchMoments(task.channels[part], [c for c in task.channels[part] if c in task.positive], task.ndim,
+                                      config.task[task_name].patch) for name, part in groups.items()}
         for _, _, u in _read(config, task, sources, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])

@@ -198,10 +198,11 @@ def finished_stage(directory: Path) -> dict[str, Any] | None:
     return done
 
 
-def require_stage(run_dir: Path, stage: str) -> dict[str, Any]:
+def require_stage(run_dir: Path, stage: str, parents: dict[str, str] | None = None) -> dict[str, Any]:
     """The record of the finished parent `stage`, its "fingerprint" being what a child records.
 
-    Raises FileNotFoundError naming the make target if the stage is missing or unfinished, DamagedError if it was altered.
+    parents: what the stage must itself have been made from, if given. Raises FileNotFoundError naming the make target if it is
+    missing or unfinished, DamagedError if it was altered, ValueError if it was made from other parents.
     """
     directory = run_dir / stage
     done = finished_stage(directory)
@@ -209,4 +210,9 @@ def require_stage(run_dir: Path, stage: str) -> dict[str, Any]:
         state = "unfinished" if directory.is_dir() else "missing"
         raise FileNotFoundError(f"stage {stage} of run {run_dir.name} is {state}; expected {directory / DONE}. "
                                 f"Run: make {stage} RUN={run_dir.name}")
+    stale = [name for name, value in (parents or done["parents"]).items() if done["parents"].get(name) != value]
+    if stale:
+        raise ValueError(f"stage {stage} of run {run_dir.name} was made from another {stale[0]} "
+                         f"({done['parents'].get(stale[0], 'none')} then, {parents[stale[0]]} now); expected the same one. "
+                         f"Run: make remove STAGE={stage} RUN={run_dir.name}, then make {stage} RUN={run_dir.name}")
     return done

@@ -187,7 +187,7 @@ def choose_base(cache: Cache, config: Config, seed: int, device: torch.device) -
     scores: dict[str, float] = {}
     best, best_score = None, math.inf
     for name, head in candidates(cache, config, seed, device):
-        scores[name] = base_error(head, cache, config.evaluate.context_frames)
+        scores[name] = base_error(head, cache, config.context(cache.task.name))
         if scores[name] < best_score:
             best, best_score = head, scores[name]
     if best is None:

@@ -7,6 +7,7 @@ name the key, what was expected and the nearest spelling.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import types
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 import yaml
 
-from ups.tasks import TASKS, get_task
+from ups.tasks import get_task
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = ROOT / "configs" / "default.yaml"
@@ -70,6 +71,7 @@ class TaskConfig:
     base: list[Literal["persistence", "propagator", "transport", "elliptic"]]
     degree: int
     reach: int
+    reserve: float
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,37 @@ class OperatorConfig:
 
 
 @dataclass(frozen=True)
+class DiffusionConfig:
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    scale_steps: int
+    sampler_steps: int
+    min_residual_ratio: float
+    max_whitened_std: float
+
+
+@dataclass(frozen=True)
+class ConsistencyConfig:
+    optim: OptimConfig
+    train: TrainConfig
+    method: Literal["endpoint", "consistency"]
+    pool_batches: int
+    mid_angle: float
+    members: int
+    tune_fraction: float
+    rival_steps: int
+
+
+@dataclass(frozen=True)
+class SteadyConfig:
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    scale_steps: int
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     context_frames: int
     batch_size: int
@@ -138,6 +171,13 @@ class EvaluateConfig:
     legacy: bool
     max_ratio_to_persistence: float
     max_nrmse: dict[str, float]
+    members: int
+    ensemble_trajectories: int
+    ensemble_frames: int
+    truth_members: int
+    guard: bool
+    max_crps_ratio: float
+    spread_skill: list[float]
 
 
 @dataclass(frozen=True)
@@ -155,6 +195,9 @@ class Config:
     task: dict[str, TaskConfig]
     sampling: SamplingConfig
     operator: OperatorConfig
+    diffusion: DiffusionConfig
+    consistency: ConsistencyConfig
+    steady: SteadyConfig
     evaluate: EvaluateConfig
     tracker: TrackerConfig
 
@@ -167,7 +210,16 @@ class Config:
         return Path(self.cache.root) / f"{task}.h5"
 
     def data_dir(self, task: str) -> Path:
-        return Path(self.data.root) / task
+        return Path(self.data.root) / (get_task(task).of or task)
+
+    def context(self, task: str) -> int:
+        """Frames given to a model before its first prediction."""
+        entry = get_task(task)
+        return 0 if entry.is_steady else self.task[task].history if entry.hides else self.evaluate.context_frames
+
+    def corrected(self, is_steady: bool) -> list[str]:
+        """The tasks whose operator errors are learnt: those with reserved trajectories."""
+        return [name for name in self.data.tasks if self.task[name].reserve > 0 and get_task(name).is_steady == is_steady]
 
 
 class _Loader(yaml.SafeLoader):
@@ -314,8 +366,20 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     for text in overrides:
         _override(data, text)
     config = _build(Config, data)
+    from ups.checks import check  # which knows this module's classes
+
     check(config)
     return config
+
+
+def parse_arguments(description: str) -> tuple[Config, bool]:
+    """(configuration, whether --dry-run was given) of a stage script's command line; description: its docstring."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
+    return load_config(arguments.config, arguments.overrides), arguments.dry_run
 
 
 def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
@@ -335,88 +399,3 @@ def to_dict(config: Any) -> dict:
 def save_config(config: Config, path: str | Path) -> None:
     """Write the resolved configuration as YAML; the file is itself a valid overlay."""
     Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
-
-
-def _require(condition: bool, what: str, expected: str, do: str) -> None:
-    if not condition:
-        raise ValueError(f"{what}; expected {expected}. {do}")
-
-
-def check(config: Config) -> None:
-    """Refuse impossible values and combinations. Raises ValueError naming the key."""
-    for name in config.task:
-        get_task(name)
-    _require(bool(config.data.tasks), "data.tasks is empty", "at least one task", f"Known: {', '.join(TASKS)}.")
-    _require(len(set(config.data.tasks)) == len(config.data.tasks), f"data.tasks {config.data.tasks} repeats a task",
-             "each task once", "Remove the repetition.")
-    for name in config.data.tasks:
-        get_task(name)
-        _require(name in config.task, f"data.tasks names {name}, but section task.{name} is missing", "settings for each task",
-                 f"Add task.{name} to the configuration.")
-        _check_task(name, config.task[name])
-    positive = {
-        "data.chunk": config.data.chunk, "cache.chunk": config.cache.chunk,
-        "evaluate.batch_size": config.evaluate.batch_size, "evaluate.num_bootstrap": config.evaluate.num_bootstrap,
-        "operator.unroll_steps": config.operator.unroll_steps,
-        **{f"operator.train.{k}": getattr(config.operator.train, k)
-           for k in ("steps", "batch_size", "micro_batch", "validate_trajectories", "timeout_s", "max_skips")},
-        **{f"operator.model.{k}": getattr(config.operator.model, k)
-           for k in ("width", "depth", "modes", "kernel_size", "mlp_ratio")},
-        **{f"operator.optim.{k}": getattr(config.operator.optim, k) for k in ("muon_lr", "adamw_lr", "clip_norm")},
-    }
-    for key, value in positive.items():
-        _require(value > 0, f"{key} is {value}", "a positive number", f"Set {key} above zero.")
-    train = config.operator.train
-    _require(train.keep >= 2, f"operator.train.keep is {train.keep}", "at least 2 (the newest may be damaged)", "Raise it.")
-    _require(train.batch_size % train.micro_batch == 0 or train.micro_batch > train.batch_size,
-             f"operator.train.batch_size {train.batch_size} is not a multiple of micro_batch {train.micro_batch}",
-             "micro-batches of equal size", "Change one of the two.")
-    fractions = {"data.val_fraction": config.data.val_fraction, "data.test_fraction": config.data.test_fraction,
-                 "cache.device_fraction": config.cache.device_fraction,
-                 "operator.unroll_fraction": config.operator.unroll_fraction,
-                 "operator.optim.decay_fraction": config.operator.optim.decay_fraction,
-                 "operator.optim.ema_decay": config.operator.optim.ema_decay}
-    for key, value in fractions.items():
-        _require(0.0 <= value < 1.0 or (value == 1.0 and key.endswith("decay_fraction")), f"{key} is {value}",
-                 "a number in [0, 1)", "Change it.")
-    _require(0 < config.data.val_fraction and 0 < config.data.test_fraction and
-             config.data.val_fraction + config.data.test_fraction < 1,
-             f"data.val_fraction + data.test_fraction is {config.data.val_fraction + config.data.test_fraction}",
-             "both above 0 and their sum below 1", "Lower one of them.")
-    _require(config.operator.model.kernel_size % 2 == 1, f"operator.model.kernel_size is {config.operator.model.kernel_size}",
-             "an odd number", "Use 5 or 7.")
-
-
-def _check_task(name: str, settings: TaskConfig) -> None:
-    task, key = get_task(name), f"task.{name}"
-    for field in ("num_trajectories", "resolution", "num_frames", "space_stride", "time_stride", "patch", "history", "bundle"):
-        value = getattr(settings, field)
-        _require(value > 0, f"{key}.{field} is {value}", "a positive whole number", f"Set {key}.{field} above zero.")
-    _require(settings.num_trajectories >= 3, f"{key}.num_trajectories is {settings.num_trajectories}",
-             "at least 3 (training, validation, test)", "Raise it.")
-    _require(bool(settings.parameters) == bool(task.parameters), f"{key}.parameters is {settings.parameters}",
-             f"a value for {task.parameters[0]}" if task.parameters else "an empty list (the task has no parameter)",
-             "Change it.")
-    cells = -(-settings.resolution // settings.space_stride)
-    if cells % settings.patch:
-        fits = [p for p in range(1, 65) if cells % p == 0]
-        raise ValueError(f"{key}.patch {settings.patch} does not divide the grid of {cells} cells (resolution / space_stride); "
-                         f"expected one of {fits}. Change {key}.patch or {key}.space_stride.")
-    _require(0.0 < settings.energy <= 1.0, f"{key}.energy is {settings.energy}", "a share in (0, 1]", "Use 1.0 to keep all.")
-    width = settings.patch**task.ndim * len(task.fields)
-    _require(0 <= settings.dim <= width, f"{key}.dim is {settings.dim}",
-             f"0 (choose by energy) to {width} (a patch holds so many numbers)", "Lower it.")
-    frames = (settings.num_frames - settings.first_frame + settings.time_stride - 1) // settings.time_stride
-    if not task.is_steady:
-        _require(frames - settings.train_from >= settings.history + settings.bundle,
-                 f"{key} leaves {frames - settings.train_from} frames to train on (num_frames {settings.num_frames}, first_frame "
-                 f"{settings.first_frame}, time_stride {settings.time_stride}, train_from {settings.train_from})",
-                 f"at least history + bundle = {settings.history + settings.bundle}", "Keep more frames or shorten the history.")
-    _require(bool(settings.base), f"{key}.base is empty", "at least one base predictor", "Use [persistence].")
-    for base in settings.base:
-        _require((base == "elliptic") == task.is_steady, f"{key}.base names {base}",
-                 "[elliptic] for a steady task" if task.is_steady else "persistence, propagator or transport", "Change the list.")
-    _require("transport" not in settings.base or 0 < settings.reach <= cells // 2, f"{key}.reach is {settings.reach}",
-             f"1 to {cells // 2} cells (half the grid)", "Change it or drop transport from the list.")
-    _require("propagator" not in settings.base or 1 <= settings.degree <= 5, f"{key}.degree is {settings.degree}",
-             "1 to 5", "Change it or drop propagator from the list.")

@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ups.pdebench import make_room, partial_path
-from ups.published import PUBLISHED, WITHDRAWN
+from ups.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
 from ups.tasks import get_task
 
 READ_BYTES = 2**20
@@ -28,6 +28,9 @@ TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.H
 def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are published."""
     spec = get_task(task)
+    if task in UNPUBLISHED:
+        raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench with "
+                         f"data.source=published. Set data.source=generate, or take {task} out of data.tasks.")
     name = spec.file_for(parameter)
     if name not in PUBLISHED:
         head = spec.filename.split("{")[0]

@@ -92,16 +92,18 @@ class Run:
         optim: OptimConfig,
         parents: dict[str, str] | None = None,
         extra: dict[str, Any] | None = None,
+        section: str | None = None,
     ) -> Run:
         """Check everything, form the process group and open the stage directory.
 
         parents: name -> fingerprint of what the stage is made from. extra: plain facts for environment.json, and the
-        model's description (config.json) unless `finish` is given another. If the stage is finished with this configuration
-        and these parents, `is_finished` is set and no process group is formed. Raises ValueError or FileExistsError for a
-        launch, configuration or parents that do not fit, before any file is made.
+        model's description (config.json) unless `finish` is given another. section: of the configuration (default: `stage`).
+        If the stage is finished with this configuration and these parents, `is_finished` is set and no process group is
+        formed. Raises ValueError or FileExistsError for a launch, configuration or parents that do not fit, before any file is
+        made.
         """
         global _active
-        run = cls(config, stage, train, optim, parents or {}, extra or {})
+        run = cls(config, stage, train, optim, parents or {}, extra or {}, section or stage)
         _active = run
         run._check_directory()
         if not run.is_finished:
@@ -110,11 +112,12 @@ class Run:
         return run
 
     def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig, parents: dict[str, str],
-                 extra: dict[str, Any]) -> None:
+                 extra: dict[str, Any], section: str) -> None:
+        self.section = section
         self.config, self.stage, self.train, self.optim, self.parents, self.extra = config, stage, train, optim, parents, extra
         self.directory = config.run_dir / stage
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.relevant = relevant_keys(to_dict(config), stage)
+        self.relevant = relevant_keys(to_dict(config), section)
         self.config_hash = value_hash(self.relevant)
         self.is_finished = self.is_stopped_early = self.is_preempted = False
         self.step = self.num_skipped = self.num_skipped_in_row = self.num_failed_saves = self.num_without_better = 0
@@ -148,7 +151,7 @@ class Run:
         check_tracker(self.config.tracker)
         saved, environment = self.directory / "config.yaml", self.directory / "environment.json"
         if saved.is_file() and environment.is_file():
-            before = relevant_keys(yaml.safe_load(saved.read_text(encoding="utf-8")), self.stage)
+            before = relevant_keys(yaml.safe_load(saved.read_text(encoding="utf-8")), self.section)
             changed = [f"{key} {before.get(key, 'absent')} -> {self.relevant.get(key, 'absent')}"
                        for key in sorted(before.keys() | self.relevant.keys()) if before.get(key) != self.relevant.get(key)]
             if changed:
@@ -174,14 +177,14 @@ class Run:
             raise ValueError("accelerate was asked for several processes and started one (it does so for --cpu --num_processes "
                              "and for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file accelerate_configs/cpu2.yaml.")
         if self.train.precision not in ("no", "bf16"):
-            raise ValueError(f"{self.stage}.train.precision is {self.train.precision!r}; expected 'no' or 'bf16' (Accelerate "
+            raise ValueError(f"{self.section}.train.precision is {self.train.precision!r}; expected 'no' or 'bf16' (Accelerate "
                              "ignores fp16 on a CPU without a word). Change it.")
         if self.world > 1 and not torch.cuda.is_available() and not asks_for_cpu():
             raise ValueError(f"{self.world} processes were started for GPUs, but this machine shows none; each would believe it "
                              "is alone. Use --config_file accelerate_configs/cpu2.yaml, or export ACCELERATE_USE_CPU=true.")
         if self.train.batch_size < self.world:
-            raise ValueError(f"{self.stage}.train.batch_size is {self.train.batch_size}, the global batch; expected at least one "
-                             f"row for each of the {self.world} processes. Raise it or use fewer processes.")
+            raise ValueError(f"{self.section}.train.batch_size is {self.train.batch_size}, the global batch; expected a "
+                             f"row or more for each of the {self.world} processes. Raise it or use fewer processes.")
 
     def _open(self) -> None:
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
@@ -199,7 +202,7 @@ class Run:
                              "model, the mode this version trains in. Use accelerate_configs/8gpu.yaml.")
         if state.mixed_precision != self.train.precision:
             raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {self.train.precision!r} as "
-                             f"{self.stage}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
+                             f"{self.section}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
         hashes = self.gather((self.config_hash, self.parents))
         for rank, other in enumerate(hashes):
             if other != hashes[0]:
@@ -465,7 +468,7 @@ class Run:
             torch.cuda.empty_cache()
         if self.micro_batch == 1:
             raise StageError(f"out of memory on {num_ranks} of {self.world} ranks with a micro-batch of 1", "out_of_memory",
-                             f"Make {self.stage}.model smaller, or use a device with more memory.")
+                             f"Make {self.section}.model smaller, or use a device with more memory.")
         self.micro_batch = max(1, self.micro_batch // 2)
         self.print(f"WARNING: out of memory on {num_ranks} of {self.world} ranks in step {self.step}; every rank repeats the "
                    f"batch with a micro-batch of {self.micro_batch}")
@@ -479,7 +482,7 @@ class Run:
                    f"({self.num_skipped_in_row} in a row)")
         if self.num_skipped_in_row > self.train.max_skips:
             raise StageError(f"{self.num_skipped_in_row} updates in a row were not finite", "non_finite",
-                             f"Lower {self.stage}.optim.muon_lr and adamw_lr, or look at the data with the doctor.")
+                             f"Lower {self.section}.optim.muon_lr and adamw_lr, or look at the data with the doctor.")
 
     # ---------------------------------------------------------------- numbers
 
@@ -679,7 +682,7 @@ def _report(error: BaseException) -> int:
 # -------------------------------------------------------------------- small parts
 
 
-def relevant_keys(config: dict[str, Any], stage: str) -> dict[str, Any]:
+def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
     """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
 
     def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -689,11 +692,11 @@ def relevant_keys(config: dict[str, Any], stage: str) -> dict[str, Any]:
         else:
             yield key, value
 
-    free = FREE_KEYS | {f"{stage}.train.{name}" for name in FREE_TRAIN_KEYS}
+    free = FREE_KEYS | {f"{section}.train.{name}" for name in FREE_TRAIN_KEYS}
     tasks = config["data"]["tasks"]
     found = {"run.seed": config["run"]["seed"]}
-    for section in (*SECTIONS, stage):
-        found.update(walk(config[section], section))
+    for name in (*SECTIONS, section):
+        found.update(walk(config[name], name))
     return {key: value for key, value in found.items()
             if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
 

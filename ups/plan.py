@@ -10,7 +10,9 @@ import yaml
 from ups.cache import open_cache
 from ups.choose import base_settings, head_description
 from ups.config import Config, TrainConfig, to_dict
+from ups.corrector import Corrector
 from ups.operator import Operator
+from ups.tasks import get_task
 
 STATE_COPIES = 6   # weights, gradient, two moments, average, best average; float32 each
 
@@ -48,6 +50,35 @@ def print_operator_plan(config: Config) -> None:
     # a multiply-add is 2 FLOPs, the backward pass twice the forward one: 6 per weight and token
     flops = 6 * count * train.batch_size * largest * train.steps
     print(f"estimated work: at most {flops:.1e} FLOPs in the shared network, {flops / 3600e11:.2f} h at 100 GFLOP/s")
+
+
+def print_corrector_plan(config: Config, stage: str, train: TrainConfig, names: list[str], parents: list[str]) -> None:
+    """Configuration, parents, parameters, batch arithmetic, memory, disk and work of a stage on the operator's errors."""
+    print(yaml.safe_dump(to_dict(config), sort_keys=False))
+    print(f"stage directory: {config.run_dir / stage}; corrected tasks: {', '.join(names) or 'none (task.TASK.reserve is 0)'}")
+    for parent in parents:
+        done = config.run_dir / parent / "done.json"
+        print(f"parent {done}: {'finished' if done.is_file() else f'missing: make {parent} RUN={config.run.name}'}")
+    print_batch(train)
+    descriptions, tokens = [], 0
+    for name in names:
+        task, settings = get_task(name), config.task[name]
+        width = settings.patch**task.ndim
+        dim = settings.dim or width * len(task.fields)
+        num_conditions = 2 * width + dim if task.is_steady else (settings.history + settings.bundle) * dim
+        outputs = dim * (1 if task.is_steady else settings.bundle)
+        descriptions.append({"name": name, "dim": outputs, "num_conditions": num_conditions})
+        tokens = max(tokens, (-(-settings.resolution // settings.space_stride) // settings.patch) ** task.ndim)
+    model = config.steady.model if stage == "steady" else config.diffusion.model
+    corrector = Corrector({"model": to_dict(model), "precision": train.precision, "tasks": descriptions})
+    count = sum(p.numel() for p in corrector.parameters() if p.requires_grad)
+    kept = train.micro_batch * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3
+    frozen, state = sum(p.numel() for p in corrector.parameters()) - count, STATE_COPIES * 4 * count / 2**20
+    print(f"parameters: at most {count} trained, {frozen} in conditional Gaussians")
+    print(f"estimated memory: {state:.0f} MiB of state, {kept / 2**20:.0f} MiB of activations per process")
+    print(f"estimated disk: {train.keep} checkpoints of {state:.0f} MiB")
+    flops = 6 * count * train.batch_size * tokens * train.steps
+    print(f"estimated work: {flops:.1e} FLOPs, {flops / 3600e11:.2f} h at 100 GFLOP/s")
 
 
 def print_batch(train: TrainConfig) -> None:

@@ -51,6 +51,9 @@ PUBLISHED: dict[str, tuple[int, str]] = {
     "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (164693, "45892a12d1066d54af74badae55c438e"),
 }
 
+# tasks of ours in PDEBench's layout, which nobody publishes
+UNPUBLISHED: tuple[str, ...] = ("darcy2d_grf",)
+
 # file name: first eight digits of the MD5 of the withdrawn first edition
 WITHDRAWN: dict[str, str] = {
     "1D_Advection_Sols_beta0.1.hdf5": "183cd9b7",

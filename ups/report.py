@@ -113,7 +113,7 @@ def check_gates(results: dict, evaluate_config: Any) -> list[dict]:
 
     finite/TASK/MODEL for every UPS model (not for baselines): no NaN or inf in any prediction. persistence/TASK: nRMSE of the
     operator over persistence, every time-dependent task. nrmse/TASK: where a limit is set; a limit on a task that was not
-    evaluated fails.
+    evaluated fails. crps/TASK: corrector over the best cheap ensemble; spread_skill/TASK: of the corrector one step ahead.
     """
     gates = []
 
@@ -133,6 +133,13 @@ def check_gates(results: dict, evaluate_config: Any) -> list[dict]:
             trivial = models["persistence"]["nrmse"]["value"]
             add(f"persistence/{name}", ours / trivial if ours is not None and trivial else None,
                 evaluate_config.max_ratio_to_persistence, "nRMSE of the operator over that of persistence")
+    for name, entry in results.get("ensembles", {}).items():
+        pair = f"corrector / {entry['best_cheap']}"
+        add(f"crps/{name}", entry["comparisons"][pair]["crps"]["value"], evaluate_config.max_crps_ratio, f"fair CRPS, {pair},")
+        ratio, (low, high) = entry["models"]["corrector"]["one_step"]["ssr"]["value"], evaluate_config.spread_skill
+        reason = f"spread over skill of the corrector is {number(ratio)}; allowed is {low:g} to {high:g}"
+        gates.append({"name": f"spread_skill/{name}", "passed": ratio is not None and low <= ratio <= high, "value": ratio,
+                      "threshold": high, "reason": reason})
     for name, limit in evaluate_config.max_nrmse.items():
         if name in results["tasks"]:
             add(f"nrmse/{name}", _nrmse(results["tasks"][name], "operator"), limit, "nRMSE of the operator")

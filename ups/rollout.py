@@ -1,11 +1,14 @@
-"""Autoregressive rollouts: a one-call model fed its own predictions."""
+"""Autoregressive rollouts: a one-call model fed its own predictions, alone or as an ensemble with noise of its own per member."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from ups.sampling import generator
+from ups.tasks import Task
 
 
 @torch.no_grad()
@@ -31,3 +34,43 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
         if done < num_frames:
             window = torch.cat([window, new], 1)[:, -history:]
     return torch.cat(frames, 1)[:, :num_frames]
+
+
+def member_noise(shape: Sequence[int], seed: int, rows: Sequence[int], lead: int, num_members: int, key: str = "noise") -> Tensor:
+    """Standard normal (len(rows), num_members, *shape): a function of (seed, key, row, lead) alone, whatever the batch holds.
+
+    Independent over rows, members, leads and keys. rows: row numbers that name the trajectories.
+    """
+    return torch.stack([torch.randn(num_members, *shape, generator=generator(seed, key, int(row), lead)) for row in rows])
+
+
+@torch.no_grad()
+def ensemble_rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: int, history: int,
+                     num_members: int) -> Tensor:
+    """Members (batch, num_members, num_frames, ...) that follow `context` (batch, time, ...).
+
+    step(window, lead): (batch * num_members, history, ...) to the next frames (batch * num_members, bundle, ...); members of a
+    trajectory are neighbours, lead counts calls from 0. Raises ValueError for fewer than one member, else as `rollout`.
+    """
+    if num_members < 1:
+        raise ValueError(f"an ensemble of {num_members} members was asked for; expected at least 1. Raise evaluate.members.")
+    calls = iter(range(num_frames))
+    frames = rollout(lambda window: step(window, next(calls)), context.repeat_interleave(num_members, 0), num_frames, history)
+    return frames.unflatten(0, (-1, num_members))
+
+
+def guard(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
+    """u (batch, T, C, *space), physical units, with what the equation keeps put right; u_start (batch, C, *space), its start.
+
+    Conserved channels get the start's mean over space; a task with a maximum principle is clipped to the start's range. Both
+    are projections that leave a right answer as it is.
+    """
+    space = tuple(range(3, u.ndim))
+    for channel in (task.fields.index(name) for name in task.conserved):
+        drift = u[:, :, channel].mean(tuple(range(2, u.ndim - 1)), keepdim=True) - u_start[:, None, channel].mean(
+            tuple(range(2, u.ndim - 1)), keepdim=True)
+        u = torch.cat([u[:, :, :channel], (u[:, :, channel] - drift)[:, :, None], u[:, :, channel + 1 :]], 2)
+    if task.is_bounded:
+        low, high = u_start[:, None].amin(space, keepdim=True), u_start[:, None].amax(space, keepdim=True)
+        u = torch.minimum(torch.maximum(u, low), high)
+    return u

@@ -29,11 +29,13 @@ def generator(seed: int, *keys: int | str, device: torch.device | str = "cpu") -
 
 @dataclass(frozen=True)
 class Batch:
-    """One task's trajectories `rows` and the first frame of each window, `starts`; both (batch,)."""
+    """One task's trajectories `rows` and the first frame of each window, `starts`; both (batch,). offset: of a share's first
+    row in the global batch, for draws that are made for all of it, whatever the number of processes."""
 
     task: str
     rows: LongTensor
     starts: LongTensor
+    offset: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,7 +45,11 @@ class Batch:
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world} processes; expected 0 <= rank < world. Pass run.rank and run.world.")
         part = slice(rank * len(self) // world, (rank + 1) * len(self) // world)
-        return Batch(self.task, self.rows[part], self.starts[part])
+        return Batch(self.task, self.rows[part], self.starts[part], part.start)
+
+    def within(self, part: slice) -> slice:
+        """Where the rows `part` of this share lie in the global batch."""
+        return slice(self.offset + part.start, self.offset + min(part.stop, len(self)))
 
 
 class Schedule:

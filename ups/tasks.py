@@ -8,7 +8,7 @@ published files are and what their MD5 is: ups/published.py.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW = "periodic", "no_flux", "dirichlet", "outflow"
 
@@ -26,6 +26,9 @@ class Task:
         file's name as a function of the first. constants: equation constants that all files of the task share.
     respell: (old, new) text in the file name where PDEBench departs from Python's way of writing the number.
     positive: channels normalised in log-space.
+    hides: the parameters are withheld from every model, which is shown `history` frames and no more (more frames would reveal
+        them): the next state is then truly uncertain. of: the task whose files a variant of it reads.
+    conserved: channels whose mean over space stays; is_bounded: no value leaves the range of the initial state.
     layout: "arrays" (one array per channel, trajectories on axis 0) or "groups" (one HDF5 group per trajectory).
     keys: array names in the file, in the order of `inputs` then `fields` ("data" in the group layout).
     t_end, num_frames, resolution, num_trajectories: of one published file (time in model units).
@@ -48,6 +51,10 @@ class Task:
     num_frames: int = 101
     resolution: int = 128
     num_trajectories: int = 10000
+    hides: bool = False
+    of: str = ""
+    conserved: tuple[str, ...] = ()
+    is_bounded: bool = False
 
     @property
     def is_steady(self) -> bool:
@@ -81,9 +88,9 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task("advection1d", ("u",), 1, PERIODIC, "arrays", ("tensor",), "1D_Advection_Sols_beta{}.hdf5", ("beta",),
-             t_end=2.0, num_frames=201, resolution=1024),
+             t_end=2.0, num_frames=201, resolution=1024, conserved=("u",), is_bounded=True),
         Task("burgers1d", ("u",), 1, PERIODIC, "arrays", ("tensor",), "1D_Burgers_Sols_Nu{}.hdf5", ("Nu",),
-             t_end=2.0, num_frames=201, resolution=1024),
+             t_end=2.0, num_frames=201, resolution=1024, conserved=("u",), is_bounded=True),
         Task("reacdiff1d", ("u",), 1, PERIODIC, "arrays", ("tensor",), "ReacDiff_Nu{}_Rho1.0.hdf5", ("Nu", "rho"),
              constants=(("rho", 1.0),), t_end=1.0, resolution=1024),
         Task("diff_sorp1d", ("u",), 1, DIRICHLET, "groups", ("data",), "1D_diff-sorp_NA_NA.h5",
@@ -94,6 +101,9 @@ TASKS: dict[str, Task] = {
              positive=("density", "pressure"), domain=(-1.0, 1.0), resolution=1024),
         Task("darcy2d", ("u",), 2, DIRICHLET, "arrays", ("nu", "tensor"), "2D_DarcyFlow_beta{}_Train.hdf5", ("beta",),
              inputs=("a",), t_end=0.0, num_frames=1),
+        # ours, not PDEBench's: log a is Gaussian, so the solutions that fit part of a are known (ups/pde/conditional.py)
+        Task("darcy2d_grf", ("u",), 2, DIRICHLET, "arrays", ("nu", "tensor"), "2D_DarcyFlow_GRF_beta{}.hdf5", ("beta",),
+             inputs=("a",), positive=("a",), t_end=0.0, num_frames=1, resolution=64),
         Task("diff_react2d", ("u", "v"), 2, NO_FLUX, "groups", ("data",), "2D_diff-react_NA_NA.h5",
              constants=(("Du", 1e-3), ("Dv", 5e-3), ("k", 5e-3)), domain=(-1.0, 1.0), t_end=5.0, num_trajectories=1000),
         Task("shallow_water2d", ("h",), 2, OUTFLOW, "groups", ("data",), "2D_rdb_NA_NA.h5", positive=("h",),
@@ -112,6 +122,10 @@ TASKS: dict[str, Task] = {
              num_trajectories=100),
     )
 }
+
+# Variants: the same files, the parameter hidden from the model.
+TASKS |= {f"{name}_hidden": replace(TASKS[name], name=f"{name}_hidden", hides=True, of=name)
+          for name in ("advection1d", "burgers1d")}
 
 
 def get_task(name: str) -> Task:

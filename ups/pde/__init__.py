@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ups.pde import advection, burgers, darcy, diff_react
+from ups.pde import advection, burgers, darcy, darcy_grf, diff_react
 
 SOLVERS: dict[str, Callable[..., Tensor]] = {
     "advection1d": advection.simulate,
     "burgers1d": burgers.simulate,
     "darcy2d": darcy.simulate,
+    "darcy2d_grf": darcy_grf.simulate,
     "diff_react2d": diff_react.simulate,
 }

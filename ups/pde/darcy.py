@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -84,37 +84,49 @@ def apply_operator(a: Tensor, u: Tensor) -> Tensor:
     return result
 
 
-def _solve_one(a: Tensor, source: Tensor, tolerance: float, max_iterations: int) -> Tensor:
-    """Preconditioned conjugate gradients (Hestenes and Stiefel 1952) for one sample, (nx, ny) float64."""
-    basis_x, eigenvalue_x = _sine_basis(a.shape[0])
-    basis_y, eigenvalue_y = _sine_basis(a.shape[1])
+def _solve_batch(a: Tensor, source: Tensor, scale: Tensor, tolerance: float, max_iterations: int) -> Tensor:
+    """Preconditioned conjugate gradients (Hestenes and Stiefel 1952) for n samples, all (n, nx, ny), float64.
+
+    The preconditioner is the inverse for a = 1 between two multiplications by `scale`. A sample that is done
+    keeps its answer while others go on.
+    """
+    basis_x, eigenvalue_x = _sine_basis(a.shape[1])
+    basis_y, eigenvalue_y = _sine_basis(a.shape[2])
     inverse = 1 / (eigenvalue_x[:, None] + eigenvalue_y[None, :])
 
     def precondition(residual: Tensor) -> Tensor:
-        return basis_x.T @ (basis_x @ residual @ basis_y.T * inverse) @ basis_y
+        return scale * (basis_x.T @ (basis_x @ (scale * residual) @ basis_y.T * inverse) @ basis_y)
+
+    def dot(x: Tensor, y: Tensor) -> Tensor:
+        return torch.sum(x * y, dim=(-2, -1), keepdim=True)
+
+    def norm(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
 
     u = torch.zeros_like(source)
     residual = source.clone()
-    goal = tolerance * float(source.norm())
-    if goal == 0:
-        return u
+    goal = tolerance * norm(source)
+    is_done = goal == 0
+    tiny = torch.finfo(torch.float64).tiny  # a source of zeros has products of zero
     direction, product = None, None
     for _ in range(max_iterations):
         z = precondition(residual)
-        new_product = torch.sum(residual * z)
-        direction = z if direction is None else z + (new_product / product) * direction
+        new_product = dot(residual, z)
+        direction = z if direction is None else z + (new_product / product.clamp_min(tiny)) * direction
         product = new_product
         image = apply_operator(a, direction)
-        length = product / torch.sum(direction * image)
+        length = torch.where(is_done, 0.0, product / dot(direction, image))
         u += length * direction
         residual -= length * image
-        if float(residual.norm()) <= goal:
+        is_done = is_done | (norm(residual) <= goal)
+        if bool(is_done.all()):
             residual = source - apply_operator(a, u)  # the recursion drifts: believe the true one only
-            if float(residual.norm()) <= goal:
+            is_done = norm(residual) <= goal
+            if bool(is_done.all()):
                 return u
             direction = None
-    contrast = float(a.max() / a.min())
-    reached = float((source - apply_operator(a, u)).norm()) * tolerance / goal
+    contrast = float((a.amax((-2, -1)) / a.amin((-2, -1))).max())
+    reached = float((norm(source - apply_operator(a, u)) / goal).nan_to_num(0.0).max()) * tolerance
     raise RuntimeError(
         f"conjugate gradients stopped at a relative residual of {reached:.1e} after {max_iterations} "
         f"iterations; expected {tolerance:.1e} (ups.pde.darcy.solve, max a / min a = {contrast:.3g}); "
@@ -124,12 +136,16 @@ def _solve_one(a: Tensor, source: Tensor, tolerance: float, max_iterations: int)
 
 def solve(
     a: Tensor, source: Tensor, *, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS,
+    is_smooth: bool = False, batch: int = 1,
 ) -> Tensor:
     """u with -div(a grad u) = source, u = 0 on the wall of the unit square: (..., nx, ny), float64.
 
     a: (..., nx, ny), positive; source: anything that broadcasts to it. tolerance: relative residual in the
-    2-norm. Samples are solved one by one, so that none depends on its neighbours. Raises ValueError for a
-    coefficient that is not positive and finite; RuntimeError if the residual is not reached.
+    2-norm. is_smooth: precondition with a^(-1/2) (-Laplacian)^-1 a^(-1/2) (Concus and Golub 1973), which takes a
+    quarter of the iterations where a has no jumps (darcy2d_grf: 14 for 57) and twice as many or more where it
+    has. batch: samples solved together; with 1 no bit of one depends on its neighbours, with 16 small grids take
+    a fifth of the time. Raises ValueError for a coefficient that is not positive and finite; RuntimeError if the
+    residual is not reached.
     """
     a = a.double()
     if a.ndim < 2 or not bool((torch.isfinite(a) & (a > 0)).all()):
@@ -138,26 +154,30 @@ def solve(
                          "check a.")
     source = source.double().expand_as(a).reshape(-1, *a.shape[-2:])
     u = torch.empty_like(source)
-    for row, coefficient in enumerate(a.reshape(-1, *a.shape[-2:])):
-        u[row] = _solve_one(coefficient.clone(), source[row].clone(), tolerance, max_iterations)
+    samples = a.reshape(-1, *a.shape[-2:])
+    for first in range(0, len(samples), batch):
+        rows = slice(first, first + batch)
+        coefficient = samples[rows].clone()
+        scale = coefficient.rsqrt() if is_smooth else torch.ones_like(coefficient)
+        u[rows] = _solve_batch(coefficient, source[rows].clone(), scale, tolerance, max_iterations)
     return u.reshape(a.shape)
 
 
 def simulate(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
-    t_end: float,
+    t_end: float, sample: Callable[[int, int, int], Tensor] = sample_coefficient, is_smooth: bool = False,
 ) -> Tensor:
     """Channels (a, u), space axes (x, y): (n, 1, 2, resolution, resolution), float32.
 
     parameter: beta > 0, the constant source. u is proportional to it; a does not depend on it. The problem is
-    steady: the answer is one frame whatever num_frames and t_end are. Raises ValueError as
-    `initial.check_request` lists.
+    steady: the answer is one frame whatever num_frames and t_end are. sample: a of (seed, index, resolution),
+    float64. is_smooth: see `solve`. Raises ValueError as `initial.check_request` lists.
     """
     check_request(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
                   t_end=1.0, parameter_name="beta")
     fields = torch.empty(len(indices), 1, 2, resolution, resolution, dtype=torch.float32)
     for row, index in enumerate(indices):
-        a = sample_coefficient(seed, index, resolution)
+        a = sample(seed, index, resolution)
         fields[row, 0, 0] = a
-        fields[row, 0, 1] = solve(a, torch.full_like(a, parameter))
+        fields[row, 0, 1] = solve(a, torch.full_like(a, parameter), is_smooth=is_smooth)
     return fields

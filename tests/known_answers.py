@@ -1,0 +1,661 @@
+"""Distributions whose samples are known in closed form, and what it takes to learn, distill and judge them in seconds.
+
+The losses, samplers, starts and scores are those of ups/; the network is an MLP in the place of the backbone. Every parameter
+of every problem is drawn anew from SEED, so that no answer can be written down beforehand. Judges return the list of criteria
+that a model fails, as "name: value outside [low, high]": empty for a right model, and the negative controls must be caught by
+the criterion made for them.
+
+    python tests/known_answers.py      compares distillations, and the rival without a teacher, on the bimodal problem
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ups.consistency import (
+    consistency_loss,
+    draw_members,
+    draw_starts,
+    endpoint,
+    endpoint_loss,
+    ensemble_loss,
+    sample_student,
+)
+from ups.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
+from ups.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
+from ups.optim import EMA
+from ups.probabilistic import energy_distance, fair_crps, pairing
+from ups.sampling import generator
+
+SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
+STEPS = 16            # of the sampler: 32 evaluations
+MID_ANGLE = 1.1
+BATCH = 512
+Generator = torch.Generator
+
+
+def stream(*keys: int | str) -> Generator:
+    """A generator that depends on SEED and `keys` alone."""
+    return generator(SEED, *keys)
+
+
+def uniform(low: float, high: float, draws: Generator) -> float:
+    return low + (high - low) * float(torch.rand((), generator=draws, dtype=torch.float64))
+
+
+def sign(draws: Generator) -> int:
+    return 1 if uniform(0, 1, draws) < 0.5 else -1
+
+
+def normal(*shape: int, draws: Generator) -> Tensor:
+    return torch.randn(*shape, generator=draws)
+
+
+def ar1(dim: int, rho: float) -> Tensor:
+    """Covariance rho^|i - j|, float64."""
+    index = torch.arange(dim, dtype=torch.float64)
+    return rho ** (index[:, None] - index).abs()
+
+
+@functools.cache
+def ar1_factor(dim: int, rho: float) -> Tensor:
+    return torch.linalg.cholesky(ar1(dim, rho)).float()
+
+
+def ar1_noise(count: int, rho: float, draws: Generator) -> Tensor:
+    """Normal (count, 8) with covariance rho^|i - j|."""
+    return normal(count, 8, draws=draws) @ ar1_factor(8, rho).T
+
+
+# ---- closed forms
+
+
+def gaussian_velocity(mean: float, std: float | Tensor) -> Velocity:
+    """The exact F of r ~ N(mean, std^2), every element on its own.
+
+    With var = std^2 cos^2 + sin^2: E[r | x] = mean + std^2 cos (x - mean cos) / var, F = (cos x - E[r | x]) / sin; for mean 0
+    that is x cos sin (1 - std^2) / var.
+    """
+    def evaluate(x: Tensor, angle: Tensor) -> Tensor:
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        var = std**2 * cos**2 + sin**2
+        return (x * cos * sin * (1 - std**2) - mean * sin) / var
+    return evaluate
+
+
+def midpoint_factor(std: float, num_steps: int, start: float = NOISE) -> float:
+    """What the production sampler must multiply x by, for r ~ N(0, std^2): product over steps of length d = start / num_steps
+
+    1 - d g(angle - d/2) (1 - d/2 g(angle)),      g = cos sin (1 - std^2) / (std^2 cos^2 + sin^2).
+    """
+    def g(angle: float) -> float:
+        cos, sin = math.cos(angle), math.sin(angle)
+        return cos * sin * (1 - std**2) / (std**2 * cos**2 + sin**2)
+
+    step = start / num_steps
+    return math.prod(1 - step * g(start - (i + 0.5) * step) * (1 - step / 2 * g(start - i * step)) for i in range(num_steps))
+
+
+def sigma_levels(num_steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> list[float]:
+    """Karras et al. 2022, equation 5: num_steps levels from high to low, then 0."""
+    ends = high ** (1 / rho), low ** (1 / rho)
+    return [(ends[0] + i / (num_steps - 1) * (ends[1] - ends[0])) ** rho for i in range(num_steps)] + [0.0]
+
+
+def euler_factor(std: float, num_steps: int) -> float:
+    """What Euler's rule in sigma makes of unit noise, for r ~ N(0, std^2): smax times prod 1 + (b - a) a / (std^2 + a^2)."""
+    levels = sigma_levels(num_steps)
+    return levels[0] * math.prod(1 + (b - a) * a / (std**2 + a**2) for a, b in zip(levels, levels[1:], strict=False))
+
+
+def sample_euler(velocity: Velocity, noise: Tensor, num_steps: int) -> Tensor:
+    """Euler's rule in sigma = tan(angle): what a careless sampler does to the spread."""
+    levels = sigma_levels(num_steps)
+    x = levels[0] * noise
+    with torch.no_grad():
+        for a, b in zip(levels, levels[1:], strict=False):
+            angle = torch.full((len(x),), math.atan(a), dtype=x.dtype)
+            x = x + (b - a) / a * (x - denoise(velocity, x / math.sqrt(1 + a**2), angle))
+    return x
+
+
+@dataclass
+class Mixture:
+    """r = two normals in one dimension with total mean 0 and variance 1; its ODE is a map between quantiles."""
+
+    weights: Tensor
+    means: Tensor
+    stds: Tensor
+
+    @classmethod
+    def draw(cls, draws: Generator) -> Mixture:
+        weight = uniform(0.35, 0.65, draws)
+        weights, means = torch.tensor([weight, 1 - weight]).double(), torch.tensor([-1.0, 1.0]).double()
+        stds = torch.tensor([uniform(0.3, 0.5, draws), uniform(0.3, 0.5, draws)]).double()
+        means = means - (weights * means).sum()
+        total = (weights * (means**2 + stds**2)).sum().sqrt()
+        return cls(weights, means / total, stds / total)
+
+    def sample(self, count: int, draws: Generator) -> Tensor:
+        which = (torch.rand(count, generator=draws) > self.weights[0]).long()
+        return (self.means[which] + self.stds[which] * torch.randn(count, generator=draws)).float()[:, None]
+
+    def noisy(self, angle: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances (batch, 2) of the components of x at `angle` (batch,)."""
+        cos, sin = angle.double().cos()[:, None], angle.double().sin()[:, None]
+        return cos * self.means, cos**2 * self.stds**2 + sin**2
+
+    def velocity(self, x: Tensor, angle: Tensor) -> Tensor:
+        """The exact F (batch, 1): the components' own, weighted by their posterior probability."""
+        means, variances = self.noisy(angle)
+        share = (self.weights.log() - (x - means) ** 2 / (2 * variances) - variances.log() / 2).softmax(1)
+        own = [gaussian_velocity(float(m), float(s))(x, angle) for m, s in zip(self.means, self.stds, strict=True)]
+        return (share * torch.cat(own, 1)).sum(1, keepdim=True).to(x.dtype)
+
+    def cumulative(self, x: Tensor, angle: Tensor) -> Tensor:
+        means, variances = self.noisy(angle)
+        return (self.weights * torch.special.ndtr((x - means) / variances.sqrt())).sum(1, keepdim=True)
+
+    def endpoint(self, x: Tensor, angle: Tensor) -> Tensor:
+        """F_0^{-1}(F_angle(x)) (batch, 1) float64, by bisection: the ODE keeps the order of its paths in one dimension."""
+        target = self.cumulative(x.double(), angle)
+        low, high = torch.full_like(target, -20.0), torch.full_like(target, 20.0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = self.cumulative(middle, torch.zeros_like(angle)) < target
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+
+# ---- problems: conditions c and residuals r given c
+
+
+@dataclass
+class Normal:
+    """r = mean + std noise in one dimension; no condition that matters."""
+
+    mean: float
+    std: float
+    dim: int = 1
+    num_conditions: int = 1
+
+    def conditions(self, count: int, draws: Generator) -> Tensor:
+        return torch.zeros(count, 1)
+
+    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
+        return self.mean + self.std * normal(len(c), 1, draws=draws)
+
+
+@dataclass
+class OneDimensional:
+    mixture: Mixture
+    dim: int = 1
+    num_conditions: int = 1
+
+    def conditions(self, count: int, draws: Generator) -> Tensor:
+        return torch.zeros(count, 1)
+
+    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
+        return self.mixture.sample(len(c), draws)
+
+
+@dataclass
+class Gaussian:
+    """r ~ N(m(c), s(c)^2 C), C_ij = rho^|i-j|, s from 0.1 to 0.4 over c in [-1, 1]; in quiet rows, r = m(c) exactly."""
+
+    a: Tensor
+    b: Tensor
+    rho: float
+    slope: int
+    dim: int = 8
+    num_conditions: int = 2
+
+    @classmethod
+    def draw(cls, draws: Generator) -> Gaussian:
+        return cls(0.3 * normal(8, draws=draws), 0.3 * normal(8, draws=draws), uniform(0.7, 0.85, draws), sign(draws))
+
+    def conditions(self, count: int, draws: Generator) -> Tensor:
+        """(count, 2): c and, for one row in five, the mark of quiet."""
+        return torch.stack([2 * torch.rand(count, generator=draws) - 1, (torch.rand(count, generator=draws) < 0.2).float()], 1)
+
+    def mean(self, c: Tensor) -> Tensor:
+        return self.a * (1 + c[:, :1]) + self.b * (2 * c[:, :1]).sin()
+
+    def std(self, c: Tensor) -> Tensor:
+        return 0.2 * 2 ** (self.slope * c[:, :1]) * (1 - c[:, 1:])
+
+    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
+        return self.mean(c) + self.std(c) * ar1_noise(len(c), self.rho, draws)
+
+    def places(self) -> list[Tensor]:
+        """Conditions (2,) at which it is judged: the narrow, the middle and the wide."""
+        return [torch.tensor([self.slope * c, 0.0]) for c in (-0.9, 0.0, 0.9)]
+
+
+@dataclass
+class Bimodal:
+    """r = k a v + b c + s(c) L noise: one sign k for all dimensions, v a pattern of signs, s from 0.1 a to 0.4 a, LL' = AR(1)."""
+
+    pattern: Tensor
+    size: float
+    offset: float
+    rho: float
+    slope: int
+    dim: int = 8
+    num_conditions: int = 1
+
+    @classmethod
+    def draw(cls, draws: Generator) -> Bimodal:
+        pattern = torch.tensor([float(sign(draws)) for _ in range(8)])
+        return cls(pattern, uniform(0.9, 1.1, draws), sign(draws) * uniform(0.2, 0.4, draws), uniform(0.7, 0.85, draws),
+                   sign(draws))
+
+    def conditions(self, count: int, draws: Generator) -> Tensor:
+        return 2 * torch.rand(count, 1, generator=draws) - 1
+
+    def std(self, c: Tensor) -> Tensor:
+        return self.size * (0.25 + 0.1444 * self.slope * c[..., :1])
+
+    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
+        sides = (torch.rand(len(c), 1, generator=draws) < 0.5).float() * 2 - 1
+        noise = self.pattern * ar1_noise(len(c), self.rho, draws)
+        return sides * self.size * self.pattern + self.offset * c + self.std(c) * noise
+
+    def places(self) -> list[Tensor]:
+        return [torch.tensor([self.slope * c]) for c in (-0.9, 0.9)]
+
+
+@dataclass
+class LinearSDE:
+    """z' = A z + Q noise; the operator knows A, the residual is Q noise."""
+
+    a: Tensor
+    q: Tensor
+    dim: int = 3
+    num_conditions: int = 3
+
+    @classmethod
+    def draw(cls, draws: Generator) -> LinearSDE:
+        rotation = torch.linalg.qr(normal(3, 3, draws=draws).double())[0]
+        q = torch.linalg.qr(normal(3, 3, draws=draws).double())[0] @ torch.diag(torch.tensor([0.3, 0.5, 0.8]).double())
+        return cls(uniform(0.75, 0.9, draws) * rotation, q)
+
+    def stationary(self) -> Tensor:
+        """The covariance S = A S A' + Q Q'."""
+        s = torch.zeros_like(self.q)
+        for _ in range(400):
+            s = self.a @ s @ self.a.T + self.q @ self.q.T
+        return s
+
+    def conditions(self, count: int, draws: Generator) -> Tensor:
+        return normal(count, 3, draws=draws) @ torch.linalg.cholesky(self.stationary()).float().T
+
+    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
+        return normal(len(c), 3, draws=draws) @ self.q.float().T
+
+
+# ---- learning
+
+
+class Net(nn.Module):
+    """F(x, angle | c): an MLP of 3 hidden layers; zero at the start, as the backbone is."""
+
+    def __init__(self, dim: int, num_conditions: int, draws: Generator, width: int = 128, num_out: int | None = None):
+        super().__init__()
+        sizes = [dim + num_conditions + 3, width, width, width, num_out or dim]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        for layer in self.layers:   # torch's default initialisation, from `draws`
+            bound = layer.in_features**-0.5
+            nn.init.uniform_(layer.weight, -bound, bound, generator=draws)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=draws)
+        nn.init.zeros_(self.layers[-1].weight)
+        nn.init.zeros_(self.layers[-1].bias)
+
+    def forward(self, x: Tensor, angle: Tensor, c: Tensor) -> Tensor:
+        log_tan = angle.tan().abs().clamp(0.02, 50.0).log() / math.log(50.0)
+        hidden = torch.cat([x, c, angle.cos()[:, None], angle.sin()[:, None], log_tan[:, None]], 1)
+        for layer in self.layers[:-1]:
+            hidden = nn.functional.silu(layer(hidden))
+        return self.layers[-1](hidden)
+
+    def given(self, c: Tensor) -> Velocity:
+        """The velocity of conditions c (batch, C), or of one condition (C,) for every row."""
+        return lambda x, angle: self(x, angle, c.expand(len(x), -1))
+
+
+def train(net: nn.Module, loss: Callable[[Generator], Tensor], num_steps: int, draws: Generator, lr: float = 2e-3) -> dict:
+    """Minimise the mean of loss(draws) and leave the averaged weights in `net`; {first, last}: mean loss of 50 steps.
+
+    A gradient that is not finite is an error, not a step.
+    """
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    ema, losses = EMA(net, 0.99), []
+    for step in range(num_steps):
+        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / 50, 0.5 + 0.5 * math.cos(math.pi * step / num_steps))
+        value = loss(draws).mean()
+        optimizer.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        ema.update()
+        losses.append(float(value.detach()))
+    ema.write(ema.averages)
+    return {"first": sum(losses[:50]) / 50, "last": sum(losses[-50:]) / 50}
+
+
+@dataclass
+class Scale:
+    """The conditional scale step: r / std = e^h (m + r~), m and h by maximum likelihood; or nothing at all."""
+
+    mean: Tensor
+    std: Tensor
+    head: Net | None = None
+
+    def gaussian(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        if self.head is None:
+            return torch.zeros(()), torch.zeros(())
+        none = c.new_zeros(len(c), 0)
+        mean, raw = self.head(none, c.new_zeros(len(c)), c).chunk(2, 1)
+        return mean, LARGEST_LOG_SCALE * torch.tanh(raw / LARGEST_LOG_SCALE)
+
+    @torch.no_grad()
+    def whiten(self, r: Tensor, c: Tensor) -> Tensor:
+        mean, log_scale = self.gaussian(c)
+        return (r - self.mean) / self.std * torch.exp(-log_scale) - mean
+
+    @torch.no_grad()
+    def unwhiten(self, r: Tensor, c: Tensor) -> Tensor:
+        """c (batch, C), or one condition (C,)."""
+        mean, log_scale = self.gaussian(c.expand(len(r), -1))
+        return self.mean + self.std * log_scale.exp() * (mean + r)
+
+
+def fit_scale(problem, key: str, num_steps: int = 600) -> Scale:
+    draws = stream(key, "scale")
+    c = problem.conditions(2**15, draws)
+    r = problem.residuals(c, draws)
+    scale = Scale(r.mean(0), r.std(0))
+    head = Net(0, problem.num_conditions, draws, width=64, num_out=2 * problem.dim)
+    scale.head = head
+
+    def loss(draws: Generator) -> Tensor:
+        c = problem.conditions(BATCH, draws)
+        return gaussian_nll((problem.residuals(c, draws) - scale.mean) / scale.std, *scale.gaussian(c))
+
+    train(head, loss, num_steps, draws)
+    return scale
+
+
+@dataclass
+class Model:
+    """A teacher, and students of it, of one problem. log: what training said of each, under its name."""
+
+    problem: object
+    key: str
+    scale: Scale
+    teacher: Net
+    untrained: Net
+    log: dict = field(default_factory=dict)
+
+    def draw(self, count: int, draws: Generator) -> tuple[Tensor, Tensor]:
+        """(c, whitened residual)."""
+        c = self.problem.conditions(count, draws)
+        return c, self.scale.whiten(self.problem.residuals(c, draws), c)
+
+    def restored(self, c: Tensor, whitened: Tensor) -> Tensor:
+        return self.scale.unwhiten(whitened, c)
+
+    def noise(self, count: int, *keys: int | str) -> Tensor:
+        return normal(count, self.problem.dim, draws=stream(self.key, "noise", *keys))
+
+    def from_teacher(self, c: Tensor, noise: Tensor, num_steps: int = STEPS) -> Tensor:
+        return self.restored(c, sample(self.teacher.given(c), noise, num_steps))
+
+    def from_student(self, student: Net, c: Tensor, noise: Tensor, second: Tensor | None = None) -> Tensor:
+        """In one evaluation, or in two when there is a `second` noise."""
+        return self.restored(c, sample_student(student.given(c), noise, MID_ANGLE, second))
+
+
+def learn(problem, key: str, num_steps: int, scaled: bool = True, width: int = 128) -> Model:
+    """A teacher of `problem`, trained by the production loss."""
+    scale = fit_scale(problem, key) if scaled else Scale(torch.zeros(()), torch.ones(()))
+    teacher = Net(problem.dim, problem.num_conditions, stream(key, "weights"), width)
+    model = Model(problem, key, scale, teacher, copy.deepcopy(teacher))
+    largest = float(largest_mode(model.draw(4096, stream(key, "modes"))[1]))
+
+    def loss(draws: Generator) -> Tensor:
+        c, r = model.draw(BATCH, draws)
+        return diffusion_loss(teacher.given(c), r, normal(*r.shape, draws=draws), draw_angles(len(r), draws, largest))
+
+    model.log["teacher"] = train(teacher, loss, num_steps, stream(key, "teacher"))
+    model.log["largest"] = largest
+    return model
+
+
+@dataclass
+class Pool:
+    """Starts, conditions, the teacher's endpoints and, for a control, the residuals the starts were made of."""
+
+    x: Tensor
+    angle: Tensor
+    c: Tensor
+    y: Tensor
+    r: Tensor
+
+
+def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
+    draws = stream(model.key, "pool", *keys)
+    c, r = model.draw(count, draws)
+    angle = draw_starts(count, draws, model.log["largest"])
+    x = diffuse(r, normal(*r.shape, draws=draws), angle)
+    parts = torch.arange(count).split(4096)   # a batch that stays in the processor's cache
+    y = torch.cat([endpoint(lambda rows, part=part: model.teacher.given(c[part][rows]), x[part], angle[part], STEPS)
+                   for part in parts])
+    return Pool(x, angle, c, y, r)
+
+
+def distill(model: Model, pool: Pool, name: str, num_steps: int, target: str = "y") -> Net:
+    """A student that starts as the teacher and learns the endpoints (target y), or the residuals themselves (r: a mistake)."""
+    student, goal = copy.deepcopy(model.teacher), getattr(pool, target)
+
+    def loss(draws: Generator) -> Tensor:
+        rows = torch.randint(len(goal), (BATCH,), generator=draws)
+        return endpoint_loss(student.given(pool.c[rows]), pool.x[rows], pool.angle[rows], goal[rows])
+
+    model.log[name] = train(student, loss, num_steps, stream(model.key, name), lr=1e-3)
+    return student
+
+
+# ---- judging
+
+
+Measured = dict[str, float]
+Limits = dict[str, tuple[float, float]]
+
+
+def failed(measured: Measured, limits: Limits) -> list[str]:
+    """Criteria that are not met, NaN included."""
+    assert measured.keys() == limits.keys()
+    return [f"{name}: {measured[name]:.4g} outside [{low:.4g}, {high:.4g}]" for name, (low, high) in limits.items()
+            if not low <= measured[name] <= high]
+
+
+def names(failures: list[str]) -> set[str]:
+    return {failure.split(":")[0] for failure in failures}
+
+
+def measure_bimodal(problem: Bimodal, c: Tensor, r: Tensor) -> Measured:
+    """r (n, 8) drawn at one condition c. component std is relative to the true one."""
+    at = (r - problem.offset * c) * problem.pattern / problem.size
+    side = at.mean(1).sign()
+    spread = (at * side[:, None]).std(0).square().mean().sqrt() * problem.size / problem.std(c)
+    return {"fraction": float((side > 0).float().mean()), "gap": float((at.abs() < 0.5).float().mean()),
+            "coherence": float((at.sign().sum(1).abs() == 8).float().mean()), "component std": float(spread)}
+
+
+def judge_bimodal(problem: Bimodal, c: Tensor, r: Tensor, truth: Tensor) -> list[str]:
+    """truth (n, 8): draws at c. The component's spread may double where it is a tenth of the whole, and grow by a fifth else."""
+    exact = measure_bimodal(problem, c, truth)
+    is_narrow = float(problem.std(c)) < 0.2
+    return failed(measure_bimodal(problem, c, r) | {"energy distance": energy_distance(r[:2048], truth[:2048])},
+                  {"fraction": (0.42, 0.58), "gap": (0.0, exact["gap"] + 0.06), "coherence": (exact["coherence"] - 0.05, 1.0),
+                   "component std": (0.8, 2.0 if is_narrow else 1.2), "energy distance": (-0.05, 0.05)})
+
+
+def measure_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> Measured:
+    """r (n, 8) drawn at one loud condition: RMS error of the mean over the true std, std and eigenvalues over the true ones."""
+    std = float(problem.std(c[None]))
+    covariance = torch.cov(r.double().T)
+    ratio = torch.linalg.eigvalsh(covariance) / (std**2 * torch.linalg.eigvalsh(ar1(8, problem.rho)))
+    return {"mean": float((r.mean(0) - problem.mean(c[None])[0]).square().mean().sqrt()) / std,
+            "std": math.sqrt(float(covariance.trace()) / 8) / std,
+            "lowest eigenvalue ratio": float(ratio.min()), "highest eigenvalue ratio": float(ratio.max())}
+
+
+def judge_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> list[str]:
+    return failed(measure_gaussian(problem, c, r), {"mean": (0.0, 0.05), "std": (0.9, 1.1), "lowest eigenvalue ratio": (0.8, 1.3),
+                                                    "highest eigenvalue ratio": (0.8, 1.3)})
+
+
+def measure_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> Measured:
+    """r (n, 8) at quiet conditions c (n, 2), over the marginal std (8,): RMS over neighbours drawn alike, and RMS error.
+
+    Rows come in pairs of equal c.
+    """
+    pairs = ((r[0::2] - r[1::2]) / std).square().mean().sqrt() / math.sqrt(2)
+    return {"quiet spread": float(pairs), "quiet error": float(((r - problem.mean(c)) / std).square().mean().sqrt())}
+
+
+def judge_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> list[str]:
+    return failed(measure_quiet(problem, c, r, std), {"quiet spread": (0.0, 0.05), "quiet error": (0.0, 0.05)})
+
+
+def judge_pairing(student: Tensor, teacher: Tensor) -> list[str]:
+    """Both (places, n, 8) from the same noise, one condition per place."""
+    measured = pairing(student, teacher)
+    return failed({"pair error": measured["error"], "pair correlation": measured["correlation"],
+                   "use of noise": measured["variance_ratio"]},
+                  {"pair error": (0.0, 0.10), "pair correlation": (0.85, 1.0 + 1e-9), "use of noise": (0.9, 1 / 0.9)})
+
+
+def judge_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: str) -> list[str]:
+    """mean "rms" or "absolute": error of a map over `scale`."""
+    error = (y.double() - y_ref).abs() / scale
+    value = float(error.mean() if mean == "absolute" else error.square().mean().sqrt())
+    return failed({"map": value}, {"map": (0.0, tolerance)})
+
+
+def crps(members: Tensor, truth: Tensor) -> float:
+    """Mean fair CRPS of one ensemble (M, D) against every truth (n, D)."""
+    return sum(float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)) / truth.numel()
+
+
+# ---- controls and rivals
+
+
+class PerDimension(nn.Module):
+    """One-step generator in which every dimension has noise of its own: right margins are all that CRPS asks of it."""
+
+    def __init__(self, problem: Bimodal, draws: Generator):
+        super().__init__()
+        self.dim = problem.dim
+        self.net = Net(1, problem.num_conditions + problem.dim, draws, width=64)
+
+    def given(self, c: Tensor) -> Velocity:
+        def evaluate(x: Tensor, angle: Tensor) -> Tensor:
+            rows = torch.eye(self.dim).repeat(len(x), 1)
+            conditions = torch.cat([c.expand(len(x), -1).repeat_interleave(self.dim, 0), rows], 1)
+            return self.net(x.reshape(-1, 1), angle.repeat_interleave(self.dim), conditions).view(len(x), self.dim)
+        return evaluate
+
+
+def learn_ensemble(model: Model, net: nn.Module, name: str, num_steps: int, loss_of: Callable[[Tensor, Tensor], Tensor],
+                   batch: int = 128, members: int = 4) -> None:
+    """Train a one-step generator without a teacher: loss_of(members (batch, M, 8), truth (batch, 8))."""
+    def loss(draws: Generator) -> Tensor:
+        c, r = model.draw(batch, draws)
+        noise = normal(batch * members, r.shape[1], draws=draws)
+        drawn = draw_members(net.given(c.repeat_interleave(members, 0)), noise)
+        return loss_of(drawn.unflatten(0, (batch, members)), r)
+
+    model.log[name] = train(net, loss, num_steps, stream(model.key, name))
+
+
+def consistency(model: Model, num_steps: int, last_ratio: float = 0.9) -> Net:
+    """Consistency distillation; the ratio of neighbouring angles rises from 0 to `last_ratio` over the first three quarters."""
+    student, step = copy.deepcopy(model.teacher), 0
+
+    def loss(draws: Generator) -> Tensor:
+        nonlocal step
+        ratio = last_ratio * min(1.0, step / (0.75 * num_steps))
+        step += 1
+        c, r = model.draw(BATCH, draws)
+        angle = draw_starts(len(r), draws, model.log["largest"])
+        velocity = student.given(c)
+        return consistency_loss(velocity, velocity, model.teacher.given(c), r, normal(*r.shape, draws=draws), angle, ratio)
+
+    model.log["consistency"] = train(student, loss, num_steps, stream(model.key, "consistency"), lr=1e-3)
+    return student
+
+
+def compare(num_steps: int = 3000) -> None:
+    """Print what each way to a one-step model reaches on the bimodal problem (section 7 of the reference), and its time."""
+    torch.set_num_threads(1)
+    problem = Bimodal.draw(stream("bimodal"))
+    began = time.perf_counter()
+    model = learn(problem, "bimodal", num_steps)
+    times, made = {"teacher": time.perf_counter() - began}, {}
+
+    def ensemble() -> Net:
+        net = Net(8, 1, stream("rival"))
+        learn_ensemble(model, net, "rival", num_steps,
+                       lambda members, truth: ensemble_loss(members[..., None], truth[..., None]))
+        return net
+
+    for name, make in {"endpoint": lambda: distill(model, build_pool(model, 2**15), "student", num_steps),
+                       "consistency 0.5": lambda: consistency(model, num_steps, 0.5),
+                       "consistency 0.9": lambda: consistency(model, num_steps, 0.9), "ensemble": ensemble}.items():
+        began = time.perf_counter()
+        made[name] = make()
+        times[name] = time.perf_counter() - began
+
+    print(f"UPS_TEST_SEED={SEED}, {num_steps} steps each")
+    print(f"{'model':18s}{'evaluations':>12s}{'seconds':>9s}{'pair error':>12s}   narrow | wide: fraction, gap, coherence, "
+          f"component std, energy distance")
+    places, n = problem.places(), 4096
+    noise = [model.noise(n, "z", i) for i in range(len(places))]
+    exact = torch.stack([model.from_teacher(c, z, 64) for c, z in zip(places, noise, strict=True)])
+    shown = {("truth", 0): torch.stack([problem.residuals(c.expand(n, -1), stream("again", i)) for i, c in enumerate(places)]),
+             ("teacher", 2 * STEPS): torch.stack([model.from_teacher(c, z) for c, z in zip(places, noise, strict=True)])}
+    for name, net in made.items():
+        for evaluations in (1,) if name == "ensemble" else (1, 2):
+            shown[name, evaluations] = torch.stack([
+                model.from_student(net, c, z, model.noise(n, "second", i) if evaluations == 2 else None)
+                for i, (c, z) in enumerate(zip(places, noise, strict=True))])
+    for (name, evaluations), r in shown.items():
+        cells = []
+        for i, c in enumerate(places):
+            truth = problem.residuals(c.expand(n, -1), stream("truth", i))
+            measured = measure_bimodal(problem, c, r[i]) | {"energy distance": energy_distance(r[i], truth)}
+            cells.append(" ".join(f"{value:7.3f}" for value in measured.values()))
+        error = f"{pairing(r, exact)['error']:12.4f}" if evaluations in (1, 2 * STEPS) and name != "ensemble" else f"{'-':>12s}"
+        print(f"{name:18s}{evaluations:12d}{times.get(name, 0.0):9.1f}{error}   {' | '.join(cells)}")
+
+
+if __name__ == "__main__":
+    compare()

@@ -1,0 +1,230 @@
+"""darcy2d_grf: its Gaussian field against the formula, exact conditional samples against the closed form, its data files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ups.download import published_file
+from ups.generate import generation_settings, write_data
+from ups.pde import SOLVERS, conditional, darcy, darcy_grf
+from ups.pde.conditional import LinearObservation, draw_log_coefficients, posterior, truth_ensemble
+from ups.pdebench import open_data
+from ups.tasks import get_task
+
+NUM = 4000
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def covariance(n: int) -> Tensor:
+    """sum_k lambda_k phi_k phi_k' written out with cosines, (n^2, n^2)."""
+    centres = (np.arange(n) + 0.5) / n
+    x, y = (axis.ravel() for axis in np.meshgrid(centres, centres, indexing="ij"))
+    total, weight = np.zeros((n * n, n * n)), 0.0
+    for k1 in range(n):
+        for k2 in range(n):
+            size = 1.0 / (math.pi**2 * (k1**2 + k2**2) + 9.0) ** 2
+            phi = np.cos(math.pi * k1 * x) * np.cos(math.pi * k2 * y) * math.sqrt(2) ** ((k1 > 0) + (k2 > 0))
+            total, weight = total + size * np.outer(phi, phi), weight + size
+    return torch.from_numpy(total / weight)
+
+
+def observed(kind: str, g: Tensor) -> LinearObservation:
+    """A partial observation of g (n, n); noise is drawn from a fixed seed."""
+    n, source = len(g), torch.Generator().manual_seed(1)
+    single = torch.arange(n * n)[:, None]
+    blocks = single.view(n // 4, 4, n // 4, 4).transpose(1, 2).reshape(-1, 16)
+    some = single[torch.randperm(n * n, generator=source)[:9]]
+    cells, noise = {"none": (single[:0], 0.0), "points": (some, 0.0), "coarse": (blocks, 0.0), "noisy": (single, 0.3),
+                    "noisy points": (single[::7], 0.5), "full": (single, 0.0)}[kind]
+    values = g.flatten()[cells].mean(1)
+    return LinearObservation(n, cells, values + noise * torch.randn(len(cells), generator=source, dtype=torch.float64), noise)
+
+
+def largest_deviation(g: Tensor, mean: Tensor, cov: Tensor) -> float:
+    """Of the sample mean and covariance of g (num, n, n) from the given ones, in standard errors.
+
+    Cells without variance must agree to 1e-6.
+    """
+    rows, num = g.flatten(1) - mean.flatten(), len(g)
+    free = cov.diagonal() > 1e-9
+    assert not bool((rows[:, ~free].abs() > 1e-6).any())
+    rows, cov = rows[:, free], cov[free][:, free]
+    if not free.any():
+        return 0.0
+    variance = cov.diagonal()
+    of_mean = rows.mean(0).abs() / (variance / num).sqrt()
+    error = torch.sqrt((variance[:, None] * variance[None, :] + cov**2) / num)
+    return max(float(of_mean.max()), float(((rows.T @ rows / num - cov).abs() / error).max()))
+
+
+# ---------------------------------------------------------------------------------------------------- the Gaussian field
+
+
+@pytest.mark.parametrize("n", [8, 12])
+def test_the_covariance_is_the_sum_over_cosines_and_its_mean_variance_one(n: int) -> None:
+    unit = torch.eye(n * n, dtype=torch.float64).view(n * n, n, n)
+    matrix = darcy_grf.apply_covariance(unit).flatten(1)
+    torch.testing.assert_close(matrix, covariance(n), rtol=0, atol=1e-13)
+    assert float(matrix.diagonal().mean()) == pytest.approx(1.0, abs=1e-13)
+
+
+def test_the_mode_zero_is_kept_and_holds_the_share_of_the_variance_that_the_docstring_says() -> None:
+    assert float(darcy_grf.eigenvalues(64)[0, 0]) == pytest.approx(0.57, abs=0.005)
+    means = torch.stack([darcy_grf.sample_log_coefficient(6, index, 16).mean() for index in range(1000)])
+    assert abs(means.var() / darcy_grf.eigenvalues(16)[0, 0] - 1) < 4 * math.sqrt(2 / 1000)
+
+
+def test_samples_have_that_covariance_and_the_mean_zero() -> None:
+    g = torch.stack([darcy_grf.sample_log_coefficient(5, index, 8) for index in range(NUM)])
+    assert largest_deviation(g, torch.zeros(8, 8), covariance(8)) < 5  # the largest of 4000 deviations: 4 to 5 is expected
+    assert largest_deviation(1.1 * g, torch.zeros(8, 8), covariance(8)) > 7  # a tenth more would be seen
+
+
+def test_a_finer_grid_adds_modes_to_those_of_a_coarse_one() -> None:
+    low = []
+    for n in (16, 32):
+        basis = darcy_grf._basis(n)
+        g_hat = basis @ darcy_grf.sample_log_coefficient(2, 7, n) @ basis.T / n**2
+        low.append((g_hat / darcy_grf.eigenvalues(n).sqrt())[:16, :16])
+    torch.testing.assert_close(low[0], low[1], rtol=0, atol=1e-10)
+    scale = darcy_grf.eigenvalues(16)[0, 0] / darcy_grf.eigenvalues(256)[0, 0]
+    assert 0 < float(scale.sqrt()) - 1 < 1e-3
+
+
+# -------------------------------------------------------------------------------------------------------------- the task
+
+
+def test_the_solution_satisfies_darcys_equation_for_exp_g() -> None:
+    a = torch.stack([darcy_grf.sample_coefficient(0, index, 32) for index in range(4)])
+    assert torch.equal(a[2].log(), darcy_grf.sample_coefficient(0, 2, 32).log()) and a.min() > 0 and a.std() > 0.3
+    u = darcy.solve(a, torch.ones(()))
+    assert (darcy.apply_operator(a, u) - 1).abs().max() <= 1e-8 and u.min() > 0
+    fields = SOLVERS["darcy2d_grf"](range(4), seed=0, resolution=32, num_frames=1, parameter=2.0, t_end=0.0)
+    assert torch.equal(fields[:, 0, 0], a.float())
+    torch.testing.assert_close(fields[:, 0, 1], (2 * u).float(), rtol=1e-6, atol=0)
+
+
+def test_the_file_has_darcys_layout_and_does_not_depend_on_the_chunk(tmp_path) -> None:
+    spec = get_task("darcy2d_grf")
+    settings = generation_settings("darcy2d_grf", "test 1", seed=4, num_trajectories=7, resolution=12, num_frames=1, t_end=0.0,
+                                   parameter=1.0)
+    found = []
+    for chunk in (2, 7):
+        path = tmp_path / str(chunk) / spec.file_for(1.0)
+        write_data(path, "darcy2d_grf", lambda *given, **more: np.asarray(SOLVERS["darcy2d_grf"](*given, **more)), settings,
+                   chunk=chunk)
+        with h5py.File(path) as file:
+            assert {key: file[key].shape for key in file} == {
+                "nu": (7, 12, 12), "tensor": (7, 1, 12, 12), "x-coordinate": (12,), "y-coordinate": (12,)}
+        data = open_data(path, "darcy2d_grf")
+        assert (data.parameter, data.num_frames, data.space, data.notes) == (1.0, 1, (12, 12), ())
+        found.append(data.read(0, 7))
+    assert np.array_equal(*found) and (found[0] > 0).all()
+    g = darcy_grf.sample_log_coefficient(4, 6, 12)
+    np.testing.assert_allclose(np.log(found[0][6, 0, 0]), g.numpy(), atol=1e-6)
+
+
+def test_nobody_publishes_it() -> None:
+    with pytest.raises(ValueError, match="darcy2d_grf is a data set of ours that nobody publishes; expected a task of PDEBench .*"
+                                         "Set data.source=generate, or take darcy2d_grf out"):
+        published_file("darcy2d_grf", 1.0)
+
+
+# ----------------------------------------------------------------------------------------------- the field given part of it
+
+
+@pytest.mark.parametrize("kind", ["none", "points", "coarse", "noisy", "noisy points", "full"])
+def test_the_posterior_is_the_formula_and_the_samples_follow_it(kind: str) -> None:
+    g = darcy_grf.sample_log_coefficient(1, 0, 8)
+    observation, prior = observed(kind, g), covariance(8)
+    a = observation.matrix
+    gain = prior @ a.T @ torch.linalg.inv(a @ prior @ a.T + observation.noise**2 * torch.eye(len(a), dtype=torch.float64))
+    mean, cov = posterior(observation)
+    torch.testing.assert_close(mean.flatten(), gain @ observation.values, rtol=0, atol=1e-8)
+    torch.testing.assert_close(cov, prior - gain @ a @ prior, rtol=0, atol=1e-8)
+    torch.testing.assert_close(a @ g.flatten(), observation.apply(g))
+    samples = draw_log_coefficients(observation, NUM, seed=11)
+    assert largest_deviation(samples, mean, cov) < 5
+
+
+def test_a_sampler_that_ignores_the_observation_or_its_noise_is_caught() -> None:
+    observation = observed("noisy points", darcy_grf.sample_log_coefficient(1, 0, 8))
+    ignored = draw_log_coefficients(observed("none", torch.zeros(8, 8, dtype=torch.float64)), NUM, seed=12)
+    assert largest_deviation(ignored, *posterior(observation)) > 20
+    exact = LinearObservation(8, observation.cells, observation.values, 0.1)  # trusted more than it deserves
+    assert largest_deviation(draw_log_coefficients(exact, NUM, seed=12), *posterior(observation)) > 20
+
+
+def test_a_full_observation_gives_the_field_back_and_its_solution() -> None:
+    g = darcy_grf.sample_log_coefficient(3, 5, 32)
+    samples = draw_log_coefficients(observed("full", g), 3, seed=0)
+    torch.testing.assert_close(samples, g.expand(3, 32, 32), rtol=0, atol=1e-9)
+    a, u = truth_ensemble(observed("full", g), 2, seed=0)
+    torch.testing.assert_close(u[1], darcy.solve(g.exp(), torch.ones(())), rtol=1e-7, atol=0)
+    assert a.shape == u.shape == (2, 32, 32) and u.dtype == torch.float64
+
+
+def test_members_agree_with_what_was_seen_solve_the_equation_and_differ_elsewhere() -> None:
+    g = darcy_grf.sample_log_coefficient(3, 5, 32)
+    observation = observed("coarse", g)
+    a, u = truth_ensemble(observation, 8, seed=2, beta=3.0)
+    torch.testing.assert_close(observation.apply(a.log()), observation.values.expand(8, -1), rtol=0, atol=1e-9)
+    assert (darcy.apply_operator(a, u) - 3).abs().max() <= 1e-7
+    assert a.log().std(0).mean() > 0.01 and u.std(0).min() > 0
+    torch.testing.assert_close(truth_ensemble(observation, 3, seed=2, beta=3.0)[0], a[:3], rtol=0, atol=1e-12)
+    assert not torch.allclose(truth_ensemble(observation, 3, seed=3)[0], a[:3])
+
+
+def test_no_member_is_a_trajectory_of_the_same_seed() -> None:
+    members = draw_log_coefficients(observed("none", torch.zeros(8, 8, dtype=torch.float64)), 50, seed=0)
+    data = torch.stack([darcy_grf.sample_log_coefficient(0, index, 8) for index in range(50)])
+    assert torch.cdist(members.flatten(1), data.flatten(1)).min() > 0.1
+
+
+def test_the_posterior_is_calibrated_for_fields_of_the_prior() -> None:
+    """(g - m) / sd over many fields: mean zero, variance one at every cell."""
+    scores = []
+    for index in range(600):
+        g = darcy_grf.sample_log_coefficient(8, index, 8)
+        mean, cov = posterior(observed("points", g))
+        scores.append(((g - mean).flatten()[:: 5] / cov.diagonal()[:: 5].clamp_min(1e-9).sqrt())[cov.diagonal()[:: 5] > 1e-9])
+    z = torch.stack(scores)
+    assert z.mean(0).abs().max() * math.sqrt(600) < 4
+    assert (z.square().mean(0) - 1).abs().max() / math.sqrt(2 / 600) < 4
+
+
+# ----------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("cells", [[[0], [0]], [[0, 1], [1, 2]], [[64]], [[-1]], [[0.0]], [0]])
+def test_cells_observed_twice_or_outside_are_refused(cells: list) -> None:
+    with pytest.raises(ValueError, match="cells, shape .* not disjoint groups; expected .* from 0 to 63 .* observe each"):
+        LinearObservation(8, torch.tensor(cells), torch.zeros(len(cells), dtype=torch.float64), 0.0)
+
+
+def test_values_noise_and_sizes_that_make_no_sense_are_refused() -> None:
+    cells = torch.arange(3)[:, None]
+    for values in (torch.zeros(2), torch.full((3,), math.nan)):
+        with pytest.raises(ValueError, match="values have shape .* expected 3 numbers, one per group"):
+            LinearObservation(8, cells, values, 0.0)
+    for noise in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"noise = {noise}; expected a standard deviation >= 0 .* give 0 for none"):
+            LinearObservation(8, cells, torch.zeros(3), noise)
+    right = LinearObservation(8, cells, torch.zeros(3), 0.0)
+    for num, seed in ((0, 0), (1, -1)):
+        with pytest.raises(ValueError, match=f"{num} members of seed {seed} asked for; expected at least one and a seed >= 0"):
+            conditional.draw_log_coefficients(right, num, seed)

@@ -1,0 +1,474 @@
+"""Diffusion, distillation and ensembles against distributions known in closed form, and fakes that must be caught.
+
+Everything is drawn anew at each run; UPS_TEST_SEED repeats one. The judges (tests/known_answers.py) pass the teacher and the
+student, and each negative control must fail the criterion made for it.
+"""
+
+import math
+
+import known_answers as known
+import pytest
+import torch
+from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
+
+from ups.consistency import almost_fair_crps, draw_starts, endpoint, endpoint_loss, sample_student
+from ups.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
+from ups.probabilistic import fair_crps, spread_skill
+from ups.rollout import ensemble_rollout, member_noise
+
+NUM = 8192   # draws per place: the standard error of a spread is 0.8 %
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    print(f"repeat with UPS_TEST_SEED={SEED}")
+
+
+# ---------------------------------------------------------------- T1: the sampler, exactly
+
+
+STDS = (0.05, 0.1, 0.3, 0.6, 1.0, 3.0, 10.0)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 16, 64])
+def test_the_sampler_multiplies_a_gaussian_by_the_product_of_its_steps(num_steps):
+    draws = stream("T1", num_steps)
+    x = normal(8, 3, draws=draws).double()
+    for std in (*STDS, math.exp(uniform(-3, 2, draws))):
+        got = sample(known.gaussian_velocity(0.0, std), x, num_steps)
+        torch.testing.assert_close(got, known.midpoint_factor(std, num_steps) * x, rtol=1e-5, atol=0)
+        start = uniform(0.05, 1.5, draws)   # and from every angle
+        got = sample(known.gaussian_velocity(0.0, std), x, num_steps, torch.full((8,), start).double())
+        factor = known.midpoint_factor(std, num_steps, float(torch.tensor(start).double()))
+        torch.testing.assert_close(got, factor * x, rtol=1e-5, atol=0)
+
+
+def test_sixteen_steps_keep_the_spread_to_the_printed_digits():
+    found = [known.midpoint_factor(std, 16) / std for std in STDS]
+    assert [round(value, 3) for value in found] == [0.891, 0.983, 0.998, 0.999, 1.000, 1.001, 0.991]
+    x = normal(4, 2, draws=stream("digits"))
+    for std, factor in zip(STDS, found, strict=True):   # in single precision, too
+        torch.testing.assert_close(sample(known.gaussian_velocity(0.0, std), x, 16), factor * std * x, rtol=2e-4, atol=1e-6)
+
+
+def test_a_step_of_the_sampler_is_two_evaluations():
+    asked = []
+
+    def velocity(x, angle):
+        asked.append(float(angle[0]))
+        return torch.zeros_like(x)
+
+    sample(velocity, torch.ones(1, 1), 16)
+    assert len(asked) == 32 and asked[0] == pytest.approx(NOISE) and asked == sorted(asked, reverse=True)
+    assert asked[1::2] == pytest.approx([NOISE * (1 - (i + 0.5) / 16) for i in range(16)])
+
+
+def test_the_sampler_converges_at_second_order():
+    std = uniform(0.3, 0.5, stream("order"))
+    errors = [abs(known.midpoint_factor(std, n) / std - 1) for n in (32, 64)]
+    assert 3.5 < errors[0] / errors[1] < 4.5
+
+
+def test_eulers_rule_in_sigma_loses_spread_as_calculated():
+    draws = stream("euler")
+    x = normal(8, 2, draws=draws).double()
+    for num_steps in (4, 32):
+        for std in (1.0, math.exp(uniform(-2, 1, draws))):
+            got = known.sample_euler(known.gaussian_velocity(0.0, std), x, num_steps)
+            torch.testing.assert_close(got, known.euler_factor(std, num_steps) * x, rtol=1e-5, atol=1e-6)
+    assert [round(known.euler_factor(std, 32) / std, 3) for std in (0.1, 1.0)] == [0.891, 0.920]
+    assert known.euler_factor(1.0, 4) < 0.8
+
+
+# ---------------------------------------------------------------- T2 to T4: one dimension, learnt
+
+
+@pytest.fixture(scope="module")
+def line():
+    """A teacher of N(mean, std^2), unwhitened, and its student."""
+    draws = stream("line")
+    model = known.learn(known.Normal(uniform(-0.6, 0.6, draws), uniform(0.3, 0.7, draws)), "line", 1500, scaled=False, width=64)
+    return model, known.distill(model, known.build_pool(model, 2**14), "student", 1500)
+
+
+def test_the_trained_denoiser_is_the_gaussians(line):
+    """E[r | x] = m + s^2 cos (x - m cos) / (s^2 cos^2 + sin^2), which is (s^2 x + sigma^2 m) / (s^2 + sigma^2) in sigma."""
+    model, _ = line
+    problem, draws = model.problem, stream("T2")
+    c, r = model.draw(2**14, draws)
+    angle = draw_angles(len(r), draws)
+    x = diffuse(r, normal(*r.shape, draws=draws), angle)
+    with torch.no_grad():
+        got = denoise(model.teacher.given(c), x, angle)
+    sigma = angle.double().tan()[:, None]
+    x_sigma = x.double() / angle.double().cos()[:, None]
+    exact = (problem.std**2 * x_sigma + sigma**2 * problem.mean) / (problem.std**2 + sigma**2)
+    torch.testing.assert_close(denoise(known.gaussian_velocity(problem.mean, problem.std), x.double(), angle.double()), exact,
+                               rtol=1e-5, atol=1e-6)
+    assert not known.judge_map(got, exact, problem.std, 0.05, "rms")
+
+
+def starts_of(model, *keys):
+    """(c, x, angle): half of them pure noise, as the student meets them."""
+    draws = stream(*keys)
+    c, r = model.draw(4096, draws)
+    angle = draw_starts(len(r), draws)
+    return c, diffuse(r, normal(*r.shape, draws=draws), angle), angle
+
+
+def test_teacher_and_student_follow_the_gaussian_flow(line):
+    """The ODE's end is m + s (x - m) / sqrt(s^2 + sigma^2) in sigma, and m + s x from pure noise."""
+    model, student = line
+    mean, std = model.problem.mean, model.problem.std
+    c, x, angle = starts_of(model, "T3")
+    cos, sin = angle.double().cos()[:, None], angle.double().sin()[:, None]
+    exact = mean + std * (x.double() - mean * cos) / (std**2 * cos**2 + sin**2).sqrt()
+    velocity = known.gaussian_velocity(mean, std)
+    torch.testing.assert_close(sample(velocity, x.double(), 256, angle.double()), exact, rtol=0, atol=1e-3 * std)
+    assert not known.judge_map(endpoint(lambda rows: model.teacher.given(c[rows]), x, angle, STEPS), exact, std, 0.03, "rms")
+    with torch.no_grad():
+        assert not known.judge_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
+        assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms")   # undistilled
+
+
+@pytest.fixture(scope="module")
+def quantiles():
+    """A teacher of a one-dimensional mixture of two normals, unwhitened, and its student."""
+    problem = known.OneDimensional(known.Mixture.draw(stream("quantiles")))
+    model = known.learn(problem, "quantiles", 2500, scaled=False, width=64)
+    return model, known.distill(model, known.build_pool(model, 2**14), "student", 2000)
+
+
+def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
+    mixture = known.Mixture.draw(stream("T4"))
+    draws = stream("T4", "starts")
+    angle = draw_starts(4096, draws).double().clamp(max=NOISE)
+    x = diffuse(mixture.sample(4096, draws), normal(4096, 1, draws=draws), angle.float()).double()
+    exact = mixture.endpoint(x, angle)
+    errors = [float((sample(mixture.velocity, x, num, angle) - exact).abs().mean()) for num in (32, 64, 128)]
+    assert errors[1] < 2e-3 and errors[2] < 5e-4 and errors[0] / errors[2] > 8, errors   # second order gives 16
+
+
+def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
+    model, student = quantiles
+    c, x, angle = starts_of(model, "T4", "learnt")
+    exact = model.problem.mixture.endpoint(x, angle)
+    assert not known.judge_map(endpoint(lambda rows: model.teacher.given(c[rows]), x, angle, STEPS), exact, 1, 0.05, "absolute")
+    with torch.no_grad():
+        assert not known.judge_map(denoise(student.given(c), x, angle), exact, 1, 0.05, "absolute")
+        assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute")   # undistilled
+
+
+# ---------------------------------------------------------------- T5, T7: a Gaussian whose size depends on the condition
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    model = known.learn(known.Gaussian.draw(stream("gaussian")), "gaussian", 3000)
+    return model, known.distill(model, known.build_pool(model, 2**15), "student", 2000)
+
+
+def test_mean_spread_and_correlation_are_right_at_every_condition(gaussian):
+    model, student = gaussian
+    for i, c in enumerate(model.problem.places()):
+        noise = model.noise(NUM, "T5", i)
+        assert not known.judge_gaussian(model.problem, c, model.from_teacher(c, noise)), i
+        assert not known.judge_gaussian(model.problem, c, model.from_student(student, c, noise)), i
+        assert not known.judge_gaussian(model.problem, c, model.from_student(student, c, noise, model.noise(NUM, "second", i))), i
+
+
+def test_a_dressing_of_one_size_fails_where_the_residual_is_narrow_or_wide(gaussian):
+    model, _ = gaussian
+    c = model.problem.conditions(NUM, stream("dressing"))
+    r = model.problem.residuals(c, stream("dressing", "r"))
+    covariance = torch.cov((r - model.problem.mean(c))[c[:, 1] == 0].T)   # even with the right mean and correlation
+    for i, c in enumerate(model.problem.places()):
+        dressed = model.problem.mean(c[None]) + model.noise(NUM, "dressing", i) @ torch.linalg.cholesky(covariance).T
+        assert "std" in names(known.judge_gaussian(model.problem, c, dressed)), i
+        white = model.problem.mean(c[None]) + model.problem.std(c[None]) * model.noise(NUM, "white", i)
+        assert {"lowest eigenvalue ratio", "highest eigenvalue ratio"} <= names(known.judge_gaussian(model.problem, c, white)), i
+
+
+def test_quiet_conditions_get_neither_spread_nor_error(gaussian):
+    model, student = gaussian
+    draws = stream("T7")
+    c = torch.stack([2 * torch.rand(512, generator=draws) - 1, torch.ones(512)], 1).repeat_interleave(2, 0)
+    noise, std = model.noise(1024, "T7"), model.scale.std
+    for name, r in {"teacher": model.from_teacher(c, noise), "student": model.from_student(student, c, noise)}.items():
+        assert not known.judge_quiet(model.problem, c, r, std), name
+    noisy = model.problem.mean(c) + std * noise
+    assert {"quiet spread", "quiet error"} <= names(known.judge_quiet(model.problem, c, noisy, std))
+
+
+def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):   # N7
+    model, _ = gaussian
+    for i, c in enumerate(model.problem.places()):
+        r = model.restored(c, known.sample_euler(model.teacher.given(c), model.noise(NUM, "N7", i), 4))
+        assert "std" in names(known.judge_gaussian(model.problem, c, r)), i
+
+
+# ---------------------------------------------------------------- T6, T8: two modes in eight dimensions
+
+
+@pytest.fixture(scope="module")
+def bimodal():
+    model = known.learn(known.Bimodal.draw(stream("bimodal")), "bimodal", 3000)
+    return model, known.distill(model, known.build_pool(model, 2**15), "student", 4000)
+
+
+@pytest.fixture(scope="module")
+def truths(bimodal):
+    problem = bimodal[0].problem
+    return [problem.residuals(c.expand(NUM, -1), stream("truth", i)) for i, c in enumerate(problem.places())]
+
+
+@pytest.fixture(scope="module")
+def teacher_draws(bimodal):
+    """(noise, draws of the teacher), each (places, NUM, 8)."""
+    model = bimodal[0]
+    noise = torch.stack([model.noise(NUM, "T6", i) for i in range(2)])
+    return noise, torch.stack([model.from_teacher(c, z) for c, z in zip(model.problem.places(), noise, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def exact_draws(bimodal, teacher_draws):
+    """The teacher's draws with 64 steps from the first 2048 noises of each place: what students are paired with."""
+    model, noise = bimodal[0], teacher_draws[0][:, :2048]
+    return torch.stack([model.from_teacher(c, z, 64) for c, z in zip(model.problem.places(), noise, strict=True)])
+
+
+def from_student(model, student, noise, second=None):
+    """(places, n, 8) from noise of that shape."""
+    return torch.stack([model.from_student(student, c, noise[i], None if second is None else second[i])
+                        for i, c in enumerate(model.problem.places())])
+
+
+def judge(model, r, truths):
+    """Failures per place."""
+    return [known.judge_bimodal(model.problem, c, r[i], truths[i]) for i, c in enumerate(model.problem.places())]
+
+
+def test_the_teacher_draws_both_modes_and_nothing_between(bimodal, truths, teacher_draws):
+    assert judge(bimodal[0], teacher_draws[1], truths) == [[], []]
+    assert judge(bimodal[0], truths, truths) == [[], []]
+
+
+def test_the_student_draws_both_modes_in_one_evaluation_and_in_two(bimodal, truths, teacher_draws):
+    model, student = bimodal
+    second = torch.stack([model.noise(NUM, "second", i) for i in range(2)])
+    assert judge(model, from_student(model, student, teacher_draws[0]), truths) == [[], []]
+    assert judge(model, from_student(model, student, teacher_draws[0], second), truths) == [[], []]
+
+
+def test_the_student_is_its_teachers_map(bimodal, teacher_draws, exact_draws):
+    model, student = bimodal
+    noise, r = teacher_draws
+    assert not known.judge_pairing(from_student(model, student, noise[:, :2048]), exact_draws)
+    assert not known.judge_pairing(r[:, :2048], exact_draws)
+
+
+def test_noise_decides_and_nothing_else_does(bimodal):
+    model, student = bimodal
+    c, noise = model.problem.places()[1], model.noise(64, "T8")
+    for draw in (lambda z: model.from_student(student, c, z), lambda z: model.from_teacher(c, z)):
+        torch.testing.assert_close(draw(noise), draw(noise.clone()), rtol=0, atol=0)   # the same seed, the same sample
+        frozen = draw(noise[:1].expand(64, -1))
+        torch.testing.assert_close(frozen, frozen[:1].expand(64, -1), rtol=0, atol=1e-5)
+        assert (draw(noise) - draw(model.noise(64, "T8", "other"))).square().mean() > 0.1   # another seed, another
+
+
+def test_the_mean_alone_is_caught(bimodal, truths, exact_draws):   # N1
+    model, _ = bimodal
+    mean = torch.stack([(model.problem.offset * c).expand(NUM, 8) for c in model.problem.places()])
+    for failures in judge(model, mean, truths):
+        assert {"gap", "coherence", "component std", "energy distance"} <= names(failures)
+    assert {"pair error", "pair correlation", "use of noise"} <= names(known.judge_pairing(mean[:, :2048], exact_draws))
+
+
+def test_gaussian_dressing_is_caught(bimodal, truths, teacher_draws):   # N2
+    model, _ = bimodal
+    noise = teacher_draws[0]
+    everywhere = model.problem.residuals(model.problem.conditions(NUM, stream("N2")), stream("N2", "r"))
+    b1 = everywhere.mean(0) + everywhere.std(0) * noise
+    b2 = torch.stack([model.restored(c, noise[i]) for i, c in enumerate(model.problem.places())])   # of the likelihood
+    right = torch.stack([r.mean(0) + z @ torch.linalg.cholesky(torch.cov(r.T)).T for r, z in zip(truths, noise, strict=True)])
+    for dressed in (b1, b2):
+        for failures in judge(model, dressed, truths):
+            assert {"gap", "coherence", "energy distance"} <= names(failures)
+    for failures in judge(model, right, truths):   # the right mean, spread and correlation, and still no modes
+        assert {"gap", "energy distance"} <= names(failures)
+
+
+def test_the_undistilled_teacher_in_one_evaluation_is_caught(bimodal, truths, teacher_draws, exact_draws):   # N3
+    model, _ = bimodal
+    fake = from_student(model, model.teacher, teacher_draws[0])
+    for failures in judge(model, fake, truths):
+        assert {"gap", "coherence", "energy distance"} <= names(failures)
+    assert {"pair error", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
+
+
+def test_a_generator_trained_on_crps_alone_is_caught_though_its_crps_is_the_teachers(bimodal, truths, teacher_draws):   # N4
+    model, _ = bimodal
+    fake = known.PerDimension(model.problem, stream("N4"))
+    known.learn_ensemble(model, fake, "N4", 1500, almost_fair_crps)
+    drawn = from_student(model, fake, teacher_draws[0])
+    for failures in judge(model, drawn, truths):
+        assert {"coherence", "energy distance"} <= names(failures)
+    scores = [sum(known.crps(r[i, :1024], truths[i][:1024]) for i in range(2)) for r in (drawn, teacher_draws[1])]
+    assert scores[0] < 1.05 * scores[1], scores   # margins are all that CRPS sees
+
+
+def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, exact_draws):   # N5
+    model, student = bimodal
+    fake = from_student(model, student, teacher_draws[0][:, :1].expand(-1, NUM, -1))
+    for failures in judge(model, fake, truths):
+        assert {"fraction", "component std", "energy distance"} <= names(failures)
+    assert {"pair error", "pair correlation", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
+
+
+def test_a_student_of_the_residuals_themselves_is_caught(bimodal, truths, teacher_draws, exact_draws):   # N6
+    model, _ = bimodal
+    pool = known.build_pool(model, 2**14, "N6")
+    fake = from_student(model, known.distill(model, pool, "N6", 800, target="r"), teacher_draws[0])
+    for failures in judge(model, fake, truths):
+        assert {"gap", "energy distance"} <= names(failures)
+    assert {"pair error", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
+
+
+# ---------------------------------------------------------------- T9: a linear stochastic equation, rolled out
+
+
+ROWS, MEMBERS, LEADS = 4096, 8, 6
+
+
+def judge_rollout(problem, draw):
+    """Failures of an ensemble whose residuals are draw(z, noise): covariance, spread/skill and CRPS at every lead, 5 % each."""
+    truth_draws = stream("T9", "truth")
+    start = problem.conditions(ROWS, truth_draws)
+    path, z = [], start
+    for _ in range(LEADS):
+        z = z @ problem.a.float().T + problem.residuals(z, truth_draws)
+        path.append(z)
+
+    def step(window, lead):
+        z = window[:, -1]
+        return (z @ problem.a.float().T + draw(z, lead))[:, None]
+
+    members = ensemble_rollout(step, start[:, None], LEADS, 1, MEMBERS)
+    truth = torch.stack(path, 1)
+    variance, error = (value[:, :, 0].mean(0) for value in spread_skill(members[:, :, :, None], truth[:, :, None]))
+    crps = fair_crps(members, truth).mean((0, 2))
+    measured, limits, mean, covariance = {}, {}, start.double(), torch.zeros_like(problem.q)
+    for lead in range(LEADS):
+        mean = mean @ problem.a.T
+        covariance = problem.a @ covariance @ problem.a.T + problem.q @ problem.q.T
+        found = torch.cov((members[:, :, lead].double() - mean[:, None]).flatten(0, 1).T)
+        measured |= {f"covariance {lead}": float((found - covariance).norm() / covariance.norm()),
+                     f"spread over skill {lead}": float((variance[lead] * (MEMBERS + 1) / MEMBERS / error[lead]).sqrt()),
+                     f"crps {lead}": float(crps[lead] / (covariance.diagonal().sqrt().mean() / math.sqrt(math.pi)))}
+        limits |= {f"covariance {lead}": (0.0, 0.05), f"spread over skill {lead}": (0.95, 1.05), f"crps {lead}": (0.95, 1.05)}
+    return known.failed(measured, limits)
+
+
+@pytest.fixture(scope="module")
+def equation():
+    return known.LinearSDE.draw(stream("equation"))
+
+
+def noise_at(lead):
+    return member_noise((3,), SEED, range(ROWS), lead, MEMBERS).flatten(0, 1)
+
+
+def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equation):
+    covariance = equation.q @ equation.q.T
+    std = covariance.diagonal().sqrt()
+    values, vectors = torch.linalg.eigh(covariance / std[:, None] / std)
+    vectors, own = vectors.float(), known.gaussian_velocity(0.0, values.sqrt().float())
+
+    def draw(z, lead, frozen=False):
+        noise = noise_at(0 if frozen else lead)
+        return sample(lambda x, angle: own(x @ vectors, angle) @ vectors.T, noise, STEPS) * std.float()
+
+    assert not judge_rollout(equation, draw)
+    repeated = names(judge_rollout(equation, lambda z, lead: draw(z, lead, frozen=True)))   # noise must be new at every lead
+    assert f"covariance {LEADS - 1}" in repeated and "covariance 0" not in repeated
+    silent = names(judge_rollout(equation, lambda z, lead: 0 * z))
+    assert {"covariance 0", "spread over skill 0", "crps 0"} <= silent
+
+
+def test_a_trained_corrector_spreads_as_the_stochastic_equation_at_every_lead(equation):
+    model = known.learn(equation, "equation", 2500, width=64)
+    assert not judge_rollout(equation, lambda z, lead: model.from_teacher(z, noise_at(lead)))
+
+
+# ---------------------------------------------------------------- T12: bookkeeping
+
+
+def evaluations(net, call):
+    """(how often `call` evaluated `net`, by a hook)."""
+    counted = []
+    handle = net.register_forward_hook(lambda *_: counted.append(1))
+    call()
+    handle.remove()
+    return len(counted)
+
+
+def test_teacher_and_student_evaluate_the_network_as_often_as_they_say(bimodal):
+    model, student = bimodal
+    c, noise = model.problem.places()[0], model.noise(4, "count")
+    assert evaluations(model.teacher, lambda: model.from_teacher(c, noise)) == 32
+    assert evaluations(student, lambda: model.from_student(student, c, noise)) == 1
+    assert evaluations(student, lambda: model.from_student(student, c, noise, noise)) == 2
+    assert evaluations(model.teacher, lambda: model.from_student(student, c, noise)) == 0   # the teacher is not asked
+    with pytest.raises(ValueError, match="second step starts at angle 0; expected one in"):
+        sample_student(student.given(c), noise, 0.0, noise)
+    assert 0 < MID_ANGLE < NOISE
+
+
+def test_shuffled_conditions_cost_the_gain(gaussian):
+    model, student = gaussian
+    draws = stream("T12")
+    c = model.problem.conditions(1024, draws)
+    truth, noise = model.problem.residuals(c, draws), model.noise(8 * len(c), "T12")
+    everywhere = model.problem.residuals(model.problem.conditions(NUM, draws), draws)
+
+    def score(members):
+        return float(fair_crps(members.unflatten(0, (-1, 8)), truth).mean())
+
+    dressing = score(everywhere.mean(0) + everywhere.std(0) * noise)
+    shuffled = c[torch.randperm(len(c), generator=draws)]
+    for draw in (model.from_teacher, lambda c, z: model.from_student(student, c, z)):
+        ours, lost = (score(draw(at.repeat_interleave(8, 0), noise)) for at in (c, shuffled))
+        assert ours < dressing and lost - ours > 0.2 * (dressing - ours), (ours, lost, dressing)
+
+
+def test_every_weight_learns_and_the_student_is_no_copy(bimodal):
+    model, student = bimodal
+    for (name, before), taught, after in zip(model.untrained.named_parameters(), model.teacher.parameters(), student.parameters(),
+                                             strict=True):
+        assert not torch.equal(before, taught) and not torch.equal(taught, after), name
+        assert torch.isfinite(taught).all() and torch.isfinite(after).all(), name
+    assert model.log["teacher"]["last"] < 0.5 * model.log["teacher"]["first"]
+    assert model.log["student"]["last"] < 0.5 * model.log["student"]["first"]
+
+
+def test_both_losses_reach_every_weight_with_finite_gradients(bimodal):
+    model, _ = bimodal
+    draws = stream("gradient")
+    c, r = model.draw(64, draws)
+    noise, angle = normal(*r.shape, draws=draws), draw_starts(64, draws)
+    x = diffuse(r, noise, angle)
+    y = endpoint(lambda rows: model.teacher.given(c[rows]), x, angle, STEPS)
+    velocity = model.teacher.given(c)
+    for loss in (diffusion_loss(velocity, r, noise, angle), endpoint_loss(velocity, x, angle, y)):
+        assert loss.shape == (64,)
+        for gradient in torch.autograd.grad(loss.mean(), list(model.teacher.parameters())):
+            assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0

@@ -1,0 +1,171 @@
+"""ups/observe.py: what is seen of an input field is what the level says, for training batches and for named cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.observe import (
+    BLOCKS,
+    CASES,
+    COVERAGE,
+    FACTS,
+    NOISE,
+    SHARES,
+    Levels,
+    Observation,
+    as_linear,
+    draw_levels,
+    observe,
+    observe_case,
+    row_generators,
+)
+from ups.pde import darcy_grf
+from ups.pde.conditional import posterior
+
+
+def field(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def levels(*rows: tuple[float, float, int]) -> Levels:
+    coverage, noise, block = zip(*rows, strict=True)
+    return Levels(torch.tensor(coverage, dtype=torch.float64), torch.tensor(noise, dtype=torch.float64), torch.tensor(block))
+
+
+def within(count: int, share: float, num: int) -> bool:
+    return abs(count - num * share) < 4 * math.sqrt(num * share * (1 - share))
+
+
+# --------------------------------------------------------------------------------------------------------- training levels
+
+
+def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
+    num = 4000
+    drawn = draw_levels((16, 24), row_generators(0, rows=range(num)))
+    kinds = {"full": (drawn.coverage == 1) & (drawn.noise == 0) & (drawn.block == 1), "none": drawn.coverage == 0,
+             "points": (drawn.coverage > 0) & (drawn.coverage < 1), "coarse": drawn.block > 1, "noisy": drawn.noise > 0}
+    assert sum(int(rows.sum()) for rows in kinds.values()) == num  # every row is of one kind
+    for name, rows in kinds.items():
+        assert within(int(rows.sum()), SHARES[name], num), name
+    assert SHARES == {"full": 0.25, "none": 0.05, "points": 0.4, "coarse": 0.15, "noisy": 0.15}
+    for values, (low, high) in ((drawn.coverage[kinds["points"]], COVERAGE), (drawn.noise[kinds["noisy"]], NOISE)):
+        assert low <= values.min() < 1.05 * low and 0.95 * high < values.max() <= high
+        assert within(int((values < math.sqrt(low * high)).sum()), 0.5, len(values))  # log-uniform
+    coarse = drawn.block[kinds["coarse"]]
+    assert all(within(int((coarse == block).sum()), 1 / 3, len(coarse)) for block in BLOCKS)
+
+
+def test_only_blocks_that_divide_the_grid_are_drawn() -> None:
+    assert set(draw_levels((12, 20), row_generators(0, rows=range(400))).block.tolist()) == {1, 2, 4}
+    with pytest.raises(ValueError, match=r"no block of 2, 4, 8 cells divides the grid \(16, 15\); expected even .* Change"):
+        draw_levels((16, 15), row_generators(0, rows=range(4)))
+
+
+def test_a_row_does_not_depend_on_the_batch_it_is_in() -> None:
+    v = field(12, 1, 8, 8)
+
+    def seen(rows: range, *keys: int) -> Observation:
+        generators = row_generators(5, *keys, rows=rows)
+        return observe(v[rows.start:rows.stop], draw_levels((8, 8), generators), generators)
+
+    whole, parts = seen(range(12), 3), [seen(range(5), 3), seen(range(5, 12), 3)]
+    for name in ("values", "mask", "facts"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts]))
+    assert not torch.equal(whole.mask, seen(range(12), 4).mask)
+
+
+# ------------------------------------------------------------------------------------------------------------ observations
+
+
+@pytest.mark.parametrize("space", [(64,), (16, 8), (8, 8, 16)])
+def test_points_are_seen_exactly_and_the_rest_not_at_all(space: tuple[int, ...]) -> None:
+    v = field(3, 2, *space)
+    found = observe(v, levels((0.25, 0, 1), (0.5, 0, 1), (1e-9, 0, 1)), row_generators(1, rows=range(3)))
+    cells = math.prod(space)
+    assert found.mask.shape == (3, 1, *space) and found.values.shape == v.shape and found.facts.shape == (3, len(FACTS))
+    assert found.mask.flatten(1).sum(1).tolist() == [cells // 4, cells // 2, 1] and set(found.mask.unique().tolist()) == {0, 1}
+    assert torch.equal(found.values, v * found.mask)
+    assert found.facts[:2].tolist() == [[0.25, 0, 0], [0.5, 0, 0]] and found.facts.dtype == torch.float32
+
+
+def test_points_are_spread_evenly_over_the_cells() -> None:
+    num = 2000
+    found = observe(torch.ones(num, 1, 16), levels(*[(0.25, 0, 1)] * num), row_generators(2, rows=range(num)))
+    assert all(within(int(count), 0.25, num) for count in found.mask.sum((0, 1)))
+
+
+@pytest.mark.parametrize("space", [(16,), (16, 8), (8, 8, 16)])
+def test_coarse_values_are_the_means_of_their_blocks(space: tuple[int, ...]) -> None:
+    v = field(2, 1, *space)
+    found = observe(v, levels((1, 0, 1), (1, 0, 4)), row_generators(1, rows=range(2)))
+    assert torch.equal(found.values[0], v[0]) and found.mask.min() == 1
+    for first in ((0,) * len(space), (4,) * len(space)):
+        block = (1, 0, *[slice(start, start + 4) for start in first])
+        torch.testing.assert_close(found.values[block], v[block].mean().expand([4] * len(space)))
+    assert found.facts[1].tolist() == [1, 0, 2]
+
+
+def test_noise_is_added_to_every_cell_with_the_given_size() -> None:
+    v = field(2, 1, 64, 64)
+    found = observe(v, levels((1, 0.5, 1), (1, 0, 1)), row_generators(1, rows=range(2)))
+    noise = (found.values - v)[0].flatten().double()
+    assert abs(noise.mean()) < 4 * 0.5 / 64 and abs(noise.std() / 0.5 - 1) < 4 / math.sqrt(2 * 4096)
+    assert torch.equal(found.values[1], v[1]) and found.mask.min() == 1 and found.facts[:, 1].tolist() == [0.5, 0]
+
+
+def test_named_cases_are_what_their_names_say() -> None:
+    v = field(2, 1, 32, 32)
+    facts = {case: observe_case(v, case, row_generators(0, rows=range(2))).facts[1].tolist() for case in CASES}
+    expected = {"none": [0, 0, 0], "points_1": [10 / 1024, 0, 0], "points_10": [102 / 1024, 0, 0], "points_50": [0.5, 0, 0],
+                "coarse_4": [1, 0, 2], "noisy_0.3": [1, 0.3, 0], "full": [1, 0, 0]}
+    assert {case: pytest.approx(values) for case, values in expected.items()} == facts
+    none, full = (observe_case(v, case, row_generators(0, rows=range(2))) for case in ("none", "full"))
+    assert none.values.abs().max() == none.mask.max() == 0 and torch.equal(full.values, v) and full.mask.min() == 1
+    again = observe_case(v, "points_10", row_generators(0, rows=range(2)))
+    assert torch.equal(again.mask, observe_case(v, "points_10", row_generators(0, rows=range(2))).mask)
+    assert not torch.equal(again.mask[0], again.mask[1])
+
+
+def test_requests_that_do_not_fit_are_refused() -> None:
+    v = field(2, 1, 12, 16)
+    with pytest.raises(ValueError, match=r"blocks of 8 cells do not divide the grid \(12, 16\); expected a multiple of 8"):
+        observe(v, levels((1, 0, 1), (1, 0, 8)), row_generators(0, rows=range(2)))
+    with pytest.raises(ValueError, match="2 fields, 1 levels and 2 generators; expected one of each per row"):
+        observe(v, levels((1, 0, 1)), row_generators(0, rows=range(2)))
+    with pytest.raises(ValueError, match="unknown observation 'points_2'; expected one of none, points_1, .*full"):
+        observe_case(v, "points_2", row_generators(0, rows=range(2)))
+
+
+# ------------------------------------------------------------------------------------------------- as seen by the exact answer
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_linear_observation_is_the_same_one_of_the_log_coefficient(case: str) -> None:
+    g = darcy_grf.sample_log_coefficient(0, 3, 16)
+    mean, std = 0.3, 0.8
+    v = ((g - mean) / std).float()[None, None]
+    found = observe_case(v, case, row_generators(0, rows=range(1)))
+    linear = as_linear(found, 0, mean, std)
+    count = {"none": 0, "points_1": 3, "points_10": 26, "points_50": 128, "coarse_4": 16}.get(case, 256)
+    assert linear.cells.shape == (count, 16 if case == "coarse_4" else 1) and linear.values.dtype == torch.float64
+    assert linear.noise == pytest.approx(0.3 * std if case == "noisy_0.3" else 0.0)
+    error = linear.values - linear.matrix @ g.flatten()
+    if linear.noise:
+        assert abs(error.std() / linear.noise - 1) < 4 / math.sqrt(2 * 256)
+    else:
+        assert not bool((error.abs() > 1e-6).any())
+    shown = (found.mask[0, 0] > 0).flatten()
+    assert torch.equal(torch.zeros(256, dtype=torch.bool).index_fill_(0, linear.cells.flatten(), True), shown)
+    if case == "full":
+        torch.testing.assert_close(posterior(linear)[0], g, rtol=0, atol=1e-6)
+
+
+def test_a_field_that_is_not_one_channel_on_a_square_has_no_exact_answer() -> None:
+    for v in (field(1, 1, 16), field(1, 2, 8, 8), field(1, 1, 8, 16)):
+        found = observe_case(v, "full", row_generators(0, rows=range(1)))
+        with pytest.raises(ValueError, match="expected one channel on a square, .* Use it for darcy2d_grf"):
+            as_linear(found, 0, 0.0, 1.0)

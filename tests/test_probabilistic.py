@@ -1,0 +1,417 @@
+"""ups.probabilistic against closed forms, hand arithmetic and fakes; random tests take a fresh seed, which they print."""
+
+import json
+import math
+import secrets
+
+import pytest
+import torch
+
+from ups import metrics, probabilistic
+from ups.probabilistic import (
+    coherence,
+    compare_ensembles,
+    coverage,
+    crps_gaussian,
+    energy_distance,
+    energy_score,
+    fair_crps,
+    merge_ensembles,
+    outlier_share,
+    pairing,
+    rank_histogram,
+    rank_ratio,
+    score_ensemble,
+    spectrum_error,
+    spread_skill_bins,
+    summarise_ensemble,
+)
+
+SIGMAS = 5  # standard errors allowed to a random number
+IDEAL = 1 / math.sqrt(math.pi)  # mean CRPS of N(0, 1) members and truth
+
+
+@pytest.fixture
+def generator():
+    seed = secrets.randbelow(2**31)
+    print(f"seed {seed}")
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def ensemble(generator, n=3, members=6, num_frames=3, channels=2, space=(16,), spread=1.0):
+    """Smooth truth and members drawn around one common mean: exchangeable for spread 1."""
+    shape = (num_frames, channels, *space)
+    mean = 3.0 + normal(generator, n, *shape)
+    return (mean[:, None] + spread * normal(generator, n, members, *shape)).float(), (mean + normal(generator, n, *shape)).float()
+
+
+def close_to_mean(values, expected, scale=1.0):
+    """The mean of independent `values` over scale is `expected` within SIGMAS standard errors."""
+    values = values.flatten() / scale
+    return abs(float(values.mean()) - expected) < SIGMAS * float(values.std()) / math.sqrt(len(values))
+
+
+def summary(members, u_ref, boundary="periodic", **kwargs):
+    return summarise_ensemble(score_ensemble(members, u_ref, boundary, **kwargs), 50, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------------------ CRPS
+
+
+def test_crps_of_many_members_is_the_gaussian_formula(generator):
+    y = torch.linspace(-6, 8, 15, dtype=torch.float64)[None]
+    count, mean, std = 40_000, 0.7, 1.8
+    members = (mean + std * normal(generator, count)).reshape(1, count, 1).expand(1, count, 15)
+    tolerance = SIGMAS * 2 * std / math.sqrt(count)  # the influence of one member is below 2 std, except for y far away
+    assert torch.allclose(fair_crps(members, y), crps_gaussian(mean, std, y), atol=tolerance, rtol=0)
+
+
+def test_gaussian_formula_by_hand():
+    assert float(crps_gaussian(2.0, 3.0, 2.0)) == pytest.approx(3 * (math.sqrt(2) - 1) / math.sqrt(math.pi))
+    assert float(crps_gaussian(2.0, 0.0, 5.5)) == 3.5
+
+
+def test_crps_is_the_double_sum_over_members():
+    x, y = torch.tensor([1.0, 5.0, 2.0]), 3.0
+    pairs = 2 * (4 + 1 + 3)
+    for alpha, factor in ((1.0, 1 / 12), (0.0, 1 / 18), (0.95, 0.95 / 12 + 0.05 / 18)):
+        value = fair_crps(x.reshape(1, 3), torch.tensor([y]), alpha)
+        assert float(value) == pytest.approx((2 + 2 + 1) / 3 - factor * pairs)
+    assert float(fair_crps(x[:1].reshape(1, 1), torch.tensor([y]))) == 2.0  # one member: the absolute error
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_fair_crps_is_unbiased_and_the_plain_one_inflated_by_one_over_members(count, generator):
+    x, y = normal(generator, 100_000, count), normal(generator, 100_000)
+    assert close_to_mean(fair_crps(x, y), 1.0, IDEAL)
+    assert close_to_mean(fair_crps(x, y, alpha=0.0), 1 + 1 / count, IDEAL)
+    assert close_to_mean(fair_crps(x, y, alpha=0.95), 1 + 0.05 / count, IDEAL)
+    assert not close_to_mean(fair_crps(x, y, alpha=0.0), 1.0, IDEAL)
+
+
+@pytest.mark.parametrize("std, ratio", [(0.0, 1.414), (0.25, 1.208), (0.5, 1.081), (0.8, 1.011), (1.25, 1.014), (2.0, 1.162)])
+def test_crps_hardly_sees_a_wrong_spread(std, ratio, generator):
+    y = torch.linspace(-9, 9, 20_001, dtype=torch.float64)
+    weight = (-y.square() / 2).exp()
+    assert float((weight * crps_gaussian(0.0, std, y)).sum() / weight.sum()) / IDEAL == pytest.approx(ratio, abs=6e-4)
+    if std in (0.5, 1.25):
+        exact = math.sqrt(2 * (1 + std**2)) - std  # E|x - y| - E|x - x'| / 2, times sqrt(pi)
+        assert exact == pytest.approx(ratio, abs=6e-4)
+        assert close_to_mean(fair_crps(std * normal(generator, 50_000, 16), normal(generator, 50_000)), exact, IDEAL)
+
+
+# ----------------------------------------------------------------------------------------------------- spread, ranks, coverage
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_exchangeable_members_have_spread_skill_ratio_one_and_the_error_of_a_finite_mean(count, generator):
+    n, cells = 500, 64
+    x, y = normal(generator, n, count, 2, 1, cells), normal(generator, n, 2, 1, cells)
+    row = summarise_ensemble(score_ensemble(x, y, "periodic"), 200, 0, [0.1, 0.2])
+    points = n * cells * 2
+    error = 0.5 * math.sqrt(2 / points * (1 + 1 / (count - 1)))
+    assert abs(row["ssr"]["value"] - 1) < SIGMAS * error
+    assert row["ssr"]["low"] < row["ssr"]["value"] < row["ssr"]["high"] < 1 + 10 * error
+    for ssr, rmse, spread in zip(row["ssr_by_lead"], row["rmse_by_lead"], row["spread_by_lead"], strict=True):
+        assert abs(ssr - 1) < SIGMAS * error * math.sqrt(2) and ssr == pytest.approx(spread / rmse, rel=1e-5)
+        assert rmse / math.sqrt(1 + 1 / count) == pytest.approx(1, abs=SIGMAS / math.sqrt(points))  # 1.225, 1.118, 1.031
+    assert summary(0.5 * x, y)["ssr"]["value"] < 0.75 or count == 2
+
+
+def test_means_are_taken_before_the_root():
+    x = torch.tensor([[1.0, -1.0], [3.0, -3.0]]).reshape(2, 2, 1, 1, 1).expand(2, 2, 1, 1, 4)
+    y = torch.tensor([2.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 1, 4)
+    assert summary(x, y)["ssr"]["value"] == pytest.approx(math.sqrt(1.5 * (2 + 18) / (4 + 1)), rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_ranks_are_flat_for_exchangeable_members_and_not_for_confident_ones(count, generator):
+    x, y = normal(generator, 400, count, 1, 1, 50).exp(), normal(generator, 400, 1, 1, 50).exp()
+    counts = rank_histogram(x, y, generator).sum((0, 1))
+    assert counts.sum() == 20_000 and float(rank_ratio(counts)) < 1 + SIGMAS * math.sqrt(2 / count) + 2
+    assert abs(float(outlier_share(counts)) - 1) < SIGMAS * math.sqrt((count + 1) / 2 / 20_000)
+    assert counts.argmax() not in (0, count) or counts.max() / counts.min() < 1.2
+    confident = rank_histogram(x**0.4, y, generator).sum((0, 1))
+    assert float(rank_ratio(confident)) > 50 and float(outlier_share(confident)) > 1.2
+
+
+def test_correlated_points_are_no_evidence_against_flat_ranks(generator):
+    x, y = (normal(generator, *shape, 6, 1, 1).expand(*shape, 6, 1, 32) for shape in ((300, 8), (300,)))  # 32 times the same
+    scores = score_ensemble(x, y, "periodic", rank_stride=1)
+    row = summarise_ensemble(scores, 20, 0)
+    assert float(rank_ratio(scores["ranks"].sum(0)).mean()) > 5  # 32 in the mean
+    assert abs(row["rank_ratio"]["value"] - 1) < SIGMAS * 32 * math.sqrt(2 / 8 / 6)
+    confident = summary(0.5 * x, y, rank_stride=1)["rank_ratio"]["value"]
+    assert confident > 5 * 32 and summary(x[:1], y[:1])["rank_ratio"]["value"] is None
+
+
+def test_ties_are_broken_evenly_and_the_stride_thins_every_axis(generator):
+    counts = rank_histogram(torch.zeros(10, 4, 1, 1, 40, 50), torch.zeros(10, 1, 1, 40, 50), generator).sum((0, 1))
+    assert float(rank_ratio(counts)) < 1 + SIGMAS * math.sqrt(2 / 4) + 2
+    thin = rank_histogram(torch.zeros(1, 4, 2, 3, 9, 8), torch.zeros(1, 2, 3, 9, 8), generator, 4)
+    assert thin.sum((0, 2)).tolist() == [3 * 3 * 2] * 2
+
+
+def test_rank_numbers_by_hand():
+    counts = torch.tensor([4.0, 1.0, 1.0, 2.0], dtype=torch.float64)
+    assert float(rank_ratio(counts)) == pytest.approx((4 + 1 + 1 + 0) / (8 * 3 / 4))
+    assert float(outlier_share(counts)) == pytest.approx(6 / 8 / (2 / 4))
+    assert float(coverage(counts, 0.5)) == pytest.approx(2 / 8)
+    assert float(coverage(counts, 0.6)) == pytest.approx((2 + 0.2 * 6) / 8)
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_coverage_is_the_nominal_one_for_exchangeable_members_of_any_law(count, level, generator):
+    x, y = normal(generator, 500, count, 1, 1, 80).exp(), normal(generator, 500, 1, 1, 80).exp()
+    share = float(coverage(rank_histogram(x, y, generator).sum((0, 1)), level))
+    if (count + 1) * (1 - level) / 2 <= 0.5:
+        assert math.isnan(share)
+    else:
+        assert abs(share - level) < SIGMAS * math.sqrt(level * (1 - level) / 40_000)
+        assert float(coverage(rank_histogram(x**0.3, y, generator).sum((0, 1)), level)) < level - 0.05
+
+
+def test_binned_spread_follows_the_error_only_if_the_spread_knows(generator):
+    scale = torch.linspace(-2, 1, 64, dtype=torch.float64).exp()
+    x, y = scale * normal(generator, 200, 16, 1, 1, 64), scale * normal(generator, 200, 1, 1, 64)
+    x, y = x + 10, y + 10
+    bins = summary(x, y)["spread_skill_bins"]
+    assert len(bins["spread"]) == 10 and sum(bins["count"]) == 200 * 64 and bins["slope"] == pytest.approx(1, abs=0.1)
+    assert bins["rmse"][-1] > 5 * bins["rmse"][0]
+    assert abs(summary(x, y[..., torch.randperm(64, generator=generator)])["spread_skill_bins"]["slope"]) < 0.5
+    assert summary(x[:, :3], y)["spread_skill_bins"] == {"spread": [], "rmse": [], "count": [], "slope": None}
+
+
+def test_spread_bins_join_into_equal_counts():
+    sums = torch.zeros(3, probabilistic.NUM_FINE, dtype=torch.float64)
+    sums[0, 40:60], sums[1, 40:60], sums[2, 40:60] = 5.0, torch.arange(20.0).double().square() * 5, 20.0
+    row = spread_skill_bins(sums)
+    assert row["count"] == [10] * 10 and row["rmse"] == [2.0] * 10 and row["slope"] == pytest.approx(0, abs=1e-12)
+    assert row["spread"][0] == pytest.approx(math.sqrt(0.5), rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------ structure, pairing
+
+
+def test_energy_score_by_hand():
+    members = torch.tensor([[[3.0, 4.0], [0.0, 1.0]]])
+    expected = (5 + 1) / 2 - math.sqrt(9 + 9) / 2
+    assert float(energy_score(members, torch.zeros(1, 2))) == pytest.approx(expected)
+    assert float(energy_score(members[:, :1], torch.zeros(1, 2))) == 5.0
+    marginal = fair_crps(members, torch.zeros(1, 2)).mean()  # blocks of one point
+    assert float(energy_score(members, torch.zeros(1, 2), block=[1])) == pytest.approx(float(marginal))
+
+
+def test_energy_score_of_blocks_is_the_mean_over_tiles(generator):
+    x, y = normal(generator, 2, 3, 5, 4, 6), normal(generator, 2, 5, 4, 6)
+    tiles = [energy_score(x[..., i:i + 2, j:j + 3], y[..., i:i + 2, j:j + 3]) for i in (0, 2) for j in (0, 3)]
+    assert torch.allclose(energy_score(x, y, block=(2, 3)), torch.stack(tiles).mean(0))
+
+
+def test_energy_score_sees_structure_that_crps_cannot(generator):
+    def coherent(count):
+        return normal(generator, 2000, count, 1).expand(2000, count, 8)
+    x, y = coherent(8), coherent(1)[:, 0]
+    shuffled = torch.stack([x[:, torch.randperm(8, generator=generator), i] for i in range(8)], 2)
+    assert torch.allclose(fair_crps(shuffled, y), fair_crps(x, y))
+    worse = energy_score(shuffled, y) - energy_score(x, y)
+    assert float(worse.mean()) > SIGMAS * float(worse.std()) / math.sqrt(2000)
+
+
+def test_energy_distance_of_point_masses_is_exact():
+    x, y = torch.tensor([[1.0, 2.0]]).expand(7, 2), torch.tensor([[4.0, 6.0]]).expand(5, 2)
+    assert energy_distance(x, y) == pytest.approx(2 * 5)
+    assert energy_distance(x, x[:3]) == 0.0
+
+
+@pytest.mark.parametrize("mean, std", [(0.0, 1.0), (0.8, 1.0), (0.0, 2.0), (-0.5, 0.4)])
+def test_energy_distance_of_two_gaussians(mean, std, generator):
+    def distance(centre, variance):  # E|N(centre, variance)|, the folded normal
+        root = math.sqrt(variance)
+        density = math.sqrt(2 / math.pi) * math.exp(-centre**2 / (2 * variance))
+        return root * density + centre * math.erf(centre / root / math.sqrt(2))
+    expected = 2 * distance(mean, 1 + std**2) - distance(0, 2) - distance(0, 2 * std**2)
+    values = [energy_distance(normal(generator, 80, 1), mean + std * normal(generator, 60, 1)) for _ in range(100)]
+    assert close_to_mean(torch.tensor(values, dtype=torch.float64), expected)
+    assert (expected == 0) == ((mean, std) == (0.0, 1.0))
+
+
+def test_energy_distance_does_not_depend_on_the_chunk(generator, monkeypatch):
+    x, y = normal(generator, 40, 3), normal(generator, 30, 3)
+    whole = energy_distance(x, y)
+    monkeypatch.setattr(metrics, "CHUNK", 70)
+    assert energy_distance(x, y) == pytest.approx(whole, rel=1e-12)
+    assert energy_distance(x, torch.full((3, 3), torch.nan)) == math.inf
+
+
+@pytest.mark.parametrize("boundary, space", [("periodic", (64,)), ("no_flux", (33,)), ("periodic", (16, 20)),
+                                             ("outflow", (8, 8, 6))])
+def test_spectrum_error_counts_decades_of_energy(boundary, space, generator):
+    u_ref, reference = normal(generator, 2, 3, 2, *space), normal(generator, 2, 3, 2, *space)
+    members = (10 * u_ref)[:, None].expand(2, 4, 3, 2, *space)
+    assert torch.allclose(spectrum_error(members, u_ref, boundary), torch.full((2, 3, 2), 2.0, dtype=torch.float64))
+    assert float(spectrum_error(u_ref[:, None], u_ref, boundary).abs().max()) == 0.0
+    sampled = (reference + 0.1 * (u_ref - reference))[:, None]
+    assert torch.allclose(spectrum_error(sampled, u_ref, boundary, reference), torch.full((2, 3, 2), 2.0, dtype=torch.float64))
+
+
+def test_spectrum_error_is_of_members_and_not_of_their_mean(generator):
+    x, y = normal(generator, 40, 8, 1, 1, 256), normal(generator, 40, 1, 1, 256)
+    of_members, of_mean = spectrum_error(x, y, "periodic").mean(), spectrum_error(x.mean(1, keepdim=True), y, "periodic").mean()
+    assert of_mean > math.log10(8) - 0.1 and of_members < 0.5 * of_mean
+
+
+def test_bands_without_energy_do_not_count_rounding_errors():
+    wave = (2 * math.pi * torch.arange(64) / 64).sin()
+    noisy = wave * (1 + 1e-7 * torch.randn(64, generator=torch.Generator().manual_seed(0)))
+    assert float(spectrum_error(noisy.reshape(1, 1, 1, 1, 64), wave.reshape(1, 1, 1, 64), "periodic")) < 0.05
+    assert math.isnan(float(spectrum_error(torch.ones(1, 1, 1, 1, 8), torch.zeros(1, 1, 1, 8), "periodic")))
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "no_flux"])
+def test_coherence_of_a_field_with_itself_its_negative_and_noise(boundary, generator):
+    a, b = normal(generator, 300, 1, 1, 64), normal(generator, 300, 1, 1, 64)
+    one = torch.ones(300, 1, 1, 5, dtype=torch.float64)
+    assert torch.allclose(coherence(a, 3 * a, boundary), one) and torch.allclose(coherence(a, -a, boundary), -one)
+    for band in range(5):
+        assert close_to_mean(coherence(a, b, boundary)[..., band], 0.0)
+        assert abs(float(coherence(a, a + b, boundary)[..., 4].mean()) - math.sqrt(0.5)) < 0.05
+
+
+def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(generator):
+    teacher = normal(generator, 400, 8, 50) + 5 * normal(generator, 400, 1, 50)
+    mean = teacher.mean(1, keepdim=True)
+    equal = pairing(teacher.clone(), teacher)
+    assert equal == {"error": 0.0, "correlation": pytest.approx(1.0), "variance_ratio": 1.0}
+    assert pairing(mean.expand_as(teacher), teacher)["error"] == pytest.approx(7 / 8)  # unbiased variance: (M - 1) / M
+    x, y = normal(generator, 400, 8, 50), normal(generator, 400, 8, 50)
+    other, error = pairing(2 * y, x), SIGMAS * math.sqrt(2 / 160_000)
+    assert pairing(y, x)["error"] == pytest.approx(2, abs=4 * error) and abs(other["correlation"]) < error
+    assert other["variance_ratio"] == pytest.approx(4, abs=4 * 2 * error)
+    shifted = pairing(teacher + 1, teacher)
+    assert shifted["correlation"] == pytest.approx(1.0) and shifted["error"] == pytest.approx(1.0, abs=2 * error)
+
+
+# ---------------------------------------------------------------------------------------------------------- whole ensembles
+
+
+@pytest.mark.parametrize("boundary, space", [("periodic", (20,)), ("no_flux", (12, 8)), ("periodic", (6, 4, 8))])
+def test_merged_batches_equal_one_scoring(boundary, space, generator, monkeypatch):
+    members, u_ref = ensemble(generator, n=5, space=space)
+    members[:, 1], members[1, 0, 0] = u_ref, u_ref[1, 0]  # ties
+    reference = members.mean(1)
+    whole = score_ensemble(members, u_ref, boundary, reference)
+    parts = [score_ensemble(members[i:j], u_ref[i:j], boundary, reference[i:j]) for i, j in ((0, 1), (1, 4), (4, 5))]
+    monkeypatch.setattr(metrics, "CHUNK", 6 * 2 * 2 * math.prod(space) + 1)  # two frames at a time
+    for other in (merge_ensembles(parts), score_ensemble(members, u_ref, boundary, reference)):
+        assert set(other) == set(whole) and all(value.dtype == torch.float64 for value in other.values())
+        for name, value in whole.items():
+            assert torch.allclose(other[name], value, rtol=1e-9, atol=1e-12, equal_nan=True), name
+    assert all(value[0].numel() <= 3 * probabilistic.NUM_FINE for value in whole.values())
+    monkeypatch.undo()
+    rows = [summarise_ensemble(scores, 50, 0) for scores in (whole, merge_ensembles(parts))]
+    assert json.dumps(rows[0], allow_nan=False) == json.dumps(rows[1], allow_nan=False)
+
+
+def test_one_member_is_a_deterministic_forecast(generator):
+    u_ref = ensemble(generator)[1]
+    u_pred = u_ref + 0.1 * normal(generator, *u_ref.shape)
+    row = summary(u_pred[:, None], u_ref, reference=u_pred)
+    plain = metrics.summarise(metrics.score(u_pred, u_ref, "periodic"), 50, 0)
+    assert row["crps"]["value"] == pytest.approx(float((u_pred - u_ref).abs().mean()), rel=1e-5)
+    assert row["nrmse_mean"] == row["nrmse_member"] == plain["nrmse"] and row["nrmse_mean_by_lead"] == plain["error_growth"]
+    assert row["ssr"]["value"] == 0 and row["num_members"] == 1 and sum(row["rank_histogram"]) == u_ref.numel()
+    assert all(row[name]["value"] is None for name in ("coverage_50", "coverage_90", "rank_ratio", "outlier_share"))
+    assert row["energy_score"]["value"] == pytest.approx(float((u_pred - u_ref).square().mean((2, 3)).sqrt().mean()), rel=1e-5)
+    assert row["residual_spectrum_error"]["value"] > 5  # no residual at all
+
+
+def test_a_row_holds_every_number_with_its_interval(generator):
+    members, u_ref = ensemble(generator, n=30, members=16)
+    scores = score_ensemble(members, u_ref, "periodic", members.mean(1))
+    row = summarise_ensemble(scores, 100, 3, torch.tensor([0.5, 1.0, 1.5]), torch.arange(30) // 2)
+    names = ("crps", "ssr", "nrmse_mean", "nrmse_member", "energy_score", "coverage_50", "coverage_90", "outlier_share",
+             "spectrum_error", "residual_spectrum_error")
+    for name in names:
+        assert row[name]["low"] < row[name]["value"] < row[name]["high"], name
+    assert row["rank_ratio"]["value"] > 0 and row["lead_times"] == [0.5, 1.0, 1.5]
+    for name in ("crps", "ssr", "spread", "rmse", "nrmse_mean"):
+        assert len(row[f"{name}_by_lead"]) == 3
+    assert row["crps_by_lead_low"][0] < row["crps_by_lead"][0] < row["crps_by_lead_high"][0]
+    assert len(row["rank_histogram"]) == 17 and row["nrmse_member"]["value"] > row["nrmse_mean"]["value"]
+    assert row["coherence"]["wavenumber"] == [1, 2, 4] and len(row["coherence"]["truth"]) == 3
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    wider = summarise_ensemble(scores, 100, 3, groups=torch.zeros(30))
+    assert wider["crps"]["low"] == wider["crps"]["high"]  # one group: nothing to resample
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_member_that_is_not_finite_becomes_null_and_is_never_dropped(bad, generator):
+    members, u_ref = ensemble(generator, n=6, members=10)
+    clean = summary(members, u_ref)
+    members[2, 3, 1, 0, 5] = bad
+    scores = score_ensemble(members, u_ref, "periodic", members[:, 0])
+    assert scores["crps"][2, 1].tolist() == [math.inf] * 2 and scores["nonfinite"].sum() == 1
+    assert scores["crps"].isfinite().sum() == scores["crps"].numel() - 2
+    row = summarise_ensemble(scores, 50, 0)
+    for name in ("crps", "ssr", "nrmse_mean", "nrmse_member", "energy_score", "coverage_50", "coverage_90", "rank_ratio",
+                 "outlier_share", "spectrum_error", "residual_spectrum_error"):
+        assert row[name] == {"value": None, "low": None, "high": None}, name
+    for name in ("crps", "ssr", "spread", "rmse", "nrmse_mean"):
+        values = row[f"{name}_by_lead"]
+        assert values[1] is None and [values[0], values[2]] == [clean[f"{name}_by_lead"][i] for i in (0, 2)]
+    assert set(row["rank_histogram"]) == {None} and row["nonfinite_trajectories"] == 1
+    json.dumps(row, allow_nan=False)
+    assert float(fair_crps(members, u_ref)[2, 1, 0, 5]) == math.inf
+    assert energy_score(members, u_ref).isinf().tolist() == [False, False, True, False, False, False]
+    assert compare_ensembles(scores, scores, 20, 0)["crps"]["value"] is None
+
+
+def test_a_reference_that_is_not_finite_is_not_dropped_either(generator):
+    members, u_ref = ensemble(generator)
+    reference = members.mean(1)
+    reference[0, 0, 0, 0] = math.nan
+    assert summary(members, u_ref, reference=reference)["residual_spectrum_error"]["value"] is None
+
+
+def test_compare_is_a_paired_ratio(generator):
+    members, u_ref = ensemble(generator, n=20, space=(8,))
+    near = u_ref[:, None] + 0.5 * (members - u_ref[:, None])
+    ours, theirs = (score_ensemble(x, u_ref, "periodic") for x in (near, members))
+    out = compare_ensembles(ours, theirs, 50, 0)
+    for name in ("crps", "energy_score", "nrmse_mean"):
+        assert out[name] == {key: pytest.approx(0.5, rel=1e-4) for key in ("value", "low", "high")}, name
+    assert "residual_spectrum_error" not in out and out["spectrum_error"]["value"] > 0
+    single = compare_ensembles(ours, score_ensemble(members[:, :1], u_ref, "periodic"), 50, 0)
+    assert 0 < single["crps"]["low"] < single["crps"]["value"] < single["crps"]["high"] < 1
+
+
+def scored(n=2, members=3):
+    return score_ensemble(torch.rand(n, members, 4, 1, 8), torch.rand(n, 4, 1, 8), "periodic")
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda: fair_crps(torch.zeros(3, 4, 5), torch.zeros(3, 6)), r"members \(3, 4, 5\) and truth \(3, 6\).*in fair_crps"),
+    (lambda: fair_crps(torch.zeros(3, 0, 5), torch.zeros(3, 5)), "M >= 1"),
+    (lambda: energy_score(torch.zeros(3, 4, 6), torch.zeros(3, 6), [4]), r"blocks of \(4,\) cells on a grid \(6,\)"),
+    (lambda: energy_distance(torch.zeros(3, 4), torch.zeros(1, 4)), r"expected \(a, d\) and \(b, d\) with a, b >= 2"),
+    (lambda: pairing(torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)), "M >= 2 in pairing"),
+    (lambda: score_ensemble(torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 8), "periodic"), "1 to 3 space axes"),
+    (lambda: score_ensemble(torch.zeros(2, 4, 1, 8), torch.zeros(2, 3, 4, 1, 8), "periodic"), "Put the member axis second"),
+    (lambda: score_ensemble(torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", torch.zeros(2, 4, 1, 9)),
+     "expected two equal"),
+    (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 8), torch.full((1, 1, 1, 8), math.nan), "periodic"), "truth .* holds NaN"),
+    (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 1), torch.ones(1, 1, 1, 1), "periodic"), "at least 2 per axis in a spectrum"),
+    (lambda: merge_ensembles([]), "0 batches of 0 kinds"),
+    (lambda: merge_ensembles([scored(), scored(members=4)]), "2 batches of 2 kinds"),
+    (lambda: summarise_ensemble(scored(), 5, 0, [1.0]), "1 lead_times; expected 4"),
+    (lambda: compare_ensembles(scored(), scored(n=3), 5, 0), "expected the same cases in compare_ensembles"),
+])
+def test_errors_say_what_is_wrong(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()

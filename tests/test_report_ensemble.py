@@ -1,0 +1,204 @@
+"""Ensemble sections of the report: everything measured is shown, what is missing is left out, nothing is fetched."""
+
+import copy
+import functools
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from test_report import Page, example
+
+from ups import figures_ensemble, report
+from ups.probabilistic import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.report_ensemble import METRICS, ensemble_section, steady_section
+
+NUM_MEMBERS = 16
+SPREADS = {"operator": 0.0, "dressed": 0.5, "dressed_conditional": 0.8, "dressed_resampled": 0.7, "rival": 1.2, "corrector": 1.0,
+           "student_1": 0.95, "student_2": 1.0}
+
+
+def smooth(generator, *shape, ndim):
+    """Periodic noise with a 1/k^2 spectrum, of unit variance."""
+    axes = tuple(range(-ndim, 0))
+    waves = torch.meshgrid(*[torch.fft.fftfreq(n, 1 / n) for n in shape[-ndim:]], indexing="ij")
+    decay = 1 / (1 + sum(k.square() for k in waves)).sqrt() ** (1 + ndim / 2)
+    u = torch.fft.ifftn(torch.fft.fftn(torch.randn(*shape, generator=generator), dim=axes) * decay, dim=axes).real
+    return u / u.std()
+
+
+def forecasts(space, n=12, num_frames=6, fields=1):
+    """An ensemble per model around a known mean whose uncertainty grows with lead and x; the truth is one more such draw."""
+    generator, ndim = torch.Generator().manual_seed(len(space)), len(space)
+    shape = (num_frames, fields, *space)
+    grow = torch.linspace(0.05, 0.5, num_frames).reshape(-1, *[1] * (1 + ndim))
+    width = grow * torch.linspace(0.2, 2.0, space[0]).reshape(-1, *[1] * (ndim - 1))
+    mean = 2 + smooth(generator, n, *shape, ndim=ndim)
+    u_ref = mean + width * smooth(generator, n, *shape, ndim=ndim)
+    members = {model: mean[:, None] + spread * width * smooth(generator, n, 1 if spread == 0 else NUM_MEMBERS, *shape, ndim=ndim)
+               for model, spread in SPREADS.items()}
+    noise = torch.randn(n, NUM_MEMBERS, *shape, generator=generator)
+    members["dressed"] = mean[:, None] + 0.5 * grow * noise  # white and the same everywhere
+    return members, u_ref, mean
+
+
+def sample_of(members, u_ref):
+    space, fields = u_ref.shape[3:], u_ref.shape[2]
+    return {"u_ref": u_ref[0].numpy(), "members": {model: x[0].numpy() for model, x in members.items()},
+            "times": [0.2 * (i + 1) for i in range(u_ref.shape[1])], "fields": ["u", "v"][:fields],
+            "coordinates": [(np.arange(cells) + 0.5) / cells for cells in space], "label": "median error"}
+
+
+@functools.cache
+def make_forecast():
+    members, u_ref, mean = forecasts((64,))
+    times = [0.2 * (i + 1) for i in range(u_ref.shape[1])]
+    scores = {model: score_ensemble(x, u_ref, "periodic", mean) for model, x in members.items()}
+    models = {model: summarise_ensemble(s, 100, 0, times) for model, s in scores.items()}
+    for i, row in enumerate(models.values()):
+        row |= {"evaluations_per_state": float(i * 4 + 1), "ms_per_state": 0.71 * i + 0.5}
+    entry = {"task": "burgers1d", "members": NUM_MEMBERS, "times": times, "models": models,
+             "comparisons": {"corrector vs dressed_conditional": compare_ensembles(scores["corrector"],
+                                                                                   scores["dressed_conditional"], 100, 0)},
+             "words": ["The corrector knows its <error>.", "Its student keeps that."]}
+    return entry, sample_of(members, u_ref)
+
+
+@functools.cache
+def make_steady(cells=24):
+    """Less seen, more spread."""
+    generator = torch.Generator().manual_seed(5)
+    cases, rows = {}, {}
+    for i, case in enumerate(("none", "points_1", "points_10", "coarse_4", "noisy_0.3", "full")):
+        spread = 0.6 / (1 + 2 * i)
+        mean = smooth(generator, 1, cells, cells, ndim=2)
+        observed = mean[0].clone().exp()
+        observed[torch.rand(cells, cells, generator=generator) > (0.0, 0.01, 0.1, 1.0, 1.0, 1.0)[i]] = math.nan
+        draws = mean + spread * smooth(generator, 17, 1, cells, cells, ndim=2)
+        cases[case] = {"observed": observed.numpy(), "u_ref": draws[0].numpy(), "members": draws[1:].numpy()}
+        rows[case] = {model: {"crps": {"value": factor * spread, "low": 0.9 * factor * spread, "high": 1.1 * factor * spread},
+                              "ssr": {"value": 0.8 + 0.02 * i, "low": 0.7, "high": 1.1}, "nrmse_mean": 0.123 + i,
+                              "energy_distance_ratio": 1.31 + i, "trace_ratio": 0.97}
+                      for model, factor in (("dressed", 1.5), ("corrector", 1.0))}
+    axis = (np.arange(cells) + 0.5) / cells
+    sample = {"cases": cases, "fields": ["u"], "coordinates": [axis, axis], "label": "test field 3"}
+    return {"task": "darcy2d_grf", "members": 16, "cases": rows, "words": ["What is seen narrows what remains."]}, sample
+
+
+def forecast():
+    return copy.deepcopy(make_forecast())
+
+
+def steady():
+    return copy.deepcopy(make_steady())
+
+
+def text_of(page):
+    return re.sub(r"<[^>]+>", " ", page)
+
+
+def test_the_section_names_every_model_and_every_number():
+    entry, sample = forecast()
+    entry = json.loads(json.dumps(entry, allow_nan=False))
+    page = ensemble_section(entry, sample, "burgers1d")
+    for model, row in entry["models"].items():
+        assert figures_ensemble.label(model) in page
+        for metric in METRICS:
+            if metric in row and metric != "nonfinite_trajectories":
+                assert report._cell(row[metric]).replace("<b>", "").replace("</b>", "") in re.sub(
+                    r'<b style="[^"]*" title="[^"]*">|<b>| \*</b>|</b>', "", page), (model, metric)
+    for text in ("The corrector knows its &lt;error&gt;.", "Its student keeps that.", "corrector vs dressed", "16 members"):
+        assert text in page
+    assert report.number(entry["comparisons"]["corrector vs dressed_conditional"]["crps"]["value"]) in page
+    assert page.count("<svg") == page.count("<figure>") == 6
+
+
+def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
+    entry, _ = forecast()
+    rows = {"dressed": (0.31, 1.4), "corrector": (0.2, None), "student_1": (0.22, 0.85)}
+    entry["models"] = {model: {"crps": {"value": crps, "low": 0.1, "high": 0.4}, "ssr": {"value": ssr, "low": ssr, "high": ssr}}
+                       for model, (crps, ssr) in rows.items()}
+    page = ensemble_section(entry, {}, "burgers1d")
+    assert re.findall(r'title="best of the row">([^<]*)</b>', page) == ["0.200 *", "0.850 *"]
+    assert text_of(page).count("–  ") >= 1 and "<svg" not in page
+
+
+def test_sections_fit_into_the_page_without_requests(tmp_path):
+    results, _, _ = example()
+    results["tasks"] = {"advection1d": results["tasks"]["advection1d"]}
+    path = report.write_report(results, {}, [], tmp_path / "report.html", sections=[
+        ("Ensemble of burgers1d", ensemble_section(*forecast(), "burgers1d")),
+        ("Steady prior", steady_section(*steady(), "darcy2d_grf"))])
+    text = path.read_text()
+    page = Page(text)
+    assert not page.open and "Ensemble of burgers1d" in text and len(text) < 3_000_000
+    assert all(source.startswith(("data:", "#")) for source in page.sources if source)
+    assert all(link.startswith("#") for link in page.links) and "http" not in text.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("space, fields", [((24, 16), 2), ((8, 8, 8), 1)])
+def test_maps_of_the_mean_two_members_and_the_spread(space, fields):
+    sample = sample_of(*forecasts(space, n=1, num_frames=3, fields=fields)[:2])
+    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
+    assert page.count("<svg") == 2 and page.count("data:image/png;base64,") >= 2 * 3 * 6
+    for text in ("mean", "member 1", "member 2", "spread", "error of mean"):
+        assert f">{text}</text>" in page, text
+    sample["members"] = {"corrector": sample["members"]["corrector"][:1]}  # no second member, no spread
+    assert "member 2" not in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
+
+
+def test_what_is_missing_is_left_out():
+    entry, sample = forecast()
+    entry = {"models": {"operator": entry["models"]["operator"]}, "times": entry["times"]}
+    page = ensemble_section(entry, {}, "burgers1d")
+    assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 2  # scores by lead, spectra
+    del entry["models"]["operator"]["crps_by_lead"], entry["models"]["operator"]["spectrum_error"]
+    entry["models"]["operator"] |= {"residual_spectrum_error": {"value": None, "low": None, "high": None}}
+    page = ensemble_section(entry, {"members": {}}, "burgers1d")
+    assert "CRPS" in page and "spectrum" not in page
+    one = {"models": {"corrector": {"crps": 0.5}}}
+    assert "0.500" in ensemble_section(one, {}, "burgers1d") and "<svg" not in ensemble_section(one, {}, "burgers1d")
+    sample["members"] = {"student_1": sample["members"]["student_1"]}
+    assert "student, 1 step" in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
+
+
+def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
+    entry, sample = forecast()
+    row = entry["models"]["rival"]
+    for key, value in row.items():
+        if isinstance(value, list):
+            row[key] = [None] * len(value)
+        elif isinstance(value, dict) and "value" in value:
+            row[key] = {"value": None, "low": None, "high": None}
+    row |= {"nonfinite_trajectories": 3, "spread_skill_bins": {"spread": [None], "rmse": [None], "count": [None], "slope": None}}
+    sample["members"]["corrector"][3, 2:] = np.nan
+    page = ensemble_section(entry, sample, "burgers1d")
+    assert "non-finite trajectories" in page and "rival, no teacher" in page and "nan" not in text_of(page).lower()
+
+
+def test_steady_section_has_a_row_per_case_and_model():
+    entry, sample = steady()
+    page = steady_section(entry, sample, "darcy2d_grf")
+    for text in ("nothing seen", "1 % of cells", "10 % of cells", "means of 4×4", "all, noise 0.3", "all seen", "test field 3",
+                 "What is seen narrows", "0.123", "1.31"):
+        assert text in page, text
+    assert page.count("<tr><th scope=row>") == 12 and page.count("<svg") == 1
+    assert page.count("best of the row") >= 6  # CRPS of the corrector in every case
+    del sample["cases"]
+    entry["cases"]["new_case"] = {"student_1": {"crps": None}}
+    page = steady_section(entry, sample, "darcy2d_grf")
+    assert "new_case" in page and "student, 1 step" in page and "<svg" not in page
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda: ensemble_section({"models": {}}, {}, "burgers1d"), "no models in the ensemble entry of 'burgers1d'"),
+    (lambda: ensemble_section({"models": {"rival": {"crps_by_lead": [1.0]}}, "times": [1.0, 2.0]}, {}, "x"),
+     "2 times but lists .* rival"),
+    (lambda: steady_section({}, {}, "darcy2d_grf"), "no cases in the steady entry of 'darcy2d_grf'"),
+    (lambda: steady_section(steady()[0], {"cases": {"full": {"observed": np.zeros(4)}}}, "x"), r"'full': \(4,\)"),
+])
+def test_errors_say_what_is_wrong(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()

@@ -1,0 +1,36 @@
+"""Steady prior: the solution of a steady equation given a partly observed coefficient, as a distribution.
+
+    r = u - O(mask * a),  whitened and diffused as in train_diffusion.py, given (mask * a, mask, O(mask * a))
+    observations: all, nothing, random points, block averages, noise (ups/observe.py)
+
+Reads:  RUN/operator/ (finished), cache/TASK.h5 of every steady task with reserved trajectories.
+Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors, done.json.
+
+    accelerate launch --config_file accelerate_configs/cpu.yaml train_steady.py --config configs/small.yaml
+    python train_steady.py --config configs/small.yaml --dry-run
+
+Expected (configs/small.yaml): the report compares its draws with exact ones.
+"""
+
+from __future__ import annotations
+
+from train_diffusion import train_corrector
+from ups.config import parse_arguments
+from ups.loop import main_guard
+from ups.steady import SteadyResiduals
+
+STAGE = "steady"
+
+
+@main_guard
+def main() -> None:
+    config, is_dry_run = parse_arguments(__doc__)
+    if is_dry_run:
+        from ups.plan import print_corrector_plan
+        print_corrector_plan(config, STAGE, config.steady.train, config.corrected(is_steady=True), ["operator"])
+        raise SystemExit(0)
+    train_corrector(config, STAGE, config.steady, config.corrected(is_steady=True), SteadyResiduals)
+
+
+if __name__ == "__main__":
+    main()

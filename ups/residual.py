@@ -1,0 +1,162 @@
+"""Residuals of a frozen operator on trajectories it was not trained on: what the corrector and its student learn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ups.cache import Cache
+from ups.checkpoint import flush, write_atomic
+from ups.choose import wait_for_bases
+from ups.config import Config, ModelConfig, OptimConfig, to_dict
+from ups.corrector import Corrector, CorrectorHead, fit_head
+from ups.loop import Run
+from ups.operator import Operator, augment
+from ups.sampling import Schedule, generator
+
+VALIDATION_BATCHES = 8
+
+
+class Residuals(Protocol):
+    """The residuals of one task: description of its head, schedule of its rows, and the draw itself."""
+
+    name: str
+    cache: Cache
+    description: dict[str, Any]
+
+    def windows(self, split: str) -> tuple[int, int]:
+        """(rows, starts) of a split, for `Schedule`."""
+
+    def decode(self, r: Tensor) -> Tensor:
+        """Residual latents (..., *tokens, dim) to the field; linear."""
+
+    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(r, tokens, facts) of rows `places` (positions in the split) and window starts; draw: augmentation, None: none."""
+
+
+@dataclass
+class TransientResiduals:
+    """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
+
+    Conditions: the operator's history and its predicted change as tokens; standardised log-parameters and log dt as facts.
+    """
+
+    operator: Operator
+    cache: Cache
+    config: Config
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.name = self.cache.task.name
+        self.head = self.operator.heads[self.name]
+        dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
+        self.description = {"name": self.name, "dim": bundle * dim, "num_conditions": (history + bundle) * dim}
+
+    def windows(self, split: str) -> tuple[int, int]:
+        first = self.config.task[self.name].train_from
+        return len(self.cache.split[split]), self.cache.num_frames - first - self.head.history - self.head.bundle + 1
+
+    def predict(self, z: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z (batch, history, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens, facts)."""
+        with torch.autocast(z.device.type, enabled=False):   # the operator's trunk turns it on for itself
+            full = self.operator(z, self.name, parameters)
+        standard, _ = self.head.standardise(parameters)
+        change = full - z[:, -1:]
+        tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in (z, change)], -1)
+        dt = torch.full((len(z), 1), self.head.description["log_dt"], device=z.device)
+        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([standard, dt], 1)
+
+    def decode(self, r: Tensor) -> Tensor:
+        """(..., *tokens, bundle * dim) to normalised fields (..., bundle, C, *space); linear."""
+        ndim = self.head.task.ndim
+        return self.head.codec.decode(r.unflatten(-1, (self.head.bundle, -1)).movedim(-2, -2 - ndim))
+
+    @torch.no_grad()
+    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+        rows, starts = self.cache.split[split][places], starts + self.config.task[self.name].train_from
+        z = self.cache.batch(rows, starts, self.head.history + self.head.bundle, self.device)
+        if draw is not None:
+            [z] = augment(self.operator, self.name, [(z, self.head.codec)], draw)
+        history = self.head.history
+        z_pred, tokens, facts = self.predict(z[:, :history], self.cache.parameters[rows].to(self.device))
+        return z[:, history:].movedim(1, -2).flatten(-2) - z_pred, tokens, facts
+
+
+def validation(residuals: Residuals, seed: int, batch_size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """A fixed set of validation residuals, in batches."""
+    schedule = Schedule({residuals.name: residuals.windows("val")}, batch_size, seed + 1)
+    batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
+    return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i)) for i, batch in enumerate(batches)]
+
+
+def fit_heads(all_residuals: dict[str, Residuals], corrector: Corrector, run: Run, scale_steps: int) -> dict[str, dict]:
+    """Fill every head of `corrector` from RUN/STAGE/scales, fitted there once; the ranks share the tasks. A collective.
+
+    Returns the statistics of `fit_head` by task. Raises ValueError, on all ranks, for residuals that the stage must refuse: the
+    operator is better where the corrector trains (it was trained there), or whitening does not carry over to validation.
+    """
+    directory, config = run.directory / "scales", run.config
+
+    def fit_mine() -> None:
+        for name in list(all_residuals)[run.rank :: run.world]:
+            _fit_and_save(all_residuals[name], directory, config, corrector.description["model"], run.optim, scale_steps,
+                          run.train.batch_size)
+        wait_for_bases(directory, all_residuals, run.directory / "errors")
+
+    run.agreed(fit_mine, "fitting the scale of the residuals")
+    facts = {name: json.loads((directory / f"{name}.json").read_text(encoding="utf-8")) for name in all_residuals}
+    for name in all_residuals:
+        corrector.heads[name].load_state_dict(load_file(directory / f"{name}.safetensors"), strict=False)
+        refuse(name, facts[name], config)
+    return facts
+
+
+def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: dict, optim: OptimConfig, steps: int,
+                  batch_size: int) -> None:
+    path = directory / f"{residuals.name}.safetensors"
+    if path.with_suffix(".json").is_file():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    seed = config.run.seed
+    torch.manual_seed(generator(seed, "scale", residuals.name).initial_seed())
+    head = CorrectorHead(residuals.description, ModelConfig(**model)).to(residuals.device)
+    schedule = Schedule({residuals.name: residuals.windows("reserved")}, batch_size, seed + 2)
+
+    def draw(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        batch = schedule.batch(step if step >= 0 else steps - step)   # statistics: batches after those that are fitted
+        return residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "scale", residuals.name, step))
+
+    facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, optim)
+    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "gaussian")
+    state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items() if name.startswith(kept)}
+    partial = path.with_suffix(".partial")
+    save_file(state, partial)
+    flush(partial)
+    partial.replace(path)
+    write_atomic(path.with_suffix(".json"), json.dumps(facts, indent=1))
+
+
+def refuse(name: str, facts: dict[str, float], config: Config) -> None:
+    """Raise ValueError for residual statistics that would make a corrector dishonest."""
+    if facts["ratio"] < config.diffusion.min_residual_ratio:
+        raise ValueError(f"the operator's residuals of {name} where the corrector trains are {facts['ratio']:.3f} times those of "
+                         f"validation; expected at least {config.diffusion.min_residual_ratio} (diffusion.min_residual_ratio): "
+                         f"it would learn a spread that is too small. Reserve trajectories with task.{name}.reserve and train "
+                         f"the operator again.")
+    largest = config.diffusion.max_whitened_std
+    if not (0.95 <= facts["std_train"] <= 1.05 and 1 / largest <= facts["std_val"] <= largest):
+        raise ValueError(f"the whitened residual of {name} has a standard deviation of {facts['std_train']:.3f} in training and "
+                         f"{facts['std_val']:.3f} in validation; expected 0.95 to 1.05 and {1 / largest:.2f} to {largest} "
+                         f"(diffusion.max_whitened_std). Reserve more trajectories (task.{name}.reserve) or lower scale_steps.")
+
+
+def model_description(residuals: dict[str, Residuals], model: ModelConfig, precision: str) -> dict[str, Any]:
+    """What `Corrector` is built from."""
+    return {"model": to_dict(model), "precision": precision, "tasks": [r.description for r in residuals.values()]}
+
