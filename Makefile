@@ -16,6 +16,7 @@ ARGS ?=
 TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep '^GPU'),single,cpu)
 BUDGET ?= 300
 SEEDS ?= 0 1
+STAGES ?= operator diffusion consistency rival steady
 export PYTHONUNBUFFERED := 1
 
 RUN_DIR = $(RUNS)/$(RUN)
@@ -99,7 +100,7 @@ $(RUN_DIR)/consistency/done.json $(RUN_DIR)/rival/done.json: $(RUN_DIR)/%/done.j
 	$(LAUNCH) train_consistency.py $(if $(filter rival,$*),--rival) $(FLAGS)
 	@touch -c $@
 
-$(RUN_DIR)/report/done.json: $(patsubst %,$(RUN_DIR)/%/done.json,operator diffusion consistency rival steady)
+$(RUN_DIR)/report/done.json: $(patsubst %,$(RUN_DIR)/%/done.json,$(STAGES))
 	$(PY) evaluate.py $(FLAGS)
 	@touch -c $@
 
@@ -140,4 +141,5 @@ clean-smoke:                  ## Delete the run, the data and the caches of make
 ##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
 ##   RUNS      folder of all runs (runs)
 ##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu)
+##   STAGES    what the report is made from (operator alone where no task is corrected, without steady where none is steady)
 ##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used

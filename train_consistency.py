@@ -29,7 +29,7 @@ from ups.corrector import Corrector, load_corrector
 from ups.diffusion import draw_angles
 from ups.loop import Run, main_guard
 from ups.operator import load_operator
-from ups.residual import Residuals, TransientResiduals
+from ups.residual import Residuals, TransientResiduals, schedule_of
 from ups.sampling import Batch, Schedule, generator
 from ups.students import STAGE, gate, prepare, scores, solve, validate
 
@@ -98,7 +98,7 @@ def main() -> None:
     # ---- data
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: TransientResiduals(operator, cache, config, run.device) for name, cache in caches.items()}
-    schedule = Schedule({name: r.windows("reserved") for name, r in residuals.items()}, train.batch_size, config.run.seed + 3)
+    schedule = schedule_of(residuals, "reserved", train.batch_size, config.run.seed + 3)
     teacher = load_corrector(config.run_dir / "diffusion", run.device)
     held_out = prepare(teacher, residuals, config, run)
     pairs = SolvedPairs(partial(solve, teacher, residuals, schedule, config, (run.rank, run.world)))

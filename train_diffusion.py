@@ -26,8 +26,8 @@ from ups.corrector import Corrector
 from ups.diffusion import diffusion_loss, draw_angles
 from ups.loop import Run, main_guard
 from ups.operator import load_operator
-from ups.residual import Residuals, TransientResiduals, fit_heads, model_description, validation
-from ups.sampling import Batch, Schedule, generator
+from ups.residual import Residuals, TransientResiduals, fit_heads, model_description, schedule_of, validation
+from ups.sampling import Batch, generator
 
 STAGE = "diffusion"
 
@@ -85,7 +85,7 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
     # ---- data: residuals of the frozen operator, and their conditional mean and scale
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: kind(operator, cache, config, run.device) for name, cache in caches.items()}
-    schedule = Schedule({name: r.windows("reserved") for name, r in residuals.items()}, settings.train.batch_size, config.run.seed)
+    schedule = schedule_of(residuals, "reserved", settings.train.batch_size, config.run.seed)
     run.seed_all()
     description = model_description(residuals, settings.model, settings.train.precision)
     corrector = Corrector(description)

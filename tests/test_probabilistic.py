@@ -117,7 +117,7 @@ def test_exchangeable_members_have_spread_skill_ratio_one_and_the_error_of_a_fin
     assert abs(row["ssr"]["value"] - 1) < SIGMAS * error
     assert row["ssr"]["low"] < row["ssr"]["value"] < row["ssr"]["high"] < 1 + 10 * error
     for ssr, rmse, spread in zip(row["ssr_by_lead"], row["rmse_by_lead"], row["spread_by_lead"], strict=True):
-        assert abs(ssr - 1) < SIGMAS * error * math.sqrt(2) and ssr == pytest.approx(spread / rmse, rel=1e-5)
+        assert abs(ssr - 1) < SIGMAS * error * math.sqrt(2) and ssr == pytest.approx(spread / rmse, rel=3e-5)
         assert rmse / math.sqrt(1 + 1 / count) == pytest.approx(1, abs=SIGMAS / math.sqrt(points))  # 1.225, 1.118, 1.031
     assert summary(0.5 * x, y)["ssr"]["value"] < 0.75 or count == 2
 
@@ -236,7 +236,7 @@ def test_energy_distance_of_two_gaussians(mean, std, generator):
         density = math.sqrt(2 / math.pi) * math.exp(-centre**2 / (2 * variance))
         return root * density + centre * math.erf(centre / root / math.sqrt(2))
     expected = 2 * distance(mean, 1 + std**2) - distance(0, 2) - distance(0, 2 * std**2)
-    values = [energy_distance(normal(generator, 80, 1), mean + std * normal(generator, 60, 1)) for _ in range(100)]
+    values = [energy_distance(normal(generator, 8, 1), mean + std * normal(generator, 6, 1)) for _ in range(1500)]
     assert close_to_mean(torch.tensor(values, dtype=torch.float64), expected)
     assert (expected == 0) == ((mean, std) == (0.0, 1.0))
 

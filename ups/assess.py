@@ -61,7 +61,7 @@ def assess_transient(config: Config, operator: Operator, name: str, device: torc
 def assess_one_step(ensembles: Ensembles, count: int, num_members: int) -> dict[str, Any]:
     """Scores of single calls from windows all along the test trajectories, and the checks that need the same noise twice."""
     draws, facts = one_step(ensembles, count, num_members, ensembles.names)
-    source, unit = ensembles.residuals, ensembles.head.r_std.square().mean().sqrt()
+    source, unit = ensembles.residuals, ensembles.head.marginal_std.square().mean().sqrt()
     boundary, truth = source.cache.task.boundary, facts["truth"]
     groups = source.cache.trajectory[source.cache.split["test"][facts["rows"]]]
     field_ref = source.decode(truth)
@@ -114,8 +114,8 @@ def words_of(entry: dict[str, Any]) -> list[str]:
     joint = ratio("corrector", "dressed_conditional", "energy_score")
     rows.append(f"What the corrector adds over the operator: its fair CRPS over the rollout is {over['operator']} times the "
                 f"operator's and {over[cheap]} times that of the best cheap ensemble ({cheap}); its energy score, which sees "
-                f"joint structure, is {joint} times a conditional Gaussian's. One step ahead its spread is {known['ssr']} times its "
-                f"error (1 is calibrated) and the share of truths inside its 90 % interval is {known['coverage_90']}.")
+                f"joint structure, is {joint} times a conditional Gaussian's. One step ahead its spread is {known['ssr']} times "
+                f"its error (1 is calibrated) and the share of truths inside its 90 % interval is {known['coverage_90']}.")
     for student, words in (("student_1", "one evaluation"), ("student_2", "two evaluations")):
         if student in models:
             faster = models["corrector"]["ms_per_state"] / models[student]["ms_per_state"]
@@ -139,7 +139,7 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
     places = torch.arange(min(settings.ensemble_trajectories, len(cache.split["test"])))
     z_in, z_ref, parameters = source.fields("test", places)
     v = codec.decode(z_in[:, 0])
-    u_ref = head.codec.denormalise(source.decode(z_ref)).cpu()
+    u_ref = source.physical(z_ref).cpu()
     groups = cache.trajectory[cache.split["test"][places]]
     kinds = {"dressed": "dressed", "gaussian": "dressed_conditional", "prior": "corrector"}
     cases, shown = {}, {}
@@ -149,8 +149,8 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
         for kind, model in kinds.items():
             draws, guess = posterior_draws(prior, source, observation, parameters, settings.members,
                                            config.diffusion.sampler_steps, config.run.seed, kind)
-            members[model] = head.codec.denormalise(source.decode(draws)).cpu()[:, :, None]
-        members = {"operator": head.codec.denormalise(source.decode(guess)).cpu()[:, None, None], **members}
+            members[model] = draws.cpu()[:, :, None]
+        members = {"operator": guess.cpu()[:, None, None], **members}
         cases[case] = {model: probabilistic.summarise_ensemble(
             probabilistic.score_ensemble(u, u_ref, cache.task.boundary), settings.num_bootstrap, config.run.seed, None, groups)
             for model, u in members.items()}

@@ -54,7 +54,8 @@ class Condition:
 class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
-    description: name, dim (of r), num_conditions (C). Statistics are buffers that `fit_head` fills.
+    description: name, dim (of r), num_conditions (C). Statistics are buffers that `fit_head` fills, but marginal_mean and _std:
+    those of residuals as they occur (training prefers where they are large), for dressing without conditions.
     """
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
@@ -62,7 +63,7 @@ class CorrectorHead(nn.Module):
         self.name, self.boundary = description["name"], get_task(description["name"]).boundary
         dim, num_conditions = description["dim"], description["num_conditions"]
         for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
-                                  ("c_std", num_conditions, 1.0)):
+                                  ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0), ("marginal_std", dim, 1.0)):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
         self.gaussian_into = nn.Linear(num_conditions, model.width)
@@ -156,12 +157,13 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
              optim: OptimConfig) -> dict[str, float]:
     """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and the initial weights.
 
-    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). Returns ratio (RMS residual of
-    training over validation), std_train and std_val of the whitened residual, largest_std, and the validation likelihood's nll.
+    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). Returns ratio (of the mean
+    size of residuals in training over validation, geometric), rms_val, std_train and std_val of the whitened residual, its
+    largest_std and kurtosis, and nll of validation.
     """
     probe = [draw(-1 - i) for i in range(16)]
     r, tokens = torch.cat([p[0] for p in probe]).flatten(0, -2), torch.cat([p[1] for p in probe]).flatten(0, -2)
-    std = r.std(0)
+    std, size_train = r.std(0), torch.cat([_log_size(p[0]) for p in probe])
     head.r_mean.copy_(r.mean(0))
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
@@ -201,11 +203,16 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
         head.largest_std.copy_(largest_mode(white))
         val = torch.cat([_whitened(head, *part) for part in validation])
         rms_val = torch.cat([part[0] for part in validation]).square().mean().sqrt()
-        nll = torch.cat([gaussian_nll(*_gaussian(head, *part)) for part in validation]).mean()
-    rms_train = torch.cat([p[0] for p in probe]).square().mean().sqrt()
+        ratio = (size_train.mean() - torch.cat([_log_size(part[0]) for part in validation]).mean()).exp()
+        nll = torch.cat([gaussian_nll(*_gaussian(head, *part)) for part in validation]).mean() + factor.log().mean()
     kurtosis = white.pow(4).mean() / white.var() ** 2 - 3
-    return {"ratio": float(rms_train / rms_val), "std_train": float(white.std()), "std_val": float(val.std()), "nll": float(nll),
+    return {"ratio": float(ratio), "std_train": float(white.std()), "std_val": float(val.std()), "nll": float(nll),
             "largest_std": float(head.largest_std), "kurtosis": float(kurtosis), "rms_val": float(rms_val)}
+
+
+def _log_size(r: Tensor) -> Tensor:
+    """log of the RMS of each row, (batch,): its mean is not ruled by the few largest."""
+    return r.square().flatten(1).mean(1).clamp_min(1e-30).sqrt().log()
 
 
 def _gaussian(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,7 +228,7 @@ def _whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> 
 def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
     """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the samples; a scalar."""
     flat = r.flatten(1)
-    v = flat.square().mean(0).sqrt()
+    v = flat[flat.square().sum(1).argmax()]   # a sample, which no mode that matters is orthogonal to
     for _ in range(iterations):
         v = v / v.norm().clamp_min(1e-12)
         v = flat.T @ (flat @ v) / len(flat)
@@ -236,5 +243,5 @@ def load_corrector(directory: str | Path, device: torch.device | str = "cpu") ->
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; expected a finished stage in {directory}. Run make {directory.name}.")
     corrector = Corrector(json.loads(config.read_text(encoding="utf-8")))
-    corrector.load_state_dict(load_file(weights, device=str(device)))
+    corrector.load_state_dict(load_file(weights))   # on the CPU first: a rank's "cpu:0" is no device to safetensors
     return corrector.to(device).eval()

@@ -81,7 +81,7 @@ class Ensembles:
         if model == "operator":
             return torch.zeros_like(noise)
         if model == "dressed":
-            return self.head.r_mean + self.head.r_std * noise
+            return self.head.marginal_mean + self.head.marginal_std * noise
         if model == "dressed_resampled":
             uniform = torch.special.ndtr(noise.flatten(1)[:, 0].double())     # the noise as a uniform number picks the residual
             return self.bank[(uniform * len(self.bank)).long().clamp_max(len(self.bank) - 1)]

@@ -131,6 +131,7 @@ class Run:
         self._window: dict[str, list] = {}  # name -> [sum of value * rows, rows] on this rank since the last log
         self._stop_signal = 0
         self._is_updated, self._is_open = True, False
+        self._saved: int | None = None   # step of the last checkpoint
 
     @property
     def is_main(self) -> bool:
@@ -481,8 +482,10 @@ class Run:
         self.print(f"WARNING: step {self.step} skipped: loss {loss} or its gradient is not finite "
                    f"({self.num_skipped_in_row} in a row)")
         if self.num_skipped_in_row > self.train.max_skips:
-            raise StageError(f"{self.num_skipped_in_row} updates in a row were not finite", "non_finite",
-                             f"Lower {self.section}.optim.muon_lr and adamw_lr, or look at the data with the doctor.")
+            saved = f"checkpoint of step {self._saved}" if self._saved is not None else "start (no checkpoint was written yet)"
+            raise StageError(f"{self.num_skipped_in_row} updates in a row were not finite, none was applied", "non_finite",
+                             f"The same command continues from the {saved}. Lower {self.section}.optim.muon_lr and adamw_lr, or "
+                             f"look at the data with the doctor.")
 
     # ---------------------------------------------------------------- numbers
 
@@ -543,7 +546,7 @@ class Run:
                                                                  for name, (total, rows) in self._window.items()}}
         try:
             self.checkpoints.save(self.step, shared, local, {"world": self.world, "config_hash": self.config_hash})
-            self.num_failed_saves = 0
+            self.num_failed_saves, self._saved = 0, self.step
         except StageError as error:
             self.num_failed_saves += 1
             if is_required or self.num_failed_saves >= MAX_FAILED_SAVES:
@@ -557,6 +560,7 @@ class Run:
         if manifest is not None:
             self.agreed(lambda: self._load(manifest["step"]), f"loading the checkpoint of step {manifest['step']}")
             note = "" if manifest["world"] == self.world else f" (written by {manifest['world']} processes)"
+            self._saved = self.step
             self.print(f"resumed at step {self.step}{note}")
         if self.is_main:
             self.tracker.rewind(self.step)

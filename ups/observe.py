@@ -99,7 +99,7 @@ def observe(v: Tensor, levels: Levels, generators: Sequence[torch.Generator]) ->
             raise ValueError(f"blocks of {block} cells do not divide the grid {tuple(space)}; expected a multiple of {block} per "
                              f"axis (ups.observe.observe). Change task.TASK.resolution or leave the case out.")
         rows = (levels.block == block).to(v.device).view(-1, *[1] * (v.ndim - 1))
-        seen = torch.where(rows, _block_average(v, block), seen)
+        seen = torch.where(rows, block_average(v, block), seen)
     for row, source in enumerate(generators):
         masks.append(_draw_mask(float(levels.coverage[row]), math.prod(space), source))
         if levels.noise[row] > 0:
@@ -137,7 +137,7 @@ def as_linear(observation: Observation, row: int, mean: float, std: float) -> Li
         noise=float(observation.facts[row, FACTS.index("noise")]) * std)
 
 
-def _block_average(v: Tensor, block: int) -> Tensor:
+def block_average(v: Tensor, block: int) -> Tensor:
     """Mean over blocks of `block` cells per axis, spread over the block again: (B, C, *space)."""
     for axis in range(2, v.ndim):
         v = v.unflatten(axis, (-1, block)).mean(axis + 1).repeat_interleave(block, axis)

@@ -57,11 +57,12 @@ def _value(cell: Any) -> float | None:
 
 
 def _marked(cells: list[Any], best: str | float | None) -> list[str]:
-    """The cells as HTML, the best one marked: the smallest, or the closest to the number of a calibrated ensemble."""
+    """The cells as HTML, the best one marked: the smallest, or the closest to a calibrated ensemble's; none if all are equal."""
     texts = [_cell(cell) for cell in cells]
     known = {i: value for i, value in enumerate(map(_value, cells)) if value is not None}
-    if best is not None and len(known) > 1:
-        first = min(known, key=lambda i: known[i] if best == "low" else abs(known[i] - best))
+    distance = {i: value if best == "low" else abs(value - best) for i, value in known.items()} if best is not None else {}
+    if len(set(distance.values())) > 1:
+        first = min(distance, key=distance.get)
         text = texts[first] if "<b>" in texts[first] else f"<b>{texts[first]}</b>"
         texts[first] = text.replace("<b>", BEST).replace("</b>", " *</b>")
     return texts

@@ -21,6 +21,8 @@ from ups.operator import Operator, augment
 from ups.sampling import Schedule, generator
 
 VALIDATION_BATCHES = 8
+NATURAL_BATCHES = 16   # from which the marginal spread is taken
+START_ROWS = 32        # trajectories from which the residual's size at each start is taken
 
 
 class Residuals(Protocol):
@@ -32,6 +34,9 @@ class Residuals(Protocol):
 
     def windows(self, split: str) -> tuple[int, int]:
         """(rows, starts) of a split, for `Schedule`."""
+
+    def start_weights(self) -> dict[str, Tensor]:
+        """What `Schedule` draws window starts by in training; empty: all alike."""
 
     def decode(self, r: Tensor) -> Tensor:
         """Residual latents (..., *tokens, dim) to the field; linear."""
@@ -62,6 +67,20 @@ class TransientResiduals:
         first = self.config.task[self.name].train_from
         return len(self.cache.split[split]), self.cache.num_frames - first - self.head.history - self.head.bundle + 1
 
+    @torch.no_grad()
+    def start_weights(self) -> dict[str, Tensor]:
+        """Half of the windows start anywhere alike, half in proportion to the residual's size at that start.
+
+        Which conditions are trained on does not change what is right for any of them, and where little is uncertain little can
+        be learnt: with hidden parameters that is everywhere but in the first frames.
+        """
+        num_rows, num_starts = self.windows("reserved")
+        places = torch.arange(num_rows)[:: max(1, num_rows // START_ROWS)][:START_ROWS]
+        rms = torch.stack([self.draw("reserved", places, torch.full((len(places),), start), None)[0].square().mean().sqrt()
+                           for start in range(num_starts)]).double().cpu()
+        weights = 0.5 / num_starts + 0.5 * rms / rms.sum().clamp_min(1e-30)
+        return {self.name: weights}
+
     def predict(self, z: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens, facts)."""
         with torch.autocast(z.device.type, enabled=False):   # the operator's trunk turns it on for itself
@@ -88,9 +107,15 @@ class TransientResiduals:
         return z[:, history:].movedim(1, -2).flatten(-2) - z_pred, tokens, facts
 
 
+def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int) -> Schedule:
+    """Batches of residuals: tasks in turn, starts by `start_weights`."""
+    weights = {name: value for residuals in all_residuals.values() for name, value in residuals.start_weights().items()}
+    return Schedule({name: r.windows(split) for name, r in all_residuals.items()}, batch_size, seed, start_weights=weights)
+
+
 def validation(residuals: Residuals, seed: int, batch_size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """A fixed set of validation residuals, in batches."""
-    schedule = Schedule({residuals.name: residuals.windows("val")}, batch_size, seed + 1)
+    schedule = schedule_of({residuals.name: residuals}, "val", batch_size, seed + 1)
     batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
     return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i)) for i, batch in enumerate(batches)]
 
@@ -126,14 +151,20 @@ def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: 
     seed = config.run.seed
     torch.manual_seed(generator(seed, "scale", residuals.name).initial_seed())
     head = CorrectorHead(residuals.description, ModelConfig(**model)).to(residuals.device)
-    schedule = Schedule({residuals.name: residuals.windows("reserved")}, batch_size, seed + 2)
+    schedule = schedule_of({residuals.name: residuals}, "reserved", batch_size, seed + 2)
+    anywhere = Schedule({residuals.name: residuals.windows("reserved")}, batch_size, seed + 6)
 
     def draw(step: int) -> tuple[Tensor, Tensor, Tensor]:
         batch = schedule.batch(step if step >= 0 else steps - step)   # statistics: batches after those that are fitted
         return residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "scale", residuals.name, step))
 
+    natural = [residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "natural", residuals.name, i))[0]
+               for i, batch in enumerate(anywhere.batch(i) for i in range(NATURAL_BATCHES))]
+    r = torch.cat(natural).flatten(0, -2)
+    head.marginal_mean.copy_(r.mean(0))
+    head.marginal_std.copy_(r.std(0))
     facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, optim)
-    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "gaussian")
+    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
     state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items() if name.startswith(kept)}
     partial = path.with_suffix(".partial")
     save_file(state, partial)
@@ -144,7 +175,7 @@ def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: 
 
 def refuse(name: str, facts: dict[str, float], config: Config) -> None:
     """Raise ValueError for residual statistics that would make a corrector dishonest."""
-    if facts["ratio"] < config.diffusion.min_residual_ratio:
+    if not facts["ratio"] >= config.diffusion.min_residual_ratio:   # NaN as well
         raise ValueError(f"the operator's residuals of {name} where the corrector trains are {facts['ratio']:.3f} times those of "
                          f"validation; expected at least {config.diffusion.min_residual_ratio} (diffusion.min_residual_ratio): "
                          f"it would learn a spread that is too small. Reserve trajectories with task.{name}.reserve and train "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import LongTensor
+from torch import LongTensor, Tensor
 
 STRATEGIES = ("proportional", "balanced", "temperature", "curriculum")
 
@@ -59,7 +59,8 @@ class Schedule:
     of a task (epochs then follow one another inside a batch). strategy: `balanced`, every task once per round, rounds
     shuffled; `proportional`, by number of trajectories; `temperature`, by trajectories^(1/temperature); `curriculum`,
     tasks ordered by `complexity` enter one after another at equal intervals, all of them within the first half of
-    total_steps, balanced among those that are in. Raises ValueError for what cannot be scheduled.
+    total_steps, balanced among those that are in. start_weights: task -> weight of each start, (starts,); equal if not
+    given. Raises ValueError for what cannot be scheduled.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Schedule:
         temperature: float = 1.0,
         complexity: Mapping[str, float] | None = None,
         total_steps: int = 1,
+        start_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"sampling.strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}. Change it.")
@@ -94,6 +96,7 @@ class Schedule:
         sizes = torch.tensor([self.windows[task][0] for task in self.tasks], dtype=torch.float64)
         weights = sizes ** (1.0 / temperature if strategy == "temperature" else 1.0)
         self._weights = (weights / weights.sum()).tolist()
+        self.start_weights = dict(start_weights or {})
         self._entry = sorted(self.tasks, key=lambda task: complexity[task]) if strategy == "curriculum" else self.tasks
         self._draws: list[tuple[int, int]] = []  # (task index, how many batches of it came before), for steps 0, 1, ...
         self._counts = [0] * len(self.tasks)
@@ -149,4 +152,7 @@ class Schedule:
     def _draw_epoch(self, task: str, epoch: int) -> tuple[LongTensor, LongTensor]:
         num_rows, num_starts = self.windows[task]
         source = generator(self.seed, "epoch", task, epoch)
-        return torch.randperm(num_rows, generator=source), torch.randint(num_starts, (num_rows,), generator=source)
+        order, weights = torch.randperm(num_rows, generator=source), self.start_weights.get(task)
+        if weights is None:
+            return order, torch.randint(num_starts, (num_rows,), generator=source)
+        return order, torch.multinomial(weights, num_rows, replacement=True, generator=source)

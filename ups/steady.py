@@ -1,15 +1,18 @@
 """Steady prior: the solution u given a partly observed coefficient a, as a distribution.
 
-    c = (mask * a, mask, O(mask * a)),  facts = (how much, how noisy, how coarse),  r = u - O(mask * a)
+    c = (mask * v, mask, v_guess, its spread, log O(v_guess)),  facts = (how much, how noisy, how coarse)
+    r = log u - log O(v_guess)
 
-O is the frozen operator, shown the observation with the prior mean (0 in normalised units) where nothing was seen: right when
-all of a is known, and a first guess otherwise. The conditional mean and scale of ups/corrector.py and a diffusion do the rest,
-from certainty to the spread of all solutions. A fully observed steady equation has one answer, so calibration is judged on
-partial observations of darcy2d_grf, whose exact posterior is known (ups/pde/conditional.py).
+v is the normalised coefficient, v_guess the linear guess of it from what was seen (`LinearGuess`; v itself where all is seen), O
+the frozen operator. The solution of a diffusion equation with a positive source is positive, and where little is known its
+size varies by factors: hence the logarithm. The conditional mean and scale of ups/corrector.py and a diffusion do the rest, from
+certainty to the spread of all solutions. A fully observed steady equation has one answer, so calibration is judged on partial
+observations of darcy2d_grf, whose exact posterior is known (ups/pde/conditional.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +22,65 @@ from ups.cache import Cache
 from ups.config import Config
 from ups.corrector import Corrector
 from ups.diffusion import sample
-from ups.observe import CASES, Observation, as_linear, draw_levels, observe, observe_case, row_generators
+from ups.observe import Observation, as_linear, block_average, draw_levels, observe, observe_case, row_generators
 from ups.operator import Operator, augment
 from ups.pde.conditional import truth_ensemble
 from ups.rollout import member_noise
 from ups.sampling import generator
 from ups.tokenizer import patchify
 
-STATES = 512   # states in one call of the network
+STATES = 512          # states in one call of the network
+MODES = 128           # of the coefficient in the linear guess
+FLOOR = 1e-3          # of the solution's mean: a guess is lifted to it before its logarithm is taken
+SPREAD_FLOOR = 1e-3   # of the coefficient, in normalised units: what is seen exactly
+
+
+class LinearGuess:
+    """Best linear guess of a field from part of it: the posterior mean of a Gaussian fitted to training fields.
+
+    v = mean + U s + e, s ~ N(0, diag(variance)) the leading MODES of the training fields, e what they leave, independent per
+    cell (probabilistic principal components, Tipping and Bishop 1999). fields: (n, C, *space).
+    """
+
+    def __init__(self, fields: Tensor):
+        flat = fields.flatten(1)
+        self.mean = flat.mean(0)
+        _, singular, rows = torch.linalg.svd(flat - self.mean, full_matrices=False)
+        kept = min(MODES, len(rows) - 1)
+        self.variance = singular[:kept].square() / len(flat)
+        self.basis = rows[:kept].mT                                                           # (cells, modes)
+        self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
+        self.left = (flat.var(0) - self.basis.square() @ self.variance).clamp_min(1e-6)       # (cells,)
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """(guess, its standard deviation), each (B, C, *space), of an observation as ups.observe makes it.
+
+        Block means are those of mean and U; every cell of a block then bears its share of the mean's precision.
+        """
+        values, mask = observation.values, observation.mask.expand_as(observation.values)
+        noise, block = observation.facts[:, 1], (2.0 ** observation.facts[:, 2]).round().long()
+        weight = mask.flatten(1) / (self.left + noise.square()[:, None])                       # precision of each cell
+        guesses, spreads = [], []
+        for w, value, size in zip(weight, values, block.tolist(), strict=True):
+            mean, basis = self._averaged(size, values.shape[1:])
+            gram = basis.mT @ (w[:, None] * basis) + torch.diag(1 / self.variance)
+            factor = torch.linalg.cholesky(gram)
+            s = torch.cholesky_solve((basis.mT @ (w * (value.flatten() - mean)))[:, None], factor)[:, 0]
+            half = torch.linalg.solve_triangular(factor, self.basis.mT, upper=False)            # (modes, cells)
+            guesses.append(self.mean + self.basis @ s)
+            spreads.append((half.square().sum(0) + self.left).sqrt())
+        guess, spread = torch.stack(guesses).view_as(values), torch.stack(spreads).view_as(values)
+        is_exact = (mask > 0) & ((noise == 0) & (block == 1)).view(-1, *[1] * (values.ndim - 1))
+        return torch.where(is_exact, values, guess), torch.where(is_exact, torch.zeros_like(spread), spread)
+
+
+    def _averaged(self, block: int, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Mean and basis over blocks of `block` cells per axis, spread over the block again."""
+        if block not in self._blocks:
+            both = torch.cat([self.mean[None], self.basis.mT]).view(-1, *shape)
+            averaged = block_average(both, block).flatten(1)
+            self._blocks[block] = averaged[0], averaged[1:].mT.contiguous()
+        return self._blocks[block]
 
 
 @dataclass
@@ -41,30 +95,52 @@ class SteadyResiduals:
     def __post_init__(self) -> None:
         self.name = self.cache.task.name
         self.head = self.operator.heads[self.name]
-        width, dim = self.head.input_codec.width, self.head.codec.dim
-        num_cells = self.head.input_codec.patch**self.head.task.ndim
-        self.description = {"name": self.name, "dim": dim, "num_conditions": width + num_cells + dim}
+        codec, dim = self.head.input_codec, self.head.codec.dim
+        num_cells = codec.patch**self.head.task.ndim
+        self.description = {"name": self.name, "dim": dim, "num_conditions": 3 * codec.width + num_cells + dim}
+        known = codec.decode(self.cache.inputs(self.cache.split["train"], self.device)[:, 0])
+        self.linear = LinearGuess(known)
+        some = self.cache.batch(self.cache.split["train"][:64], 0, 1, self.device)
+        self.least = FLOOR * float(self.physical(some).mean())
 
     def windows(self, split: str) -> tuple[int, int]:
         return len(self.cache.split[split]), 1
 
+    def start_weights(self) -> dict[str, Tensor]:
+        return {}
+
+    def logarithm(self, u: Tensor) -> Tensor:
+        """log u as tokens: (batch, C, *space), physical units, to (batch, *tokens, dim); linear in log u."""
+        return self.head.codec.encode(u.clamp_min(self.least).log())
+
+    def solution(self, guess: Tensor, r: Tensor) -> Tensor:
+        """Physical u = O exp(r): guess (batch, *tokens, dim) of `predict` and r (..., *tokens, dim) in tokens."""
+        return self.head.codec.decode(guess + r).exp()
+
     def predict(self, observation: Observation, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(O(values) (batch, *tokens, dim), tokens, facts) of an observation in normalised units."""
+        """(log O(v_guess) (batch, *tokens, dim), tokens, facts) of an observation in normalised units."""
         codec, ndim = self.head.input_codec, self.head.task.ndim
         with torch.autocast(self.device.type, enabled=False):
-            z_pred = self.operator(codec.encode(observation.values)[:, None], self.name, parameters)[:, 0]
-            parts = [patchify(part, ndim, codec.patch) for part in (observation.values, observation.mask)]
-        return z_pred, torch.cat([*parts, z_pred], -1), observation.facts
+            v_guess, spread = self.linear(observation)
+            z = self.operator(codec.encode(v_guess)[:, None], self.name, parameters)[:, 0]
+            guess = self.logarithm(self.physical(z))
+            fields = (observation.values, v_guess, (spread + SPREAD_FLOOR).log(), observation.mask)
+            tokens = torch.cat([*[patchify(part, ndim, codec.patch) for part in fields], guess], -1)
+        return guess, tokens, observation.facts
 
     def decode(self, r: Tensor) -> Tensor:
-        """(..., *tokens, dim) to normalised fields (..., C, *space); linear."""
+        """(..., *tokens, dim) to fields of log u, (..., C, *space); linear."""
         return self.head.codec.decode(r)
 
     def fields(self, split: str, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, *tokens, dim), parameters)."""
+        """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim), parameters)."""
         rows = self.cache.split[split][places]
         return (self.cache.inputs(rows, self.device), self.cache.batch(rows, 0, 1, self.device),
                 self.cache.parameters[rows].to(self.device))
+
+    def physical(self, z: Tensor) -> Tensor:
+        """Solution latents (..., *tokens, dim) to u (..., C, *space), physical units."""
+        return self.head.codec.denormalise(self.head.codec.decode(z))
 
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,33 +149,32 @@ class SteadyResiduals:
         z_in, z_ref = augment(self.operator, self.name, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
         v = self.head.input_codec.decode(z_in[:, 0])
         sources = row_generators(draw.initial_seed(), rows=places.tolist())
-        observation = observe(v, draw_levels(v.shape[2:], sources), sources)
-        z_pred, tokens, facts = self.predict(observation, parameters)
-        return z_ref[:, 0] - z_pred, tokens, facts
+        guess, tokens, facts = self.predict(observe(v, draw_levels(v.shape[2:], sources), sources), parameters)
+        return self.logarithm(self.physical(z_ref[:, 0])) - guess, tokens, facts
 
 
 @torch.no_grad()
 def posterior_draws(corrector: Corrector, residuals: SteadyResiduals, observation: Observation, parameters: Tensor,
                     num_members: int, num_steps: int, seed: int, kind: str = "prior") -> tuple[Tensor, Tensor]:
-    """(members (batch, M, *tokens, dim), operator's guess (batch, *tokens, dim)): draws of the solution's latents.
+    """(members (batch, M, C, *space), the operator's guess (batch, C, *space)): draws of the solution, physical units.
 
     kind: prior (the diffusion), gaussian (its conditional mean and scale alone, B2) or dressed (marginal spread, B1).
     """
-    z_pred, tokens, facts = residuals.predict(observation, parameters)
+    guess, tokens, facts = residuals.predict(observation, parameters)
     head, out = corrector.heads[residuals.name], []
-    for row in range(len(z_pred)):
-        noise = member_noise(z_pred.shape[1:], seed, [row], 0, num_members)[0].to(z_pred.device)
+    for row in range(len(guess)):
+        noise = member_noise(guess.shape[1:], seed, [row], 0, num_members)[0].to(guess.device)
         parts = []
         for some in noise.split(STATES):
+            if kind == "dressed":
+                parts.append(head.marginal_mean + head.marginal_std * some)
+                continue
             condition = corrector.condition(residuals.name, *(part[row : row + 1].expand(len(some), *part.shape[1:])
                                                               for part in (tokens, facts)))
-            if kind == "dressed":
-                parts.append(head.r_mean + head.r_std * some)
-                continue
             r = sample(corrector.velocity(condition), some, num_steps) if kind == "prior" else some
             parts.append(corrector.unwhiten(r, condition))
-        out.append(z_pred[row] + torch.cat(parts))
-    return torch.stack(out), z_pred
+        out.append(residuals.solution(guess[row], torch.cat(parts)))
+    return torch.stack(out), residuals.solution(guess, torch.zeros_like(guess))
 
 
 def sample_distance(x: Tensor, y: Tensor) -> float:
@@ -136,14 +211,11 @@ def judge_case(corrector: Corrector, residuals: SteadyResiduals, case: str, row:
     observation = observe_case(v, case, row_generators(seed, case, rows=[row]))
     linear = as_linear(observation, 0, codec.mean.item(), codec.std.item())
     beta, source = float(parameters[0, 0]), generator(seed, "truth", case, row)
-    _, u = truth_ensemble(linear, 2 * count, source.initial_seed() % 2**31, beta)
-    exact = residuals.head.codec.normalise(u[:, None].float().to(v.device))
+    _, exact = truth_ensemble(linear, 2 * count, source.initial_seed() % 2**31, beta)
     out = {}
     for kind in ("prior", "gaussian", "dressed"):
         draws, _ = posterior_draws(corrector, residuals, observation, parameters, count, config.diffusion.sampler_steps,
                                    seed, kind)
-        out[kind] = judge(residuals.decode(draws[0]), exact)
+        out[kind] = judge(draws[0, :, 0], exact.to(draws.device))
     return out
 
-
-PARTIAL = tuple(case for case in CASES if case != "full")

@@ -1,0 +1,501 @@
+"""Head and scale of the corrector (ups/corrector.py), what students learn (ups/consistency.py), noise and guard of ensembles."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ups.config import ModelConfig, OptimConfig, load_config, to_dict
+from ups.consistency import (
+    SolvedPairs,
+    almost_fair_crps,
+    draw_starts,
+    endpoint,
+    energy_score,
+    ensemble_loss,
+    pool_number,
+)
+from ups.corrector import (
+    LARGEST_LOG_SCALE,
+    MAX_FACTS,
+    Corrector,
+    CorrectorHead,
+    fit_head,
+    gaussian_nll,
+    largest_mode,
+    load_corrector,
+)
+from ups.diffusion import NOISE, diffusion_loss, draw_angles, sample
+from ups.optim import build_optimizer, split_parameters
+from ups.probabilistic import fair_crps
+from ups.residual import refuse
+from ups.rollout import ensemble_rollout, guard, member_noise, rollout
+from ups.sampling import generator
+from ups.students import GAIN, gate
+from ups.tasks import get_task
+
+MODEL = ModelConfig(width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)
+OPTIM = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, adamw_lr=0.01, adamw_betas=[0.9, 0.99],
+                    adamw_weight_decay=0.0, warmup_steps=10, decay_fraction=0.7, clip_norm=1.0, ema_decay=0.99)
+TASKS = [{"name": "burgers1d_hidden", "dim": 3, "num_conditions": 5}, {"name": "diff_react2d", "dim": 4, "num_conditions": 2}]
+TOKENS = {"burgers1d_hidden": (8,), "diff_react2d": (6, 4)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def noise(*shape: int, key: int | str = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(0, "test", key))
+
+
+def build(precision: str = "no") -> Corrector:
+    """A corrector of two tasks in which nothing is zero or one any more, as after training."""
+    torch.manual_seed(0)
+    corrector = Corrector({"model": to_dict(MODEL), "precision": precision, "tasks": TASKS})
+    with torch.no_grad():
+        for parameter in corrector.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+        for head in corrector.heads.values():
+            for name in ("r_mean", "c_mean"):
+                getattr(head, name).normal_()
+            for name in ("r_std", "c_std"):
+                getattr(head, name).uniform_(0.1, 3.0)
+    return corrector
+
+
+def batch_of(corrector: Corrector, name: str, size: int = 4, key: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """(r, tokens, facts) of a task, at random."""
+    head = corrector.heads[name]
+    return (noise(size, *TOKENS[name], len(head.r_std), key=key), noise(size, *TOKENS[name], len(head.c_std), key=key + 1),
+            noise(size, 2, key=key + 2))
+
+
+# ---------------------------------------------------------------- the network
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_whitening_and_its_inverse_are_those_of_the_formula(name):
+    corrector = build()
+    r, tokens, facts = batch_of(corrector, name)
+    condition, head = corrector.condition(name, tokens, facts), corrector.heads[name]
+    white = corrector.whiten(r, condition)
+    torch.testing.assert_close(corrector.unwhiten(white, condition), r, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(corrector.whiten(corrector.unwhiten(r, condition), condition), r, rtol=1e-3, atol=1e-4)
+    mean, log_scale = head.predict_gaussian((tokens - head.c_mean) / head.c_std, torch.nn.functional.pad(facts, (0, 6)))
+    assert torch.equal(condition.mean, mean) and log_scale.abs().max() > 0.01 < mean.abs().max()
+    by_hand = ((r - head.r_mean) / head.r_std - log_scale.exp() * mean) / log_scale.exp()
+    torch.testing.assert_close(white, by_hand, rtol=1e-3, atol=1e-4)
+
+
+def test_the_rows_of_a_condition_are_the_conditions_of_those_rows():
+    corrector = build()
+    r, tokens, facts = batch_of(corrector, "diff_react2d")
+    whole, index = corrector.condition("diff_react2d", tokens, facts), torch.tensor([2, 0, 2])
+    some, again = whole.rows(index), corrector.condition("diff_react2d", tokens[index], facts[index])
+    assert (len(whole), len(some), some.name) == (4, 3, "diff_react2d") and some.facts.shape == (3, MAX_FACTS)
+    for key in ("tokens", "facts", "mean", "log_scale"):
+        torch.testing.assert_close(getattr(some, key), getattr(again, key), rtol=1e-5, atol=1e-6)
+        assert torch.equal(getattr(some, key)[0], getattr(whole, key)[2])
+    angle = torch.tensor([0.3, 1.5, 0.9])
+    torch.testing.assert_close(corrector.velocity(some)(r[index], angle), corrector.velocity(again)(r[index], angle))
+
+
+@torch.no_grad()
+def test_the_velocity_sees_state_angle_tokens_facts_gaussian_and_task():
+    corrector = build()
+    r, tokens, facts = batch_of(corrector, "burgers1d_hidden", 1)
+    angle = torch.tensor([0.7])
+
+    def velocity(r: Tensor = r, tokens: Tensor = tokens, facts: Tensor = facts, angle: Tensor = angle) -> Tensor:
+        return corrector.velocity(corrector.condition("burgers1d_hidden", tokens, facts))(r, angle)
+
+    before = velocity()
+    for other in (velocity(r=r + 1), velocity(tokens=tokens + 1), velocity(facts=facts + 1), velocity(angle=angle + 0.3)):
+        assert (other - before).abs().max() > 1e-3
+    corrector.heads["burgers1d_hidden"].gaussian_out.bias += 0.5
+    assert (velocity() - before).abs().max() > 1e-3
+    corrector.heads["burgers1d_hidden"].gaussian_out.bias -= 0.5
+    corrector.task_embedding[0] += 1.0
+    assert (velocity() - before).abs().max() > 1e-3
+
+
+def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32():
+    exact, rough = build(), build("bf16")
+    r, tokens, facts = batch_of(exact, "burgers1d_hidden")
+    angle = draw_angles(4, generator(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/loop.py
+        condition = rough.condition("burgers1d_hidden", tokens, facts)
+        found = rough.velocity(condition)(r, angle).detach()
+    expected = exact.condition("burgers1d_hidden", tokens, facts)
+    assert torch.equal(condition.mean, expected.mean) and torch.equal(condition.log_scale, expected.log_scale)
+    difference = found - exact.velocity(expected)(r, angle).detach()
+    assert found.dtype == torch.float32 and 1e-5 < float(difference.norm() / found.norm()) < 0.03
+
+
+def test_every_trained_weight_gets_a_gradient_and_the_gaussian_none():
+    corrector = build()
+    for index, name in enumerate(TOKENS):
+        r, tokens, facts = batch_of(corrector, name, 8, key=10 * index)
+        condition = corrector.condition(name, tokens, facts)
+        white = corrector.whiten(r, condition)
+        loss = diffusion_loss(corrector.velocity(condition), white, noise(*white.shape, key=9), draw_angles(8, generator(1)))
+        assert loss.shape == (8,)
+        loss.mean().backward()
+    for name, parameter in corrector.named_parameters():
+        assert parameter.requires_grad != ("gaussian" in name), name
+        is_reached = parameter.grad is not None and bool(torch.isfinite(parameter.grad).all()) and bool(parameter.grad.any())
+        assert is_reached == parameter.requires_grad, name
+    before = {name: value.clone() for name, value in corrector.state_dict().items()}
+    build_optimizer(corrector, OPTIM).step()
+    changed = {name for name, value in corrector.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name, parameter in corrector.named_parameters() if "gaussian" not in name}
+
+
+def test_a_student_is_rebuilt_because_a_deep_copy_loses_what_muon_trains():
+    teacher = build()
+    student = Corrector(teacher.description)
+    student.load_state_dict(teacher.state_dict())
+    counts = [len(split_parameters(model)[0]) for model in (teacher, student, copy.deepcopy(teacher))]
+    assert counts == [2 * MODEL.depth, 2 * MODEL.depth, 0]
+    assert [p.requires_grad for p in student.parameters()] == [p.requires_grad for p in teacher.parameters()]
+
+
+def test_a_saved_corrector_gives_its_outputs_back_bit_by_bit(tmp_path):
+    corrector = build()
+    corrector.heads["diff_react2d"].largest_std.fill_(7.0)
+    (tmp_path / "config.json").write_text(json.dumps(corrector.description))
+    save_file({name: value.contiguous() for name, value in corrector.state_dict().items()}, tmp_path / "model.safetensors")
+    again = load_corrector(tmp_path)
+    assert not again.training and float(again.heads["diff_react2d"].largest_std) == 7.0
+    for name in TOKENS:
+        r, tokens, facts = batch_of(corrector, name)
+        draws = []
+        for network in (corrector, again):
+            condition = network.condition(name, tokens, facts)
+            draws.append(network.unwhiten(sample(network.velocity(condition), r, 2), condition))
+        assert torch.equal(*draws)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=f"model.safetensors is missing; expected a finished .*Run make {tmp_path.name}"):
+        load_corrector(tmp_path)
+
+
+# ---------------------------------------------------------------- the scale
+
+
+def test_the_likelihood_is_that_of_the_formula():
+    """By hand: 0.5 (2/2 - 0.5)^2 + ln 2, 0.5 (3 - 1)^2 + 0; constants dropped."""
+    r, mean, log_scale = torch.tensor([[2.0, 3.0]]), torch.tensor([[0.5, 1.0]]), torch.tensor([[math.log(2), 0.0]])
+    assert gaussian_nll(r, mean, log_scale).tolist() == pytest.approx([(0.125 + math.log(2) + 2.0) / 2])
+    expected = -torch.distributions.Normal(mean * log_scale.exp(), log_scale.exp()).log_prob(r) - 0.5 * math.log(2 * math.pi)
+    assert float(gaussian_nll(r, mean, log_scale)) == pytest.approx(float(expected.mean()))
+
+
+@pytest.mark.parametrize("kind", ["sine", "alternating", "bump", "white"])
+def test_the_largest_mode_is_found_whatever_its_shape(kind):
+    x = 2 * math.pi * torch.arange(16) / 16
+    if kind == "white":   # sqrt of the largest eigenvalue of a sample covariance: 1 + sqrt(dim / n) (Marchenko and Pastur 1967)
+        assert float(largest_mode(noise(4096, 16, 1))) == pytest.approx(1 + math.sqrt(16 / 4096), abs=0.03)
+        return
+    alternating = torch.tensor([1.0, -1.0]).repeat(8)   # orthogonal to its own absolute value, as the sine is but for rounding
+    field = {"sine": x.sin(), "alternating": alternating, "bump": (-(x - 3).square()).exp()}[kind]
+    amplitude = noise(200, 1)
+    expected = float(amplitude.square().mean().sqrt() * field.norm())
+    assert float(largest_mode((amplitude * field).view(200, 8, 2))) == pytest.approx(expected, rel=1e-5)
+    noisy = 3 * amplitude * field + noise(200, 16, key=1)
+    exact = torch.linalg.eigvalsh(noisy.T @ noisy / 200)[-1].sqrt()
+    assert float(largest_mode(noisy)) == pytest.approx(float(exact), rel=1e-4)
+
+
+def fitted(draw: Callable, steps: int, dim: int, num_conditions: int) -> tuple[CorrectorHead, dict[str, float]]:
+    torch.manual_seed(0)
+    head = CorrectorHead({"name": "burgers1d_hidden", "dim": dim, "num_conditions": num_conditions}, MODEL)
+    return head, fit_head(head, draw, [draw(10**6 + i) for i in range(4)], steps, OPTIM)
+
+
+@torch.no_grad()
+def whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> Tensor:
+    """Through the corrector's own door, not fit_head's."""
+    corrector = Corrector({"model": to_dict(MODEL), "precision": "no", "tasks": [
+        {"name": head.name, "dim": len(head.r_std), "num_conditions": len(head.c_std)}]})
+    corrector.heads[head.name].load_state_dict(head.state_dict())
+    return corrector.whiten(r, corrector.condition(head.name, tokens, facts))
+
+
+def heteroscedastic(step: int) -> tuple[Tensor, Tensor, Tensor]:
+    """r = s(c) xi with s from 1e-3 to 1, log-uniform, another one at every token; two further coefficients of even size."""
+    draw = generator(3, "scale", step)
+    c = torch.rand(64, 8, 1, generator=draw)
+    xi = torch.randn(64, 8, 3, generator=draw)
+    r = torch.cat([10 ** (3 * c - 3) * xi[..., :1], 20 + 5 * xi[..., 1:2], 1e-6 * xi[..., 2:]], -1)   # the last hardly errs
+    return r, torch.cat([4 * c + 7, torch.ones_like(c)], -1), torch.zeros(64, 2)
+
+
+def test_fitting_recovers_a_scale_that_spans_three_decades_and_leaves_unit_variance():
+    head, facts = fitted(heteroscedastic, 300, 3, 2)
+    train = torch.cat([whitened(head, *heteroscedastic(-1 - i)) for i in range(16)])
+    assert facts["std_train"] == pytest.approx(1.0, abs=0.01) and facts["std_val"] == pytest.approx(1.0, abs=0.1)
+    assert facts["ratio"] == pytest.approx(1.0, abs=0.05)
+    parts = [heteroscedastic(10**5 + i) for i in range(32)]   # none that it was fitted on
+    white = torch.cat([whitened(head, *part) for part in parts]).flatten(0, -2)
+    place = torch.cat([part[1] for part in parts]).flatten(0, -2)[:, 0].argsort()
+    deciles = torch.stack([rows[:, 0].std() for rows in white[place].tensor_split(10)])
+    assert (deciles - 1).abs().max() < 0.1, deciles
+    assert float(white[:, 1].mean()) == pytest.approx(0.0, abs=0.05) and head.r_mean[1] == pytest.approx(20, abs=0.5)
+    raw = torch.cat([part[0] for part in parts]).flatten(0, -2)[:, 0]
+    assert raw[place].tensor_split(10)[0].std() < 3e-3 < 0.5 < raw[place].tensor_split(10)[-1].std()   # a scale was needed
+    torch.testing.assert_close(train.flatten(0, -2).std(0), torch.ones(3), rtol=1e-3, atol=0)
+    assert white.isfinite().all() and float(head.r_std[2]) < 1e-2 and all(math.isfinite(v) for v in facts.values())
+
+
+def test_fitting_recovers_a_conditional_mean():
+    def draw(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        source = generator(4, "mean", step)
+        c, fact = torch.rand(64, 8, 1, generator=source), torch.randn(64, 1, generator=source)
+        mean = (3 * c).sin() + fact[:, None]
+        return mean + 0.1 * torch.randn(64, 8, 1, generator=source), c, fact
+
+    head, facts = fitted(draw, 300, 1, 1)
+    parts = [draw(10**5 + i) for i in range(16)]
+    white = torch.cat([whitened(head, *part) for part in parts]).flatten()
+    assert float(white.std()) == pytest.approx(1.0, abs=0.1)
+    for key in (torch.cat([part[1] for part in parts]).flatten(),
+                torch.cat([part[2][:, None].expand(-1, 8, -1) for part in parts]).flatten()):
+        means = torch.stack([rows.mean() for rows in white[key.argsort()].tensor_split(10)])
+        assert means.abs().max() < 0.3, means   # of the noise 0.1; without the mean it would be 10
+    spread = float(torch.cat([draw(-1 - i)[0] for i in range(16)]).std())
+    assert 0 < facts["nll"] - (0.5 + math.log(0.1 / spread)) < 0.3   # of the truth, r in units of its spread
+
+
+def test_the_log_scale_is_bounded():
+    head = CorrectorHead(TASKS[0], MODEL)
+    with torch.no_grad():
+        head.gaussian_out.bias.fill_(1e6)
+        _, log_scale = head.predict_gaussian(noise(2, 8, 5), torch.zeros(2, MAX_FACTS))
+    assert log_scale.abs().max() <= LARGEST_LOG_SCALE + 1e-5 and log_scale.exp().isfinite().all()
+
+
+@pytest.mark.parametrize("where", ["residual", "later", "tokens"])
+def test_residuals_that_are_not_finite_are_refused_by_the_fit(where):
+    def draw(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        r, tokens, facts = heteroscedastic(step)
+        if where == "tokens":
+            return r, tokens * math.nan, facts
+        return (r * math.nan if where == "residual" or step == 3 else r), tokens, facts
+
+    step = 3 if where == "later" else 0
+    with pytest.raises(ValueError, match=f"likelihood of burgers1d_hidden's residuals is not finite at step {step} of their "
+                                         "scale; expected finite residuals. Look at the data with the doctor"):
+        fitted(draw, 5, 3, 2)
+
+
+FACTS = {"ratio": 1.0, "std_train": 1.0, "std_val": 1.0}
+
+
+@pytest.mark.parametrize(("wrong", "text"), [
+    ({"ratio": 0.8994}, r"residuals of burgers1d where the corrector trains are 0.899 times those of validation; expected at "
+                        r"least 0.9 \(diffusion.min_residual_ratio\)"),
+    ({"std_val": 1.2}, r"the whitened residual of burgers1d has a standard deviation of 1.000 in training and 1.200 in "
+                       r"validation; expected 0.95 to 1.05 and 0.87 to 1.15 \(diffusion.max_whitened_std\)"),
+    ({"std_val": 0.8}, "of 1.000 in training and 0.800 in validation; expected 0.95"),
+    ({"std_train": 0.9}, "of 0.900 in training and 1.000 in validation; expected 0.95"),
+    ({"std_val": math.nan}, "of 1.000 in training and nan in validation"),
+    ({"ratio": math.nan}, "burgers1d where the corrector trains are nan times those of validation"),
+])
+def test_residuals_that_would_make_a_corrector_dishonest_are_refused(wrong, text):
+    config = load_config()
+    refuse("burgers1d", FACTS, config)
+    with pytest.raises(ValueError, match=text):
+        refuse("burgers1d", FACTS | wrong, config)
+
+
+# ---------------------------------------------------------------- what students learn
+
+
+def test_the_pool_gives_every_batch_four_passes_and_replaces_a_quarter_per_pass():
+    size, turns = 8, 12
+    passes = [[pool_number(turn * size + i, size, 5) for i in range(size)] for turn in range(turns)]
+    for turn, numbers in enumerate(passes):
+        assert sorted(number for number, _ in numbers) == list(range(2 * turn, 2 * turn + size))
+        assert all(oldest == 2 * turn for _, oldest in numbers)
+    count = {n: sum(n in [number for number, _ in numbers] for numbers in passes) for n in range(6, 2 * turns)}
+    assert set(count.values()) == {4}
+    assert [[n - 2 * turn for n, _ in numbers] for turn, numbers in enumerate(passes)].count([n for n, _ in passes[0]]) < 3
+    assert pool_number(77, size, 5) == passes[9][5] and any(pool_number(i, size, 6) != passes[0][i] for i in range(size))
+
+
+def test_pairs_are_solved_once_while_in_use_and_then_forgotten():
+    solved = []
+
+    def solve(number: int, part: slice) -> tuple:
+        solved.append((number, part.start, part.stop))
+        return (number, part)
+
+    pairs, size = SolvedPairs(solve), 8
+    for step in range(20 * size):
+        number, oldest = pool_number(step, size, 0)
+        for part in (slice(0, 4), slice(4, 8)):
+            assert pairs.get(number, part, oldest) == (number, part)
+        assert len(pairs.kept) <= 2 * size
+    assert len(solved) == len(set(solved)) == 2 * (size + 19 * size // 4)
+    assert min(number for number, _, _ in pairs.kept) >= 2 * 19   # what passed is gone
+    pairs.get(number, slice(0, 2), oldest)   # another micro-batch is another part
+    assert solved[-1] == (number, 0, 2)
+
+
+def flow(condition: Tensor) -> Callable:
+    """A velocity that depends on its rows' condition (batch, 1) and on the angle."""
+    return lambda x, angle: condition * x.roll(1, -1) * angle[:, None].cos() + (x * condition).tanh()
+
+
+@pytest.mark.parametrize("num_steps", [2, 6, 16])
+def test_the_end_of_a_batch_is_that_of_its_rows_one_at_a_time(num_steps):
+    angle = draw_starts(32, generator(0, num_steps))
+    x, condition, calls = noise(32, 5), noise(32, 1, key=1), []
+
+    def velocity(rows: Tensor) -> Callable:
+        calls.append(rows)
+        return flow(condition[rows])
+
+    found = endpoint(velocity, x, angle, num_steps)
+    assert torch.cat(calls).sort().values.tolist() == list(range(32)) and len(calls) <= max(1, math.ceil(num_steps / 4))
+    for row in range(32):
+        share = 4 * math.ceil(round(num_steps * float(angle[row]) / NOISE / 4, 6))
+        steps = min(max(4, share), max(4, num_steps))
+        alone = sample(flow(condition[row : row + 1]), x[row : row + 1], steps, float(angle[row]))
+        torch.testing.assert_close(found[row : row + 1], alone, rtol=1e-5, atol=1e-6)
+    whole = sample(flow(condition), x, max(4, num_steps))
+    torch.testing.assert_close(found[::2], whole[::2], rtol=1e-5, atol=1e-6)   # noise: the sampler itself
+
+
+def test_every_other_start_is_pure_noise():
+    angle = draw_starts(64, generator(0))
+    assert (angle[::2] == NOISE).all() and (angle[1::2] < NOISE).all() and angle.min() > 0
+
+
+STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0}
+
+
+@pytest.mark.parametrize(("change", "ratio"), [
+    ({"crps": 0.9}, 0.9), ({"crps": 0.9, "spread_skill": 1.05, "energy": 1.9}, 0.9), ({"crps": GAIN}, GAIN),
+    ({"crps": 0.999}, 2.0), ({"crps": 1.1}, 2.0), ({"crps": 0.9, "spread_skill": 0.85}, 2.0),
+    ({"crps": 0.9, "spread_skill": 1.2}, 2.0), ({"crps": 0.9, "energy": 2.01}, 2.0), ({}, 2.0), ({"crps": math.nan}, 2.0)])
+def test_tuning_passes_only_if_it_gains_and_loses_nothing(change, ratio):
+    assert gate({"a": STANDING | change}, {"a": STANDING}) == pytest.approx(ratio)
+
+
+def test_tuning_passes_only_if_every_task_gains():
+    better, before = STANDING | {"crps": 0.8}, {"a": STANDING, "b": STANDING}
+    assert gate({"a": better, "b": STANDING | {"crps": 0.9}}, before) == pytest.approx(0.85)
+    assert gate({"a": better, "b": STANDING}, before) == gate({"a": STANDING, "b": better}, before) == 2.0
+
+
+def test_the_scores_are_the_known_ones():
+    members, truth = noise(3, 5, 7, 2), noise(3, 7, 2, key=1)
+    torch.testing.assert_close(almost_fair_crps(members, truth, 1.0), fair_crps(members, truth).flatten(1).mean(1).float())
+    torch.testing.assert_close(almost_fair_crps(members, truth, 0.95), fair_crps(members, truth, 0.95).flatten(1).mean(1).float())
+    vectors, ref = members.flatten(2), truth.flatten(1)
+    pairs = sum((vectors[:, i] - vectors[:, j]).norm(dim=-1) for i in range(5) for j in range(5)) / (5 * 4)
+    expected = ((vectors - ref[:, None]).norm(dim=-1).mean(1) - 0.5 * pairs) / math.sqrt(14)
+    torch.testing.assert_close(energy_score(vectors, ref), expected)
+
+
+SCALES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
+
+
+@pytest.mark.parametrize("tokens", [(8,), (4, 4), (3,)])
+def test_the_rivals_score_is_least_for_the_true_spread(tokens):
+    """Among members k times as wide as the truth; in expectation, the same draws for every k."""
+    truth, members = noise(3000, *tokens, 2), noise(3000, 4, *tokens, 2, key=1)
+    rotation = torch.linalg.qr(noise(2, 2, key=2)).Q
+    losses = [float(ensemble_loss(k * members, truth, lambda z: z @ rotation).mean()) for k in SCALES]
+    assert losses.index(min(losses)) == SCALES.index(1.0), losses
+
+
+def test_the_rivals_score_sees_joint_structure_that_points_do_not():
+    """Truth: all tokens equal; members: right at every token, but independent."""
+    truth, members = noise(3000, 1, 1).expand(-1, 8, 1), noise(3000, 4, 1, 1, key=1).expand(-1, -1, 8, -1)
+    wrong = noise(3000, 4, 8, 1, key=2)
+    right = float(ensemble_loss(members, truth, lambda z: z).mean())
+    assert float(ensemble_loss(wrong, truth, lambda z: z).mean()) > 1.05 * right
+    assert float(almost_fair_crps(wrong, truth).mean()) == pytest.approx(float(almost_fair_crps(members, truth).mean()), rel=0.05)
+
+
+# ---------------------------------------------------------------- noise and ensembles
+
+
+def test_noise_is_a_function_of_seed_row_lead_and_key_alone():
+    together = member_noise((3, 2), 1, [4, 9, 2], 5, 6)
+    assert together.shape == (3, 6, 3, 2)
+    assert torch.equal(together[1:2], member_noise((3, 2), 1, [9], 5, 6))
+    assert torch.equal(together.flip(0), member_noise((3, 2), 1, [2, 9, 4], 5, 6))
+    assert torch.equal(together, member_noise((3, 2), 1, [4, 9, 2], 5, 6))
+
+
+def test_noise_is_independent_over_rows_members_leads_keys_and_seeds():
+    parts = [member_noise((2000,), seed, [0, 1], lead, 2, key).flatten(0, 1) for seed in (0, 1) for lead in (-1, 0, 1)
+             for key in ("noise", "second")]
+    draws = torch.cat(parts)
+    correlation = torch.corrcoef(draws) - torch.eye(len(draws))
+    assert correlation.abs().max() < 0.11 and len(draws) == 48   # 1128 pairs; standard deviation 0.022
+    assert (draws.mean(1).abs() < 0.1).all() and ((draws.std(1) - 1).abs() < 0.07).all()
+
+
+def noisy_step(rows: list[int], num_members: int, leads: list[int]) -> Callable:
+    def step(window: Tensor, lead: int) -> Tensor:
+        leads.append(lead)
+        eta = member_noise((2, 3), 0, rows, lead, num_members).flatten(0, 1)
+        return window.sum(1, keepdim=True) + eta.unflatten(1, (2, 1))[:, :, 0]
+    return step
+
+
+def test_members_of_a_trajectory_do_not_depend_on_its_companions():
+    context, leads = noise(3, 4, 3), []
+    together = ensemble_rollout(noisy_step([7, 8, 9], 5, leads), context, 5, 2, 5)
+    assert together.shape == (3, 5, 5, 3) and leads == [0, 1, 2]   # two frames a call
+    alone = ensemble_rollout(noisy_step([8], 5, []), context[1:2], 5, 2, 5)
+    assert torch.equal(together[1:2], alone)
+    assert len({tuple(member.flatten().tolist()) for member in together.flatten(0, 1)}) == 15
+
+
+def test_an_ensemble_without_noise_is_the_rollout_five_times():
+    context = noise(3, 4, 3)
+    members = ensemble_rollout(lambda window, lead: window.sum(1, keepdim=True), context, 4, 2, 5)
+    single = rollout(lambda window: window.sum(1, keepdim=True), context, 4, 2)
+    assert torch.equal(members, single[:, None].expand(-1, 5, -1, -1))
+    with pytest.raises(ValueError, match="an ensemble of 0 members was asked for; expected at least 1. Raise evaluate.members"):
+        ensemble_rollout(lambda window, lead: window, context, 4, 2, 0)
+
+
+def test_the_guard_leaves_right_answers_alone():
+    start = noise(4, 1, 64)
+    u = torch.stack([start.roll(shift, -1) for shift in (1, 5, 20)], 1)   # advection: mean and range stay
+    torch.testing.assert_close(guard(get_task("advection1d"), u, start), u, rtol=0, atol=1e-6)
+    u = noise(2, 3, 2, 8, 8)
+    assert torch.equal(guard(get_task("diff_react2d"), u, noise(2, 2, 8, 8)), u)   # nothing is conserved there
+
+
+def test_the_guard_restores_the_mean_of_every_trajectory_and_clips_to_its_range():
+    start = noise(4, 1, 64)
+    drift = torch.tensor([0.5, -0.3, 0.1, 0.0]).view(4, 1, 1, 1)
+    wave = 0.5 * (start - start.mean(-1, keepdim=True)) + start.mean(-1, keepdim=True)   # inside the range, so nothing is clipped
+    found = guard(get_task("burgers1d_hidden"), wave[:, None].repeat(1, 3, 1, 1) + drift, start)
+    torch.testing.assert_close(found, wave[:, None].expand(-1, 3, -1, -1), rtol=0, atol=1e-6)
+    spike = start[:, None].repeat(1, 2, 1, 1)
+    spike[..., 0] += 50.0
+    spike[..., 1] -= 50.0
+    found = guard(get_task("burgers1d"), spike, start)
+    low, high = start.amin(-1), start.amax(-1)
+    assert (found.amin((1, 2, 3)) == low[:, 0]).all() and (found.amax((1, 2, 3)) == high[:, 0]).all()
+    torch.testing.assert_close(found[..., 2:], spike[..., 2:], rtol=0, atol=1e-5)

@@ -1,0 +1,737 @@
+"""The stages after the operator, end to end on two tiny tasks: residuals, ensembles, processes, resumption and refusals.
+
+One chain of runs on one process serves all tests: an operator, its corrector, the student, the rival and the steady prior of
+`burgers1d_hidden` (1D, 32 cells) and `darcy2d_grf` (2D, 16 x 16 cells).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import loop_stage
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import prepare_cache
+import prepare_data
+import ups.ensemble
+import ups.loop
+from ups.cache import Cache, open_cache
+from ups.checkpoint import require_stage
+from ups.choose import base_settings, head_description
+from ups.config import ROOT, Config, load_config, to_dict
+from ups.corrector import load_corrector
+from ups.diffusion import sample
+from ups.ensemble import Ensembles, one_step, rollouts
+from ups.observe import observe_case, row_generators
+from ups.operator import Operator, augment, load_operator
+from ups.optim import split_parameters
+from ups.residual import TransientResiduals, validation
+from ups.rollout import rollout
+from ups.sampling import generator
+from ups.steady import SteadyResiduals, posterior_draws
+
+loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_steady", "train_operator"])
+
+SMOKE = ROOT / "configs" / "smoke.yaml"
+CPU = torch.device("cpu")
+HIDDEN, STEADY = "burgers1d_hidden", "darcy2d_grf"
+TASKS = [f"data.tasks=[{HIDDEN},{STEADY}]", f"task.{HIDDEN}.resolution=32", f"task.{HIDDEN}.num_frames=10",
+         f"task.{HIDDEN}.t_end=0.45", f"task.{HIDDEN}.degree=1", f"task.{STEADY}.resolution=16", "evaluate.context_frames=4"]
+OPERATOR = ["operator.model.width=16", "operator.model.depth=1", "operator.model.modes=4", "operator.base_steps=5",
+            "operator.train.steps=3", "operator.train.precision='no'", "operator.train.validate_trajectories=1"]
+STAGES = {"diffusion": ("train_diffusion", ()), "consistency": ("train_consistency", ()),
+          "rival": ("train_consistency", ("--rival",)), "steady": ("train_steady", ())}
+PARENTS = {"diffusion": ["operator"], "consistency": ["operator", "diffusion"], "rival": ["operator", "diffusion"],
+           "steady": ["operator"]}
+TRAIN = [f"{section}.{key}" for section in ("diffusion", "consistency", "steady") for key in
+         ("train.steps=20", "train.log_every=1", "train.validate_every=10", "train.save_every=5", "train.validate_trajectories=2",
+          "train.precision='no'", "train.timeout_s=20")]
+MODEL = [f"{section}.{key}" for section in ("diffusion", "steady") for key in
+         ("model.width=16", "model.depth=1", "model.modes=4", "scale_steps=20")]
+SETTINGS = [*TASKS, *OPERATOR, *TRAIN, *MODEL, "diffusion.min_residual_ratio=0.01", "diffusion.max_whitened_std=50",
+            "consistency.rival_steps=20", "consistency.tune_fraction=0.3", "consistency.members=2"]
+TUNED = 14   # first step of the tuning phase
+EXACT = "donot_use_mm_for_euclid_dist"   # of torch.cdist, which would lose small distances
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def _script(log: str, module: str, arguments: list[str], environment: dict[str, str], kill_at: int, nan_from: int) -> None:
+    """A script's main in this process, which kills itself before a step, or sees NaN residuals from a step (0: the fit) on.
+
+    What it read of every cache goes to LOG.rows.
+    """
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")]:
+        del os.environ[name]
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    sys.argv = [f"{module}.py", *arguments]
+    update, draw, batch, inputs = ups.loop.Run.update, TransientResiduals.draw, Cache.batch, Cache.inputs
+    step, read = [0], {}
+
+    def update_or_die(run: ups.loop.Run, *rest):
+        step[0] = run.step
+        if run.step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update(run, *rest)
+
+    def draw_or_nan(residuals: TransientResiduals, *rest):
+        r, tokens, facts = draw(residuals, *rest)
+        return (r * math.nan if 0 <= nan_from <= step[0] else r), tokens, facts
+
+    def noted(function):
+        def call(cache: Cache, rows: Tensor, *rest, **options):
+            read.setdefault(cache.task.name, set()).update(torch.as_tensor(rows).tolist())
+            return function(cache, rows, *rest, **options)
+        return call
+
+    ups.loop.Run.update, TransientResiduals.draw = update_or_die, draw_or_nan
+    Cache.batch, Cache.inputs = noted(batch), noted(inputs)
+    importlib.import_module(module).main()
+    Path(log).with_suffix(".rows").write_text(json.dumps({name: sorted(rows) for name, rows in read.items()}))
+
+
+def launch(root: Path, module: str, *arguments: str, world: int = 1, kill_at: int = -1, nan_from: int = -1) -> tuple[list, list]:
+    """A script on `world` processes, forked from the server of tests/loop_stage.py: (exit codes, outputs)."""
+    root.mkdir(exist_ok=True)
+    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{ROOT}"   # read when the server starts
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    logs, processes = [], []
+    for rank in range(world):
+        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"} if world > 1 else {}
+        logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
+        processes.append(loop_stage._context.Process(target=_script, args=(str(logs[-1]), module, list(arguments), group, kill_at,
+                                                                          nan_from)))
+        processes[-1].start()
+    limit = time.monotonic() + 60
+    for process in processes:
+        process.join(max(0.1, limit - time.monotonic()))
+    hung = [process for process in processes if process.is_alive()]
+    for process in hung:
+        process.kill()
+        process.join()
+    texts = [log.read_text() if log.is_file() else "" for log in logs]
+    assert not hung, "a process hangs:\n" + "\n".join(texts)
+    return [process.exitcode for process in processes], texts
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Data files and caches."""
+    root = tmp_path_factory.mktemp("stages")
+    arguments = ["--config", str(SMOKE), *overrides_of(root, root)]
+    assert prepare_data.main([*arguments, "--workers", "1"]) == 0 and prepare_cache.main(arguments) == 0
+    return root
+
+
+def overrides_of(data: Path, root: Path, *more: str) -> list[str]:
+    return [f"data.root={data}/data", f"cache.root={data}/cache", f"run.root={root}", *SETTINGS, *more]
+
+
+def start(stage: str, data: Path, root: Path, *more: str, **options) -> tuple[list[int], list[str]]:
+    """A stage under `root`."""
+    module, flags = STAGES.get(stage, (f"train_{stage}", ()))
+    return launch(root, module, *flags, "--config", str(SMOKE), *overrides_of(data, root, *more), **options)
+
+
+@pytest.fixture(scope="module")
+def chain(data) -> Path:
+    """Folder of an undisturbed run of every stage on one process; STAGE.rows: what it read."""
+    for stage in ("operator", *STAGES):
+        codes, logs = start(stage, data, data)
+        assert codes == [0], logs[0]
+        max(data.glob("*.rows"), key=lambda path: path.stat().st_mtime_ns).rename(data / f"read_{stage}.json")
+    return data
+
+
+def with_parents(chain: Path, root: Path, stage: str) -> Path:
+    """`root`, given what `stage` is made from."""
+    for parent in PARENTS[stage]:
+        shutil.copytree(chain / "smoke" / parent, root / "smoke" / parent)
+    return root
+
+
+def lines_of(root: Path, stage: str) -> list[dict]:
+    return [json.loads(line) for line in (root / "smoke" / stage / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(root: Path, stage: str) -> Tensor:
+    return torch.tensor([line["train/loss"] for line in lines_of(root, stage) if "train/loss" in line])
+
+
+def edit(path: Path, change) -> None:
+    """Rewrite a JSON file after change(value)."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    """main of a stage in this process, for what ends before any process group: (exit code, output)."""
+    def run(stage: str, data: Path, root: Path, *more: str) -> tuple[int, str]:
+        for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        module, flags = STAGES[stage]
+        monkeypatch.setattr(sys, "argv", [f"{module}.py", *flags, "--config", str(SMOKE), *overrides_of(data, root, *more)])
+        code = 0
+        try:
+            importlib.import_module(module).main()
+        except SystemExit as error:
+            code = error.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+    return run
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_finishes_and_a_second_start_says_nothing_to_do(chain, run_here, stage):
+    directory, losses = chain / "smoke" / stage, losses_of(chain, stage)
+    done = json.loads((directory / "done.json").read_text())
+    assert done["step"] == len(losses) == 20 and losses.isfinite().all() and done["num_skipped"] == 0
+    caches = {HIDDEN} if stage != "steady" else {STEADY}
+    assert set(done["parents"]) == {*PARENTS[stage], *caches}
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    code, output = run_here(stage, chain, chain)
+    assert code == 0 and f"smoke/{stage} is finished and up to date: nothing to do" in output
+    assert before == {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_processes_give_the_losses_of_one(chain, tmp_path, stage):
+    codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), world=2)
+    assert codes == [0, 0], logs
+    assert "8 = 2 processes x 1 passes of at most 4" in logs[0]
+    torch.testing.assert_close(losses_of(tmp_path, stage), losses_of(chain, stage), rtol=1e-5, atol=0.0)
+    scores = [[line["validation/score"] for line in lines_of(root, stage) if "validation/score" in line]
+              for root in (chain, tmp_path)]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-4) and len(scores[0]) == 2 + (stage == "consistency")
+
+
+@pytest.mark.parametrize(("stage", "kill_at", "resumed_at"), [("diffusion", 13, 10), ("consistency", 17, 15), ("rival", 13, 10),
+                                                              ("steady", 13, 10)])
+def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(chain, tmp_path, stage, kill_at, resumed_at):
+    codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), kill_at=kill_at)
+    assert codes == [-signal.SIGKILL] and not (tmp_path / "smoke" / stage / "done.json").exists(), logs
+    codes, logs = start(stage, chain, tmp_path)
+    assert codes == [0] and f"resumed at step {resumed_at}" in logs[0], logs
+    whole, resumed = (load_file(root / "smoke" / stage / "model.safetensors") for root in (chain, tmp_path))
+    assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
+    clock = ("time", "steps_per_s")
+    numbers = [[{k: v for k, v in line.items() if k not in clock} for line in lines_of(root, stage)]
+               for root in (chain, tmp_path)]
+    assert numbers[0] == numbers[1]
+    results = [json.loads((root / "smoke" / stage / "done.json").read_text())["results"] for root in (chain, tmp_path)]
+    assert results[0] == results[1]
+
+
+def test_no_stage_reads_test_rows_and_a_corrector_only_what_the_operator_never_saw(chain, config):
+    for name in (HIDDEN, STEADY):
+        split = {key: set(rows.tolist()) for key, rows in open_cache(config, name).split.items()}
+        read = {stage: set(json.loads((chain / f"read_{stage}.json").read_text()).get(name, []))
+                for stage in ("operator", *STAGES)}
+        assert read["operator"] <= split["train"] | split["val"] and read["operator"] & split["train"]
+        for stage in ("steady",) if name == STEADY else ("diffusion", "consistency", "rival"):
+            assert read[stage] <= split["reserved"] | split["val"] and read[stage] & split["reserved"], stage
+
+
+def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain):
+    scales = load_file(chain / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.safetensors")
+    weights = {stage: load_file(chain / "smoke" / stage / "model.safetensors") for stage in ("diffusion", "consistency", "rival")}
+    assert any(name.startswith("gaussian_out") and value.any() for name, value in scales.items())
+    for name, value in scales.items():
+        assert all(torch.equal(found[f"heads.{HIDDEN}.{name}"], value) for found in weights.values()), name
+    trained = [name for name in weights["diffusion"] if name.removeprefix(f"heads.{HIDDEN}.") not in scales]
+    assert trained and not any("gaussian" in name for name in trained)
+    for stage in ("consistency", "rival"):
+        assert all(not torch.equal(weights[stage][name], weights["diffusion"][name]) for name in trained), stage
+
+
+def test_the_student_trains_as_many_matrices_under_muon_as_its_teacher(chain):
+    for stage in ("consistency", "rival"):
+        one, two = (load_corrector(chain / "smoke" / folder) for folder in ("diffusion", stage))
+        assert len(split_parameters(one)[0]) == len(split_parameters(two)[0]) == 2
+
+
+def test_the_tuned_student_is_kept_only_if_the_gate_says_so(chain):
+    done = json.loads((chain / "smoke" / "consistency" / "done.json").read_text())
+    lines = {line["step"]: line for line in lines_of(chain, "consistency") if "validation/score" in line}
+    assert sorted(lines) == [10, TUNED, 20] and lines[10]["validation/score"] > lines[TUNED]["validation/score"] >= 2
+    assert done["results"]["is_tuned"] == (lines[20]["validation/score"] < 1.0)
+    kept = lines[20 if done["results"]["is_tuned"] else TUNED]
+    for key, value in done["results"]["validation"][HIDDEN].items():
+        assert value == pytest.approx(kept[f"validation/{HIDDEN}/{key}"], rel=1e-5), key
+    tuned = [line for line in lines_of(chain, "consistency") if f"train/{HIDDEN}/score" in line]
+    assert [line["step"] for line in tuned] == list(range(TUNED + 1, 21))
+
+
+def test_the_bootstrapped_alternative_runs_and_is_another_student(chain, tmp_path):
+    codes, logs = start("consistency", chain, with_parents(chain, tmp_path, "consistency"), "consistency.method=consistency",
+                        "consistency.train.steps=6", "consistency.train.validate_every=0")
+    assert codes == [0], logs
+    losses = losses_of(tmp_path, "consistency")
+    assert len(losses) == 6 and losses.isfinite().all() and (losses[:4] - losses_of(chain, "consistency")[:4]).abs().min() > 1e-4
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_dry_run_states_what_the_stage_trains_and_writes_nothing(chain, tmp_path, run_here, stage):
+    code, output = run_here(stage, chain, tmp_path, "--dry-run")
+    assert code == 0 and not list(tmp_path.iterdir())
+    network = load_corrector(chain / "smoke" / stage)
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    assert f"parameters: at most {trained} trained" in output
+    for parent in PARENTS[stage]:
+        assert f"parent {tmp_path}/smoke/{parent}/done.json: missing: make {parent} RUN=smoke" in output
+    assert f"corrected tasks: {STEADY if stage == 'steady' else HIDDEN}" in output and "; 20 steps" in output
+
+
+# ---------------------------------------------------------------- residuals
+
+
+@pytest.fixture(scope="module")
+def config(data) -> Config:
+    return load_config(SMOKE, overrides_of(data, data))
+
+
+@pytest.fixture(scope="module")
+def hidden(chain, config) -> TransientResiduals:
+    return TransientResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, HIDDEN), config, CPU)
+
+
+@pytest.fixture(scope="module")
+def steady(chain, config) -> SteadyResiduals:
+    return SteadyResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, STEADY), config, CPU)
+
+
+@torch.no_grad()
+def test_residual_and_prediction_add_up_to_the_truth(hidden):
+    places, starts = torch.tensor([0, 3, 5]), torch.tensor([1, 0, 7])
+    r, tokens, facts = hidden.draw("reserved", places, starts, None)
+    z = hidden.cache.batch(hidden.cache.split["reserved"][places], starts, 2)
+    z_pred = hidden.operator(z[:, :1], HIDDEN, torch.zeros(3, 0))
+    torch.testing.assert_close(r + z_pred[:, 0], z[:, 1], rtol=0, atol=1e-6)
+    dim = hidden.head.codec.dim
+    assert torch.equal(tokens[..., :dim], z[:, 0]) and r.abs().max() > 1e-3
+    torch.testing.assert_close(tokens[..., :dim] + tokens[..., dim:] + r, z[:, 1], rtol=0, atol=1e-6)
+    assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt))]] * 3
+    shifted, tokens, _ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
+    [moved] = augment(hidden.operator, HIDDEN, [(z, hidden.head.codec)], generator(1))
+    torch.testing.assert_close(tokens[..., :dim] + tokens[..., dim:] + shifted, moved[:, 1], rtol=0, atol=1e-5)
+    assert (moved - z).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
+    """An untrained operator that is shown two frames and predicts three."""
+    settings = replace(config.task[HIDDEN], history=2, bundle=3, train_from=1)
+    config, cache = replace(config, task={**config.task, HIDDEN: settings}), open_cache(config, HIDDEN)
+    operator = Operator({"model": to_dict(config.operator.model), "precision": "no",
+                         "tasks": [head_description(cache, config, "persistence", base_settings(cache, config))]})
+    operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())
+    operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
+    residuals = TransientResiduals(operator, cache, config, CPU)
+    assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
+    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "num_conditions": 5 * 4}
+    places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
+    r, tokens, _ = residuals.draw("reserved", places, starts, None)
+    z = cache.batch(cache.split["reserved"][places], starts + 1, 5)   # starts count from train_from
+    z_pred = operator(z[:, :2], HIDDEN, torch.zeros(2, 0))
+    codec = operator.heads[HIDDEN].codec
+    expected = codec.decode(z[:, 2:]) - codec.decode(z_pred)
+    torch.testing.assert_close(residuals.decode(r), expected, rtol=0, atol=1e-5)
+    assert residuals.decode(r).shape == (2, 3, 1, 32) and tokens.shape == (2, 8, 20)
+    members = residuals.decode(r[:, None].expand(-1, 6, -1, -1))
+    torch.testing.assert_close(members, expected[:, None].expand(-1, 6, -1, -1, -1), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_residual_and_guess_add_up_to_the_solution_of_a_steady_task(steady):
+    places = torch.arange(6)
+    r, tokens, facts = steady.draw("reserved", places, torch.zeros(6), generator(2))
+    z_in, z_ref, parameters = steady.fields("reserved", places)
+    z_in, z_ref = augment(steady.operator, STEADY, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2))
+    torch.testing.assert_close(r + tokens[..., -16:], z_ref[:, 0], rtol=0, atol=1e-5)
+    values, mask = tokens[..., :16], tokens[..., 16:32]
+    assert ((mask == 0) | (mask == 1)).all() and not values[mask == 0].any() and facts.shape == (6, 3)
+    torch.testing.assert_close(mask.flatten(1).mean(1), facts[:, 0])
+    rows = facts[:, 0] == 1
+    observed = observe_case(steady.head.input_codec.decode(z_in[:, 0]), "full", row_generators(0, rows=range(6)))
+    z_pred = steady.predict(observed, parameters)[0]
+    full = rows & (facts[:, 1] == 0) & (facts[:, 2] == 0)
+    torch.testing.assert_close(tokens[full][..., -16:], z_pred[full], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [HIDDEN, STEADY])
+def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
+    source = hidden if name == HIDDEN else steady
+    places, starts = torch.tensor([5, 1, 7, 0, 2, 6]), torch.tensor([3, 0, 5, 1, 2, 4]) * (name == HIDDEN)
+    whole = source.draw("reserved", places, starts, generator(4))
+    for cut in (1, 2, 4):
+        parts = [source.draw("reserved", *part, generator(4)) for part in zip(places.split(cut), starts.split(cut), strict=True)]
+        for one, pieces in zip(whole, zip(*parts, strict=True), strict=True):
+            torch.testing.assert_close(torch.cat(pieces), one, rtol=1e-4, atol=1e-5)
+    other = source.draw("reserved", places, starts, generator(5))
+    assert (other[1] - whole[1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", [HIDDEN, STEADY])
+def test_reserved_trajectories_are_the_same_for_every_parameter_value_and_in_no_other_split(config, name):
+    cache = open_cache(config, name)
+    assert cache.split["reserved"].numel() and cache.split["train"].numel()
+    trajectories = {key: set(cache.trajectory[rows].tolist()) for key, rows in cache.split.items()}
+    for key, rows in cache.split.items():
+        by_value = [set(cache.trajectory[rows[cache.parameter_index[rows] == value]].tolist())
+                    for value in cache.parameter_index.unique()]
+        assert all(found == trajectories[key] for found in by_value)
+        assert all(not trajectories[key] & trajectories[other] for other in cache.split if other != key)
+    assert sum(len(rows) for rows in cache.split.values()) == cache.num_rows
+    every = Cache(cache.path, replace(cache.settings, reserve=0.0))
+    assert every.split["reserved"].numel() == 0
+    assert sorted(every.split["train"].tolist()) == sorted(torch.cat([cache.split["train"], cache.split["reserved"]]).tolist())
+    assert all(torch.equal(every.split[key], cache.split[key]) for key in ("val", "test"))
+
+
+@torch.no_grad()
+def test_a_hidden_parameter_is_nowhere_to_be_seen(hidden, config):
+    cache = hidden.cache
+    assert cache.parameters.shape == (cache.num_rows, 0) and cache.parameter_values.numel() == 0
+    assert len(cache.parameter_index.unique()) == 2 and config.context(HIDDEN) == config.task[HIDDEN].history == 1
+    assert config.data_dir(HIDDEN).name == "burgers1d"
+    places = torch.tensor([0, 1])
+    one = cache.split["reserved"][places]
+    two = one + config.task[HIDDEN].num_trajectories   # the same initial states, the other parameter value
+    assert (cache.parameter_index[one] != cache.parameter_index[two]).all()
+    z_one, z_two = cache.batch(one, 0, 2), cache.batch(two, 0, 2)
+    torch.testing.assert_close(z_one[:, 0], z_two[:, 0], rtol=0, atol=1e-6)
+    assert (z_one[:, 1] - z_two[:, 1]).abs().max() > 0.01   # and yet the next state differs
+    for a, b in zip(hidden.predict(z_one[:, :1], cache.parameters[one]), hidden.predict(z_one[:, :1], cache.parameters[two]),
+                    strict=True):
+        assert torch.equal(a, b)
+
+
+def test_validation_residuals_are_fixed_and_of_the_validation_split(hidden):
+    first, again = (validation(hidden, 0, 3) for _ in range(2))
+    assert all(torch.equal(a, b) for one, two in zip(first, again, strict=True) for a, b in zip(one, two, strict=True))
+    states = hidden.cache.batch(hidden.cache.split["val"], 0, hidden.cache.num_frames).flatten(0, 1)
+    spectra = torch.fft.rfft(hidden.head.codec.decode(states)[:, 0]).abs()   # of every state to be shown, whatever its shift
+    for _, tokens, _ in first:
+        found = torch.fft.rfft(hidden.head.codec.decode(tokens[..., :4])[:, 0]).abs()
+        assert (torch.cdist(found, spectra, compute_mode=EXACT).min(1).values < 1e-3).all()
+
+
+# ---------------------------------------------------------------- ensembles
+
+
+@pytest.fixture(scope="module")
+def ensembles(hidden, config) -> Ensembles:
+    return Ensembles(config, hidden, CPU)
+
+
+@torch.no_grad()
+def shown(source: TransientResiduals, count: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(tokens, facts, noise, second) of test windows."""
+    _, tokens, facts = source.draw("test", torch.arange(count) % 4, torch.arange(count), None)
+    return tokens, facts, *(torch.randn(count, 8, 4, generator=generator(9, key)) for key in ("noise", "second"))
+
+
+@torch.no_grad()
+def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
+    assert ensembles.names == ["operator", "dressed", "dressed_conditional", "dressed_resampled", "rival", "corrector",
+                               "student_1", "student_2"]
+    tokens, facts, noise, second = shown(ensembles.residuals)
+    draw = partial(ensembles.residual, tokens=tokens, facts=facts, noise=noise, second=second)
+    networks = {stage: load_corrector(chain / "smoke" / stage) for stage in ("diffusion", "consistency", "rival")}
+    head = networks["diffusion"].heads[HIDDEN]
+    assert not draw("operator").any()
+    torch.testing.assert_close(draw("dressed"), head.r_mean + head.r_std * noise)
+    condition = networks["diffusion"].condition(HIDDEN, tokens, facts)
+    scale = head.r_std * condition.log_scale.exp()
+    torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
+    ends = {"corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)}
+    for stage, name in (("consistency", "student_1"), ("rival", "rival")):   # f = cos x - sin F at pi/2
+        ends[name] = -networks[stage].velocity(condition)(noise, torch.full((5,), math.pi / 2))
+    mid, student = config.consistency.mid_angle, networks["consistency"].velocity(condition)
+    x = math.cos(mid) * ends["student_1"] + math.sin(mid) * second
+    ends["student_2"] = math.cos(mid) * x - math.sin(mid) * student(x, torch.full((5,), mid))
+    for name, end in ends.items():
+        torch.testing.assert_close(draw(name), head.r_mean + scale * (condition.mean + end), rtol=1e-4, atol=1e-6)
+    fine = head.r_mean + scale * (condition.mean + sample(networks["diffusion"].velocity(condition), noise, 16))
+    torch.testing.assert_close(draw("corrector", num_steps=16), fine, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_likely(ensembles, hidden, monkeypatch):
+    assert ensembles.bank.shape == (ups.ensemble.BANK, 8, 4)
+    rows = hidden.cache.split["reserved"]
+    z = hidden.cache.batch(rows, 0, hidden.cache.num_frames)
+    r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.cache.parameters[rows])[0] for t in range(9)])
+    # of about the same size: the bank's states were shifted, with which the operator does not commute exactly
+    assert float(ensembles.bank.square().mean().sqrt()) == pytest.approx(float(r.square().mean().sqrt()), rel=0.1)
+    tokens, facts, *_ = shown(hidden, 1)
+    noise, count = torch.randn(8000, 8, 4, generator=generator(3)), len(ensembles.bank)
+    drawn = ensembles.residual("dressed_resampled", tokens, facts, noise, noise)
+    monkeypatch.setattr(ensembles, "bank", torch.arange(count))
+    index = ensembles.residual("dressed_resampled", tokens, facts, noise, noise)
+    monkeypatch.undo()
+    assert torch.equal(drawn, ensembles.bank[index])
+    tenths = (index * 10 // count).bincount(minlength=10).double()
+    assert ((tenths - 800).square() / 800).sum() < 27.9 and len(index.unique()) > 0.99 * count   # chi-square, 9, p = 0.001
+
+
+@torch.no_grad()
+def test_evaluations_are_counted_as_they_are_made(ensembles, config):
+    tokens, facts, noise, second = shown(ensembles.residuals)
+    expected = {"operator": 0, "dressed": 0, "dressed_conditional": 0, "dressed_resampled": 0, "rival": 1, "student_1": 1,
+                "student_2": 2, "corrector": 2 * config.diffusion.sampler_steps}
+    for name, count in expected.items():
+        ensembles.evaluations = 0
+        ensembles.residual(name, tokens, facts, noise, second)
+        assert ensembles.evaluations == count, name
+    ensembles.evaluations = 0
+    ensembles.residual("corrector", tokens, facts, noise, second, num_steps=7)
+    assert ensembles.evaluations == 14
+
+
+@torch.no_grad()
+def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
+    rows = hidden.cache.split["test"][:3]
+    step = partial(hidden.operator, task=HIDDEN, parameters=hidden.cache.parameters[rows])
+    z = rollout(step, hidden.cache.batch(rows, 0, 1), 4, 1)
+    expected = hidden.head.codec.denormalise(hidden.head.codec.decode(z))
+    found = rollouts(ensembles, "operator", rows, 4, 5)
+    assert found.shape == (3, 1, 4, 1, 32)
+    torch.testing.assert_close(found[:, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["dressed", "dressed_conditional", "dressed_resampled", "rival", "corrector", "student_2"])
+def test_members_do_not_depend_on_the_batch_and_follow_the_seed(ensembles, hidden, config, monkeypatch, model):
+    rows = hidden.cache.split["test"][:3]
+    together = rollouts(ensembles, model, rows, 3, 3)
+    assert together.shape == (3, 3, 3, 1, 32) and len(together.flatten(2)[..., 0].unique()) == 9
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(rollouts(ensembles, model, rows[1:2], 3, 3), together[1:2], **tolerance)
+    torch.testing.assert_close(rollouts(ensembles, model, rows.flip(0), 3, 3).flip(0), together, **tolerance)
+    monkeypatch.setattr(ups.ensemble, "STATES", 3)   # one trajectory a call
+    torch.testing.assert_close(rollouts(ensembles, model, rows, 3, 3), together, **tolerance)
+    monkeypatch.setattr(ensembles, "seed", 1)
+    assert (rollouts(ensembles, model, rows, 3, 3) - together).abs().amax((2, 3, 4)).min() > 1e-4
+
+
+@torch.no_grad()
+def test_leads_and_members_have_noise_of_their_own(ensembles):
+    parts = [part.flatten(0, 1).flatten(1) for lead in range(3) for part in ensembles.noise(torch.tensor([2, 5]), lead, 4)]
+    draws = torch.cat(parts)
+    assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(draws) == 48   # 32 numbers each
+
+
+def test_guarded_rollouts_stay_in_the_range_of_their_start_and_lose_no_mean_beyond_it(ensembles, hidden, config, monkeypatch):
+    rows = hidden.cache.split["test"][:2]
+    u = hidden.head.codec.denormalise(hidden.head.codec.decode(hidden.cache.batch(rows, 0, 1)))[:, None]
+    low, high = u.amin((2, 3, 4)), u.amax((2, 3, 4))
+
+    def outside(members: Tensor) -> float:
+        return float(torch.maximum(low[..., None] - members.flatten(2), members.flatten(2) - high[..., None]).max())
+
+    free = rollouts(ensembles, "dressed", rows, 4, 3)
+    monkeypatch.setattr(ensembles, "config", replace(config, evaluate=replace(config.evaluate, guard=True)))
+    held = rollouts(ensembles, "dressed", rows, 4, 3)
+    assert outside(free) > 0.01 and outside(held) < 1e-5
+    drift = [(members.mean((3, 4)) - u.mean((3, 4))).abs().mean() for members in (free, held)]
+    assert drift[1] < drift[0]
+
+
+@torch.no_grad()
+def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(ensembles, hidden):
+    draws, facts = one_step(ensembles, 6, 3, ensembles.names)
+    again, _ = one_step(ensembles, 6, 3, ["corrector"])
+    assert set(draws) == set(ensembles.names) and draws["operator"].shape[1] == 1 and not draws["operator"].any()
+    assert facts["truth"].shape == (6, 8, 4) and facts["rows"].max() < len(hidden.cache.split["test"])
+    torch.testing.assert_close(again["corrector"], draws["corrector"])
+    mixed, _ = one_step(ensembles, 6, 3, ["corrector", "dressed"], shuffle=True)
+    torch.testing.assert_close(mixed["dressed"], draws["dressed"])   # which knows no conditions
+    assert (mixed["corrector"] - draws["corrector"]).abs().max() > 1e-3
+    fine, _ = one_step(ensembles, 6, 3, ["corrector"], num_steps=32)
+    assert 0 < (fine["corrector"] - draws["corrector"]).abs().max()
+
+
+@torch.no_grad()
+def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeypatch):
+    prior = load_corrector(chain / "smoke" / "steady")
+    z_in, _, parameters = steady.fields("test", torch.arange(2))
+    v = steady.head.input_codec.decode(z_in[:, 0])
+    observation = observe_case(v, "points_10", row_generators(0, "points_10", rows=range(2)))
+    z_pred, tokens, facts = steady.predict(observation, parameters)
+    head, draws = prior.heads[STEADY], {}
+    for kind in ("prior", "gaussian", "dressed"):
+        draws[kind], guess = posterior_draws(prior, steady, observation, parameters, 4, 3, 0, kind)
+        assert torch.equal(guess, z_pred) and draws[kind].shape == (2, 4, *z_pred.shape[1:])
+    noise = (draws["dressed"] - z_pred[:, None] - head.r_mean) / head.r_std
+    condition = prior.condition(STEADY, tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    for kind, r in (("gaussian", noise.flatten(0, 1)), ("prior", sample(prior.velocity(condition), noise.flatten(0, 1), 3))):
+        expected = z_pred[:, None] + prior.unwhiten(r, condition).unflatten(0, (2, 4))
+        torch.testing.assert_close(draws[kind], expected, rtol=1e-3, atol=1e-4)
+    monkeypatch.setattr(ups.steady, "STATES", 3)
+    again, _ = posterior_draws(prior, steady, observation, parameters, 4, 3, 0)
+    torch.testing.assert_close(again, draws["prior"], rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("stage", ["diffusion", "steady"])
+def test_without_reserved_trajectories_there_is_nothing_to_correct(chain, tmp_path, run_here, stage):
+    reserve = [f"task.{name}.reserve=0" for name in (HIDDEN, STEADY)]
+    code, output = run_here(stage, chain, with_parents(chain, tmp_path, stage), *reserve)
+    assert code == 2 and f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0" in output
+    assert not (tmp_path / "smoke" / stage).exists() and "Traceback" not in output
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_missing_or_unfinished_operator_is_refused_naming_the_make_target(chain, tmp_path, run_here, stage):
+    code, output = run_here(stage, chain, tmp_path)
+    assert code == 2 and "stage operator of run smoke is missing; expected" in output and "make operator RUN=smoke" in output
+    (with_parents(chain, tmp_path, stage) / "smoke" / "operator" / "done.json").unlink()
+    code, output = run_here(stage, chain, tmp_path)
+    assert code == 2 and "stage operator of run smoke is unfinished; expected" in output and "Traceback" not in output
+    assert not (tmp_path / "smoke" / stage).exists()
+
+
+@pytest.mark.parametrize("stage", ["consistency", "rival"])
+def test_a_student_without_a_teacher_is_refused_naming_the_make_target(chain, tmp_path, run_here, stage):
+    with_parents(chain, tmp_path, "diffusion")
+    code, output = run_here(stage, chain, tmp_path)
+    assert code == 2 and "stage diffusion of run smoke is missing; expected" in output and "make diffusion RUN=smoke" in output
+
+
+@pytest.mark.parametrize(("stage", "altered"), [("diffusion", "operator"), ("steady", "operator"), ("consistency", "operator"),
+                                                ("consistency", "diffusion")])
+def test_altered_weights_of_a_parent_are_refused(chain, tmp_path, run_here, stage, altered):
+    weights = with_parents(chain, tmp_path, stage) / "smoke" / altered / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    code, output = run_here(stage, chain, tmp_path)
+    assert code == 2 and f"{altered}/model.safetensors is " in output and "as done.json says" in output
+    assert not (tmp_path / "smoke" / stage).exists()
+
+
+@pytest.mark.parametrize("parent", ["operator", HIDDEN])
+def test_a_teacher_made_from_another_operator_or_cache_is_refused(chain, tmp_path, run_here, parent):
+    with_parents(chain, tmp_path, "consistency")
+    done = tmp_path / "smoke" / "diffusion" / "done.json"
+    edit(done, lambda record: record["parents"].update({parent: "another"}))
+    code, output = run_here("consistency", chain, tmp_path)
+    assert code == 2 and f"stage diffusion of run smoke was made from another {parent} (another then, " in output
+    assert "make remove STAGE=diffusion RUN=smoke" in output and not (tmp_path / "smoke" / "consistency").exists()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_made_from_another_operator_is_not_continued(chain, tmp_path, run_here, stage):
+    with_parents(chain, tmp_path, stage)
+    shutil.copytree(chain / "smoke" / stage, tmp_path / "smoke" / stage)
+    edit(tmp_path / "smoke" / "operator" / "done.json", lambda record: record.update(fingerprint="retrained"))
+    if "diffusion" in PARENTS[stage]:
+        edit(tmp_path / "smoke" / "diffusion" / "done.json", lambda record: record["parents"].update(operator="retrained"))
+    code, output = run_here(stage, chain, tmp_path)
+    assert code == 2 and f"smoke/{stage} was made from another operator (" in output and "retrained now)" in output
+    assert require_stage(chain / "smoke", stage)["fingerprint"]   # the original stands
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_process(chain, tmp_path, world):
+    codes, logs = start("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "diffusion.min_residual_ratio=1000",
+                        world=world)
+    measured = json.loads((tmp_path / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.json").read_text())["ratio"]
+    assert codes == [1] * world and 0.01 < measured < 100
+    for rank, log in enumerate(logs):
+        last = log.strip().splitlines()[-1]
+        assert last.startswith(f"FAILED: rank {rank}, stage diffusion, step 0: ValueError: the operator's residuals of {HIDDEN} "
+                               f"where the corrector trains are {measured:.3f} times those of validation; expected at least 1000")
+    assert not (tmp_path / "smoke" / "diffusion" / "done.json").exists()
+
+
+def test_a_scale_that_does_not_carry_over_to_validation_is_refused(chain, tmp_path):
+    codes, logs = start("steady", chain, with_parents(chain, tmp_path, "steady"), "diffusion.max_whitened_std=1.0000001")
+    assert codes == [1] and f"the whitened residual of {STEADY} has a standard deviation of 1.0" in logs[0].splitlines()[-1]
+    assert "(diffusion.max_whitened_std). Reserve more trajectories" in logs[0].splitlines()[-1]
+
+
+def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(chain, tmp_path):
+    codes, logs = start("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "diffusion.train.max_skips=2", nan_from=7)
+    last = logs[0].strip().splitlines()[-1]
+    assert codes == [1] and last.startswith("FAILED: rank 0, stage diffusion, step 9: 3 updates in a row were not finite"), logs
+    assert "continues from the checkpoint of step 5" in last and "Lower diffusion.optim.muon_lr" in last
+    assert [line["train/skipped"] for line in lines_of(tmp_path, "diffusion")][-2:] == [1, 2]
+    codes, logs = start("diffusion", chain, tmp_path)   # the data mended
+    assert codes == [0] and "resumed at step 5" in logs[0]
+    assert torch.equal(losses_of(tmp_path, "diffusion"), losses_of(chain, "diffusion"))
+
+
+def test_residuals_that_are_nan_from_the_start_are_refused_by_the_fit_on_every_process(chain, tmp_path):
+    codes, logs = start("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), world=2, nan_from=0)
+    assert codes == [1, 1]
+    for log in logs:
+        last = log.strip().splitlines()[-1]
+        assert (f"stage diffusion, step 0: rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of "
+                f"{HIDDEN}'s residuals is not finite at step 0 of their scale") in last
+    assert not (tmp_path / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.json").exists()
+
+
+@pytest.mark.parametrize(("override", "text"), [
+    ("diffusion.sampler_steps=0", "diffusion.sampler_steps is 0; expected a positive number"),
+    ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
+    ("consistency.members=1", "consistency.members is 1; expected at least 2"),
+    ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
+    ("consistency.mid_angle=0", "consistency.mid_angle is 0.0; expected an angle in"),
+    ("consistency.pool_batches=6", "consistency.pool_batches is 6; expected a multiple of 4: a quarter is replaced at a time"),
+    ("consistency.tune_fraction=1.0", r"consistency.tune_fraction is 1.0; expected a number in \[0, 1\)"),
+    ("consistency.method=direct", "consistency.method is 'direct'; expected"),
+    ("evaluate.spread_skill=[1.25,0.8]", r"evaluate.spread_skill is \[1.25, 0.8\]; expected a lower and an upper bound"),
+    (f"task.{HIDDEN}.reserve=1.0", rf"task.{HIDDEN}.reserve is 1.0; expected a share in \[0, 1\)"),
+    (f"task.{HIDDEN}.reserve=-0.1", rf"task.{HIDDEN}.reserve is -0.1; expected a share in \[0, 1\)"),
+    ("diffusion.model.kernel_size=6", "diffusion.model.kernel_size is 6; expected an odd number"),
+    ("steady.model.kernel_size=4", "steady.model.kernel_size is 4; expected an odd number"),
+    ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),
+    ("diffusion.min_residual_ratio=0", "diffusion.min_residual_ratio is 0.0; expected a positive number"),
+    ("steady.scale_steps=0", "steady.scale_steps is 0; expected a positive number"),
+    ("consistency.rival_steps=0", "consistency.rival_steps is 0; expected a positive number"),
+    ("diffusion.train.batch_size=7", "diffusion.train.batch_size 7 is not a multiple of micro_batch 4"),
+    (f"task.{STEADY}.space_stride=2", rf"task.{STEADY}.space_stride is 2; expected 1 \(the exact posterior is that of the grid"),
+    (f"data.tasks=[burgers1d,{HIDDEN}]", f"task.{HIDDEN}.resolution is 32 and task.burgers1d.resolution is 64; expected the same "
+                                         r"\(both read the same files\)"),
+])
+def test_impossible_settings_of_the_new_stages_are_refused(override, text):
+    load_config(SMOKE, SETTINGS)
+    with pytest.raises(ValueError, match=text):
+        load_config(SMOKE, [*SETTINGS, override])
