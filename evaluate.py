@@ -165,8 +165,12 @@ def main() -> int:
 
     # ---- setup
     parent = require_stage(config.run_dir, "operator")
-    stages = {stage: require_stage(config.run_dir, stage, {"operator": parent["fingerprint"]})["fingerprint"]
-              for stage in CORRECTORS if (config.run_dir / stage).is_dir()}
+    stages: dict[str, str] = {}
+    for stage in [name for name in CORRECTORS if (config.run_dir / name).is_dir()]:
+        made_from = {"operator": parent["fingerprint"]}
+        if stage in ("consistency", "rival"):
+            made_from["diffusion"] = stages.get("diffusion", "none")
+        stages[stage] = require_stage(config.run_dir, stage, made_from)["fingerprint"]
     wanted = {"operator": parent["fingerprint"], **stages, "evaluate": value_hash(to_dict(config)["evaluate"])}
     done = directory / "done.json"
     if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["parents"] == wanted:

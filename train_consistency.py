@@ -70,7 +70,7 @@ def loss_of(student: Corrector, teacher: Corrector, residuals: dict[str, Residua
 def tune_start(config: Config) -> int:
     """The first step of the tuning phase."""
     train = config.consistency.train
-    return round((1 - config.consistency.tune_fraction) * train.steps)
+    return max(1, round((1 - config.consistency.tune_fraction) * train.steps))
 
 
 @main_guard
@@ -87,10 +87,14 @@ def main() -> None:
         raise SystemExit(0)
 
     # ---- setup
+    if not names:
+        raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0 for at least "
+                         f"one of data.tasks. Set it and train the operator again.")
     caches = {name: open_cache(config, name) for name in names}
     parents = {"operator": require_stage(config.run_dir, "operator")["fingerprint"],
                **{name: cache.fingerprint for name, cache in caches.items()}}
-    parents["diffusion"] = require_stage(config.run_dir, "diffusion", parents)["fingerprint"]
+    parents |= {"diffusion": require_stage(config.run_dir, "diffusion", parents)["fingerprint"],
+                "sampler": f"{config.diffusion.sampler_steps} steps"}
     run = Run.start(config, stage, train, section.optim, parents, section=STAGE)
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")

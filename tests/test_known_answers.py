@@ -337,10 +337,11 @@ def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, e
 def test_a_student_of_the_residuals_themselves_is_caught(bimodal, truths, teacher_draws, exact_draws):   # N6
     model, _ = bimodal
     pool = known.build_pool(model, 2**14, "N6")
-    fake = from_student(model, known.distill(model, pool, "N6", 500, target="r"), teacher_draws[0])
+    student = known.distill(model, pool, "N6", 500, target="r", lr=1e-3)   # a flat valley between the modes: slowly
+    fake = from_student(model, student, teacher_draws[0])
     for failures in judge(model, fake, truths):
-        assert {"gap", "energy distance"} <= names(failures)
-    assert {"pair error", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
+        assert "energy distance" in names(failures)
+    assert {"pair error", "pair correlation", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
 
 
 # ---------------------------------------------------------------- T9: a linear stochastic equation, rolled out
@@ -399,7 +400,7 @@ def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equ
 
     assert not judge_rollout(equation, draw)
     repeated = names(judge_rollout(equation, lambda z, lead: draw(z, lead, frozen=True)))   # noise must be new at every lead
-    assert f"covariance {LEADS - 1}" in repeated and "covariance 0" not in repeated
+    assert "covariance 0" not in repeated and repeated & {f"covariance {lead}" for lead in range(1, LEADS)}
     silent = names(judge_rollout(equation, lambda z, lead: 0 * z))
     assert {"covariance 0", "spread over skill 0", "crps 0"} <= silent
 

@@ -39,10 +39,10 @@ from ups.ensemble import Ensembles, one_step, rollouts
 from ups.observe import observe_case, row_generators
 from ups.operator import Operator, augment, load_operator
 from ups.optim import split_parameters
-from ups.residual import TransientResiduals, validation
-from ups.rollout import rollout
+from ups.residual import TransientResiduals, schedule_of, validation
+from ups.rollout import member_noise, rollout
 from ups.sampling import generator
-from ups.steady import SteadyResiduals, posterior_draws
+from ups.steady import SPREAD_FLOOR, SteadyResiduals, posterior_draws
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_steady", "train_operator"])
 
@@ -80,9 +80,9 @@ def one_thread():
 
 
 def _script(log: str, module: str, arguments: list[str], environment: dict[str, str], kill_at: int, nan_from: int) -> None:
-    """A script's main in this process, which kills itself before a step, or sees NaN residuals from a step (0: the fit) on.
+    """A script's main in this process, which kills itself before a step, or sees NaN residuals from a step (0: before it) on.
 
-    What it read of every cache goes to LOG.rows.
+    What it read of every cache, and the splits it drew residuals from, go to LOG.rows.
     """
     handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
@@ -92,7 +92,7 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
     os.environ.update(environment)
     torch.set_num_threads(1)
     sys.argv = [f"{module}.py", *arguments]
-    update, draw, batch, inputs = ups.loop.Run.update, TransientResiduals.draw, Cache.batch, Cache.inputs
+    update, batch, inputs = ups.loop.Run.update, Cache.batch, Cache.inputs
     step, read = [0], {}
 
     def update_or_die(run: ups.loop.Run, *rest):
@@ -101,9 +101,12 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
             os.kill(os.getpid(), signal.SIGKILL)
         return update(run, *rest)
 
-    def draw_or_nan(residuals: TransientResiduals, *rest):
-        r, tokens, facts = draw(residuals, *rest)
-        return (r * math.nan if 0 <= nan_from <= step[0] else r), tokens, facts
+    def disturbed(draw):
+        def call(residuals, split: str, *rest):
+            read.setdefault("drawn", set()).add(split)
+            r, tokens, facts = draw(residuals, split, *rest)
+            return (r * math.nan if 0 <= nan_from <= step[0] else r), tokens, facts
+        return call
 
     def noted(function):
         def call(cache: Cache, rows: Tensor, *rest, **options):
@@ -111,7 +114,9 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
             return function(cache, rows, *rest, **options)
         return call
 
-    ups.loop.Run.update, TransientResiduals.draw = update_or_die, draw_or_nan
+    ups.loop.Run.update = update_or_die
+    for kind in (TransientResiduals, SteadyResiduals):
+        kind.draw = disturbed(kind.draw)
     Cache.batch, Cache.inputs = noted(batch), noted(inputs)
     importlib.import_module(module).main()
     Path(log).with_suffix(".rows").write_text(json.dumps({name: sorted(rows) for name, rows in read.items()}))
@@ -229,9 +234,10 @@ def test_a_stage_finishes_and_a_second_start_says_nothing_to_do(chain, run_here,
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_processes_give_the_losses_of_one(chain, tmp_path, stage):
-    codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), world=2)
+    section = "consistency" if stage == "rival" else stage
+    codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), f"{section}.train.micro_batch=2", world=2)
     assert codes == [0, 0], logs
-    assert "8 = 2 processes x 1 passes of at most 4" in logs[0]
+    assert "8 = 2 processes x 2 passes of at most 2" in logs[0]   # on one process: 2 of 4
     torch.testing.assert_close(losses_of(tmp_path, stage), losses_of(chain, stage), rtol=1e-5, atol=0.0)
     scores = [[line["validation/score"] for line in lines_of(root, stage) if "validation/score" in line]
               for root in (chain, tmp_path)]
@@ -262,7 +268,10 @@ def test_no_stage_reads_test_rows_and_a_corrector_only_what_the_operator_never_s
                 for stage in ("operator", *STAGES)}
         assert read["operator"] <= split["train"] | split["val"] and read["operator"] & split["train"]
         for stage in ("steady",) if name == STEADY else ("diffusion", "consistency", "rival"):
-            assert read[stage] <= split["reserved"] | split["val"] and read[stage] & split["reserved"], stage
+            fields = split["train"] if stage == "steady" else set()   # whose coefficients the linear guess is fitted to
+            assert read[stage] <= split["reserved"] | split["val"] | fields and read[stage] & split["reserved"], stage
+    for stage in STAGES:
+        assert json.loads((chain / f"read_{stage}.json").read_text())["drawn"] == ["reserved", "val"]
 
 
 def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain):
@@ -375,20 +384,36 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
 
 
 @torch.no_grad()
-def test_residual_and_guess_add_up_to_the_solution_of_a_steady_task(steady):
-    places = torch.arange(6)
-    r, tokens, facts = steady.draw("reserved", places, torch.zeros(6), generator(2))
+def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_task(steady):
+    places = torch.arange(8)
+    r, tokens, facts = steady.draw("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
     z_in, z_ref = augment(steady.operator, STEADY, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2))
-    torch.testing.assert_close(r + tokens[..., -16:], z_ref[:, 0], rtol=0, atol=1e-5)
-    values, mask = tokens[..., :16], tokens[..., 16:32]
-    assert ((mask == 0) | (mask == 1)).all() and not values[mask == 0].any() and facts.shape == (6, 3)
+    u = steady.physical(z_ref[:, 0]).clamp_min(steady.least)
+    values, v_guess, spread, mask, guess = tokens.split(16, -1)
+    torch.testing.assert_close(steady.solution(guess, r), u, rtol=1e-3, atol=0)
+    torch.testing.assert_close(steady.decode(guess + r), u.log(), rtol=0, atol=1e-3)
+    assert ((mask == 0) | (mask == 1)).all() and not values[mask == 0].any() and facts.shape == (8, 3)
     torch.testing.assert_close(mask.flatten(1).mean(1), facts[:, 0])
-    rows = facts[:, 0] == 1
-    observed = observe_case(steady.head.input_codec.decode(z_in[:, 0]), "full", row_generators(0, rows=range(6)))
-    z_pred = steady.predict(observed, parameters)[0]
-    full = rows & (facts[:, 1] == 0) & (facts[:, 2] == 0)
-    torch.testing.assert_close(tokens[full][..., -16:], z_pred[full], rtol=0, atol=1e-5)
+    full = (facts[:, 0] == 1) & (facts[:, 1] == 0) & (facts[:, 2] == 0)
+    assert full.any() and torch.equal(v_guess[full], values[full]) and (spread[full] == math.log(SPREAD_FLOOR)).all()
+    assert (spread[~full] > math.log(SPREAD_FLOOR)).any()
+    z_pred = steady.operator(z_in[full], STEADY, parameters[full])[:, 0]   # the operator, shown all that there is
+    torch.testing.assert_close(guess[full], steady.logarithm(steady.physical(z_pred)), rtol=0, atol=1e-3)
+
+
+@torch.no_grad()
+def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hidden, steady):
+    weights = hidden.start_weights()[HIDDEN]
+    rows = hidden.cache.split["reserved"]
+    z = hidden.cache.batch(rows, 0, 10)
+    rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.cache.parameters[rows])[0]).square().mean().sqrt()
+                       for t in range(9)]).double()
+    torch.testing.assert_close(weights, 0.5 / 9 + 0.5 * rms / rms.sum(), rtol=1e-5, atol=0)
+    assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() == {}
+    starts = torch.cat([schedule_of({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)])
+    expected = len(starts) * weights
+    assert ((starts.bincount(minlength=9) - expected).square() / expected).sum() < 26.1   # chi-square, 8, p = 0.001
 
 
 @torch.no_grad()
@@ -474,7 +499,11 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     networks = {stage: load_corrector(chain / "smoke" / stage) for stage in ("diffusion", "consistency", "rival")}
     head = networks["diffusion"].heads[HIDDEN]
     assert not draw("operator").any()
-    torch.testing.assert_close(draw("dressed"), head.r_mean + head.r_std * noise)
+    torch.testing.assert_close(draw("dressed"), head.marginal_mean + head.marginal_std * noise)
+    rows = ensembles.residuals.cache.split["reserved"]
+    z = ensembles.residuals.cache.batch(rows, 0, 10)
+    r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], torch.zeros(len(rows), 0))[0] for t in range(9)])
+    assert float(head.marginal_std.norm()) == pytest.approx(float(r.flatten(0, -2).std(0).norm()), rel=0.15)
     condition = networks["diffusion"].condition(HIDDEN, tokens, facts)
     scale = head.r_std * condition.log_scale.exp()
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
@@ -591,19 +620,21 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     z_in, _, parameters = steady.fields("test", torch.arange(2))
     v = steady.head.input_codec.decode(z_in[:, 0])
     observation = observe_case(v, "points_10", row_generators(0, "points_10", rows=range(2)))
-    z_pred, tokens, facts = steady.predict(observation, parameters)
-    head, draws = prior.heads[STEADY], {}
-    for kind in ("prior", "gaussian", "dressed"):
-        draws[kind], guess = posterior_draws(prior, steady, observation, parameters, 4, 3, 0, kind)
-        assert torch.equal(guess, z_pred) and draws[kind].shape == (2, 4, *z_pred.shape[1:])
-    noise = (draws["dressed"] - z_pred[:, None] - head.r_mean) / head.r_std
+    guess, tokens, facts = steady.predict(observation, parameters)
+    head, noise = prior.heads[STEADY], torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)])
     condition = prior.condition(STEADY, tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
-    for kind, r in (("gaussian", noise.flatten(0, 1)), ("prior", sample(prior.velocity(condition), noise.flatten(0, 1), 3))):
-        expected = z_pred[:, None] + prior.unwhiten(r, condition).unflatten(0, (2, 4))
-        torch.testing.assert_close(draws[kind], expected, rtol=1e-3, atol=1e-4)
+    residuals = {"dressed": head.marginal_mean + head.marginal_std * noise,
+                 "gaussian": prior.unwhiten(noise.flatten(0, 1), condition),
+                 "prior": prior.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 3), condition)}
+    for kind, r in residuals.items():
+        draws, u_guess = posterior_draws(prior, steady, observation, parameters, [0, 1], 4, 3, 0, kind)
+        assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
+        torch.testing.assert_close(u_guess, steady.head.codec.decode(guess).exp())
+        expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()
+        torch.testing.assert_close(draws, expected, rtol=1e-3, atol=1e-6)
     monkeypatch.setattr(ups.steady, "STATES", 3)
-    again, _ = posterior_draws(prior, steady, observation, parameters, 4, 3, 0)
-    torch.testing.assert_close(again, draws["prior"], rtol=1e-4, atol=1e-5)
+    again, _ = posterior_draws(prior, steady, observation, parameters, [0, 1], 4, 3, 0)
+    torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
 
 
 # ---------------------------------------------------------------- bad input
@@ -677,7 +708,7 @@ def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_proc
     for rank, log in enumerate(logs):
         last = log.strip().splitlines()[-1]
         assert last.startswith(f"FAILED: rank {rank}, stage diffusion, step 0: ValueError: the operator's residuals of {HIDDEN} "
-                               f"where the corrector trains are {measured:.3f} times those of validation; expected at least 1000")
+                               f"where the corrector trains are {measured:.3f} times those of validation (standard error ")
     assert not (tmp_path / "smoke" / "diffusion" / "done.json").exists()
 
 
@@ -698,14 +729,16 @@ def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(ch
     assert torch.equal(losses_of(tmp_path, "diffusion"), losses_of(chain, "diffusion"))
 
 
-def test_residuals_that_are_nan_from_the_start_are_refused_by_the_fit_on_every_process(chain, tmp_path):
-    codes, logs = start("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), world=2, nan_from=0)
+@pytest.mark.parametrize(("stage", "text"), [
+    ("diffusion", f"ValueError: the residuals of {HIDDEN} that start at frame 0 are not finite; expected finite ones. Look at"),
+    ("steady", f"rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of {STEADY}'s residuals is "
+               "not finite at step 0 of their scale; expected finite residuals")])
+def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chain, tmp_path, stage, text):
+    codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), world=2, nan_from=0)
     assert codes == [1, 1]
-    for log in logs:
-        last = log.strip().splitlines()[-1]
-        assert (f"stage diffusion, step 0: rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of "
-                f"{HIDDEN}'s residuals is not finite at step 0 of their scale") in last
-    assert not (tmp_path / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.json").exists()
+    for rank, log in enumerate(logs):
+        assert log.strip().splitlines()[-1].startswith(f"FAILED: rank {rank}, stage {stage}, step 0: {text}"), log
+    assert not list((tmp_path / "smoke" / stage).glob("scales/*.json"))
 
 
 @pytest.mark.parametrize(("override", "text"), [

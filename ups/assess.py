@@ -147,7 +147,7 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
         observation = observe_case(v, case, row_generators(config.run.seed, case, rows=places.tolist()))
         members = {}
         for kind, model in kinds.items():
-            draws, guess = posterior_draws(prior, source, observation, parameters, settings.members,
+            draws, guess = posterior_draws(prior, source, observation, parameters, places.tolist(), settings.members,
                                            config.diffusion.sampler_steps, config.run.seed, kind)
             members[model] = draws.cpu()[:, :, None]
         members = {"operator": guess.cpu()[:, None, None], **members}

@@ -154,11 +154,12 @@ Draw = Callable[[int], tuple[Tensor, Tensor, Tensor]]   # step -> (r, tokens, fa
 
 
 def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor, Tensor, Tensor]], steps: int,
-             optim: OptimConfig) -> dict[str, float]:
+             optim: OptimConfig, num_rows: tuple[int, int]) -> dict[str, float]:
     """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and the initial weights.
 
-    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). Returns ratio (of the mean
-    size of residuals in training over validation, geometric), rms_val, std_train and std_val of the whitened residual, its
+    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). num_rows: trajectories behind
+    training and validation. Returns ratio (geometric mean of the residual's size in training over that in validation) and its
+    standard error, rms_val, std_train and std_val of the whitened residual, its
     largest_std and kurtosis, and nll of validation.
     """
     probe = [draw(-1 - i) for i in range(16)]
@@ -203,11 +204,14 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
         head.largest_std.copy_(largest_mode(white))
         val = torch.cat([_whitened(head, *part) for part in validation])
         rms_val = torch.cat([part[0] for part in validation]).square().mean().sqrt()
-        ratio = (size_train.mean() - torch.cat([_log_size(part[0]) for part in validation]).mean()).exp()
+        size_val = torch.cat([_log_size(part[0]) for part in validation])
+        ratio = (size_train.mean() - size_val.mean()).exp()
+        error = (size_train.var() / min(len(size_train), num_rows[0]) + size_val.var() / min(len(size_val), num_rows[1])).sqrt()
         nll = torch.cat([gaussian_nll(*_gaussian(head, *part)) for part in validation]).mean() + factor.log().mean()
     kurtosis = white.pow(4).mean() / white.var() ** 2 - 3
-    return {"ratio": float(ratio), "std_train": float(white.std()), "std_val": float(val.std()), "nll": float(nll),
-            "largest_std": float(head.largest_std), "kurtosis": float(kurtosis), "rms_val": float(rms_val)}
+    return {"ratio": float(ratio), "ratio_error": float(error), "nll": float(nll), "std_train": float(white.std()),
+            "std_val": float(val.std()), "largest_std": float(head.largest_std), "kurtosis": float(kurtosis),
+            "rms_val": float(rms_val)}
 
 
 def _log_size(r: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ def load_operator(directory: str | Path, device: torch.device | str = "cpu") -> 
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; expected a finished operator stage in {directory}. Run make operator.")
     operator = Operator(json.loads(config.read_text(encoding="utf-8")))
-    operator.load_state_dict(load_file(weights, device=str(device)))
+    operator.load_state_dict(load_file(weights))
     return operator.to(device).eval()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,6 +79,10 @@ class TransientResiduals:
         places = torch.arange(num_rows)[:: max(1, num_rows // START_ROWS)][:START_ROWS]
         rms = torch.stack([self.draw("reserved", places, torch.full((len(places),), start), None)[0].square().mean().sqrt()
                            for start in range(num_starts)]).double().cpu()
+        if not bool(rms.isfinite().all()):
+            frame = int((~rms.isfinite()).nonzero()[0]) + self.config.task[self.name].train_from
+            raise ValueError(f"the residuals of {self.name} that start at frame {frame} are not finite; expected finite ones. "
+                             f"Look at the data with the doctor, or train the operator again.")
         weights = 0.5 / num_starts + 0.5 * rms / rms.sum().clamp_min(1e-30)
         return {self.name: weights}
 
@@ -163,7 +168,8 @@ def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: 
     r = torch.cat(natural).flatten(0, -2)
     head.marginal_mean.copy_(r.mean(0))
     head.marginal_std.copy_(r.std(0))
-    facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, optim)
+    facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, optim,
+                     (residuals.windows("reserved")[0], residuals.windows("val")[0]))
     kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
     state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items() if name.startswith(kept)}
     partial = path.with_suffix(".partial")
@@ -175,11 +181,14 @@ def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: 
 
 def refuse(name: str, facts: dict[str, float], config: Config) -> None:
     """Raise ValueError for residual statistics that would make a corrector dishonest."""
-    if not facts["ratio"] >= config.diffusion.min_residual_ratio:   # NaN as well
+    least = config.diffusion.min_residual_ratio
+    # and so by more than chance: two standard errors below no difference
+    is_small = facts["ratio"] < least and facts["ratio"] * (1 + 2 * facts["ratio_error"]) < max(1.0, least)
+    if is_small or not math.isfinite(facts["ratio"]):
         raise ValueError(f"the operator's residuals of {name} where the corrector trains are {facts['ratio']:.3f} times those of "
-                         f"validation; expected at least {config.diffusion.min_residual_ratio} (diffusion.min_residual_ratio): "
-                         f"it would learn a spread that is too small. Reserve trajectories with task.{name}.reserve and train "
-                         f"the operator again.")
+                         f"validation (standard error {facts['ratio_error']:.3f}); expected at least "
+                         f"{least} (diffusion.min_residual_ratio): it would learn too small a "
+                         f"spread. Reserve trajectories with task.{name}.reserve and train the operator again.")
     largest = config.diffusion.max_whitened_std
     if not (0.95 <= facts["std_train"] <= 1.05 and 1 / largest <= facts["std_val"] <= largest):
         raise ValueError(f"the whitened residual of {name} has a standard deviation of {facts['std_train']:.3f} in training and "

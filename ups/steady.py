@@ -30,7 +30,7 @@ from ups.sampling import generator
 from ups.tokenizer import patchify
 
 STATES = 512          # states in one call of the network
-MODES = 128           # of the coefficient in the linear guess
+MODES = 96            # of the coefficient in the linear guess
 FLOOR = 1e-3          # of the solution's mean: a guess is lifted to it before its logarithm is taken
 SPREAD_FLOOR = 1e-3   # of the coefficient, in normalised units: what is seen exactly
 
@@ -60,16 +60,18 @@ class LinearGuess:
         values, mask = observation.values, observation.mask.expand_as(observation.values)
         noise, block = observation.facts[:, 1], (2.0 ** observation.facts[:, 2]).round().long()
         weight = mask.flatten(1) / (self.left + noise.square()[:, None])                       # precision of each cell
-        guesses, spreads = [], []
-        for w, value, size in zip(weight, values, block.tolist(), strict=True):
+        guess, spread = torch.empty_like(weight), torch.empty_like(weight)
+        for size in block.unique().tolist():
+            rows = block == size
             mean, basis = self._averaged(size, values.shape[1:])
-            gram = basis.mT @ (w[:, None] * basis) + torch.diag(1 / self.variance)
+            w, y = weight[rows], values.flatten(1)[rows] - mean
+            gram = (basis.mT * w[:, None]) @ basis + torch.diag(1 / self.variance)               # (rows, modes, modes)
             factor = torch.linalg.cholesky(gram)
-            s = torch.cholesky_solve((basis.mT @ (w * (value.flatten() - mean)))[:, None], factor)[:, 0]
-            half = torch.linalg.solve_triangular(factor, self.basis.mT, upper=False)            # (modes, cells)
-            guesses.append(self.mean + self.basis @ s)
-            spreads.append((half.square().sum(0) + self.left).sqrt())
-        guess, spread = torch.stack(guesses).view_as(values), torch.stack(spreads).view_as(values)
+            s = torch.cholesky_solve(((w * y) @ basis)[..., None], factor)[..., 0]
+            half = self.basis @ torch.cholesky_inverse(factor)                                   # (rows, cells, modes)
+            guess[rows] = self.mean + s @ self.basis.mT
+            spread[rows] = ((half * self.basis).sum(2) + self.left).sqrt()
+        guess, spread = guess.view_as(values), spread.view_as(values)
         is_exact = (mask > 0) & ((noise == 0) & (block == 1)).view(-1, *[1] * (values.ndim - 1))
         return torch.where(is_exact, values, guess), torch.where(is_exact, torch.zeros_like(spread), spread)
 
@@ -155,15 +157,16 @@ class SteadyResiduals:
 
 @torch.no_grad()
 def posterior_draws(corrector: Corrector, residuals: SteadyResiduals, observation: Observation, parameters: Tensor,
-                    num_members: int, num_steps: int, seed: int, kind: str = "prior") -> tuple[Tensor, Tensor]:
+                    rows: list[int], num_members: int, num_steps: int, seed: int, kind: str = "prior") -> tuple[Tensor, Tensor]:
     """(members (batch, M, C, *space), the operator's guess (batch, C, *space)): draws of the solution, physical units.
 
-    kind: prior (the diffusion), gaussian (its conditional mean and scale alone, B2) or dressed (marginal spread, B1).
+    rows: numbers that name the fields, for their noise. kind: prior (the diffusion), gaussian (its conditional mean and scale
+    alone, B2) or dressed (marginal spread, B1).
     """
     guess, tokens, facts = residuals.predict(observation, parameters)
     head, out = corrector.heads[residuals.name], []
     for row in range(len(guess)):
-        noise = member_noise(guess.shape[1:], seed, [row], 0, num_members)[0].to(guess.device)
+        noise = member_noise(guess.shape[1:], seed, [rows[row]], 0, num_members)[0].to(guess.device)
         parts = []
         for some in noise.split(STATES):
             if kind == "dressed":
@@ -214,8 +217,8 @@ def judge_case(corrector: Corrector, residuals: SteadyResiduals, case: str, row:
     _, exact = truth_ensemble(linear, 2 * count, source.initial_seed() % 2**31, beta)
     out = {}
     for kind in ("prior", "gaussian", "dressed"):
-        draws, _ = posterior_draws(corrector, residuals, observation, parameters, count, config.diffusion.sampler_steps,
-                                   seed, kind)
+        draws, _ = posterior_draws(corrector, residuals, observation, parameters, [row], count,
+                                   config.diffusion.sampler_steps, seed, kind)
         out[kind] = judge(draws[0, :, 0], exact.to(draws.device))
     return out
 
