@@ -222,16 +222,19 @@ class Gaussian:
     b: Tensor
     rho: float
     slope: int
+    quiet_share: float
     dim: int = 8
     num_conditions: int = 2
 
     @classmethod
-    def draw(cls, draws: Generator) -> Gaussian:
-        return cls(0.3 * normal(8, draws=draws), 0.3 * normal(8, draws=draws), uniform(0.7, 0.85, draws), sign(draws))
+    def draw(cls, draws: Generator, quiet_share: float = 0.0) -> Gaussian:
+        return cls(0.3 * normal(8, draws=draws), 0.3 * normal(8, draws=draws), uniform(0.7, 0.85, draws), sign(draws),
+                   quiet_share)
 
     def conditions(self, count: int, draws: Generator) -> Tensor:
-        """(count, 2): c and, for one row in five, the mark of quiet."""
-        return torch.stack([2 * torch.rand(count, generator=draws) - 1, (torch.rand(count, generator=draws) < 0.2).float()], 1)
+        """(count, 2): c, and 1 in a quiet row."""
+        is_quiet = torch.rand(count, generator=draws) < self.quiet_share
+        return torch.stack([2 * torch.rand(count, generator=draws) - 1, is_quiet.float()], 1)
 
     def mean(self, c: Tensor) -> Tensor:
         return self.a * (1 + c[:, :1]) + self.b * (2 * c[:, :1]).sin()

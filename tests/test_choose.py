@@ -33,7 +33,8 @@ from ups.operator import TaskHead
 CPU = torch.device("cpu")
 TINY = ["task.advection1d.num_trajectories=16", "task.advection1d.resolution=32", "task.burgers1d.parameters=[0.05,0.1]",
         "task.burgers1d.num_trajectories=20", "task.darcy2d.num_trajectories=20", "task.darcy2d.resolution=16",
-        "task.diff_react2d.num_trajectories=12", "task.diff_react2d.resolution=16", "operator.base_steps=150"]
+        "task.diff_react2d.num_trajectories=12", "task.diff_react2d.resolution=16", "operator.base_steps=150",
+        "data.tasks=[advection1d,burgers1d,darcy2d,diff_react2d]"]
 
 
 def make_caches(root: Path, *overrides: str) -> Config:

@@ -210,7 +210,7 @@ def require_stage(run_dir: Path, stage: str, parents: dict[str, str] | None = No
         state = "unfinished" if directory.is_dir() else "missing"
         raise FileNotFoundError(f"stage {stage} of run {run_dir.name} is {state}; expected {directory / DONE}. "
                                 f"Run: make {stage} RUN={run_dir.name}")
-    stale = [name for name, value in (parents or done["parents"]).items() if done["parents"].get(name) != value]
+    stale = [name for name, value in (parents or {}).items() if done["parents"].get(name) != value]
     if stale:
         raise ValueError(f"stage {stage} of run {run_dir.name} was made from another {stale[0]} "
                          f"({done['parents'].get(stale[0], 'none')} then, {parents[stale[0]]} now); expected the same one. "

@@ -103,7 +103,7 @@ class Run:
         made.
         """
         global _active
-        run = cls(config, stage, train, optim, parents or {}, extra or {}, section or stage)
+        run = cls(config, stage, train, optim, parents or {}, extra or {}, section)
         _active = run
         run._check_directory()
         if not run.is_finished:
@@ -112,12 +112,12 @@ class Run:
         return run
 
     def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig, parents: dict[str, str],
-                 extra: dict[str, Any], section: str) -> None:
-        self.section = section
+                 extra: dict[str, Any], section: str | None = None) -> None:
+        self.section = section or stage
         self.config, self.stage, self.train, self.optim, self.parents, self.extra = config, stage, train, optim, parents, extra
         self.directory = config.run_dir / stage
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.relevant = relevant_keys(to_dict(config), section)
+        self.relevant = relevant_keys(to_dict(config), self.section)
         self.config_hash = value_hash(self.relevant)
         self.is_finished = self.is_stopped_early = self.is_preempted = False
         self.step = self.num_skipped = self.num_skipped_in_row = self.num_failed_saves = self.num_without_better = 0
@@ -184,8 +184,8 @@ class Run:
             raise ValueError(f"{self.world} processes were started for GPUs, but this machine shows none; each would believe it "
                              "is alone. Use --config_file accelerate_configs/cpu2.yaml, or export ACCELERATE_USE_CPU=true.")
         if self.train.batch_size < self.world:
-            raise ValueError(f"{self.section}.train.batch_size is {self.train.batch_size}, the global batch; expected a "
-                             f"row or more for each of the {self.world} processes. Raise it or use fewer processes.")
+            raise ValueError(f"{self.section}.train.batch_size is {self.train.batch_size}, the global batch; expected at "
+                             f"least one row for each of the {self.world} processes. Raise it or use fewer processes.")
 
     def _open(self) -> None:
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
