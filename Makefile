@@ -13,7 +13,8 @@ RUN := $(basename $(notdir $(CONFIG)))
 endif
 RUNS ?= runs
 ARGS ?=
-TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep '^GPU'),single,cpu)
+# Without a GPU two processes, not one with as many threads: these slow each other down where other work takes a core
+TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))
 BUDGET ?= 300
 SEEDS ?= 0 1
 STAGES ?= operator diffusion consistency rival steady
@@ -29,7 +30,7 @@ WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 # Every process gets its share of the cores; more threads than cores make two processes fight, accelerate's default is one.
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
-  $(PY) -m accelerate.commands.launch --config_file $(TOPOLOGY_FILE)
+  $(PY) -m ups.launch --config_file $(TOPOLOGY_FILE)
 
 ifdef PYTHON
 PY := $(PYTHON)
@@ -61,8 +62,8 @@ train-cpu2 train-2gpu train-4gpu train-8gpu: train-%:
 data: $(ENVIRONMENT)          ## Generate, or download and check, the data files
 	$(PY) prepare_data.py $(FLAGS)
 
-doctor: $(ENVIRONMENT)        ## Examine the data files: NaN, repeats, leakage between splits, withdrawn editions
-	$(PY) prepare_data.py --doctor $(FLAGS)
+doctor: $(ENVIRONMENT)        ## Examine this machine (GPUs, ranks, limits, disks, caches) and the data files (NaN, repeats, leakage)
+	status=0; $(PY) -m ups.machine --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
 
 cache: data                   ## Fit the tokenizers and encode the data
 	@mkdir -p $(RUN_DIR)
@@ -114,7 +115,7 @@ smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU process
 	@$(MAKE) --no-print-directory train CONFIG=configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
 
 test: $(ENVIRONMENT)          ## The test suite
-	$(PY) -m pytest -q
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest -q
 
 lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .
@@ -140,6 +141,6 @@ clean-smoke:                  ## Delete the run, the data and the caches of make
 ##   ARGS      single settings laid over those
 ##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
 ##   RUNS      folder of all runs (runs)
-##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu)
+##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu2)
 ##   STAGES    what the report is made from (operator alone where no task is corrected, without steady where none is steady)
 ##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used

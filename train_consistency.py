@@ -113,6 +113,11 @@ def main() -> None:
     student.load_state_dict(teacher.state_dict())
     student = run.attach(student)
 
+    number = schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
+    batch = schedule.batch(number).share(run.rank, run.world)
+    run.probe(partial(loss_of, student, teacher, residuals, pairs, schedule, config, is_rival, batch, number, 0, train.steps - 1),
+              len(batch))   # in the tuning phase
+
     # ---- loop
     tuning, before = run.directory / "tuning.json", None
     for step in run.steps():

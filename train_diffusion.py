@@ -32,16 +32,18 @@ from ups.sampling import Batch, generator
 STAGE = "diffusion"
 
 
-def loss_of(corrector: Corrector, residuals: Residuals, seed: int, size: int, batch: Batch, step: int, part: slice) -> tuple:
-    """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
+def loss_of(corrector: Corrector, residuals: Residuals, seed: int, size: int, noises: int, batch: Batch, step: int,
+            part: slice) -> tuple:
+    """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows, each under `noises`."""
     device = residuals.device
     r, tokens, facts = residuals.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", step))
     condition = corrector.condition(batch.task, tokens, facts)
-    r = corrector.whiten(r, condition)
-    mine = batch.within(part)
-    head = corrector.heads[batch.task]
-    angle = draw_angles(size, generator(seed, STAGE, "angle", step), float(head.largest_std))[mine].to(device)
-    noise = torch.randn(size, *r.shape[1:], generator=generator(seed, STAGE, "noise", step))[mine].to(device)
+    r, largest = corrector.whiten(r, condition), float(corrector.heads[batch.task].largest_std)
+    again = torch.arange(len(r), device=device).repeat_interleave(noises)
+    r, condition, mine = r[again], condition.rows(again), batch.within(part)
+    angle = draw_angles(size * noises, generator(seed, STAGE, "angle", step), largest).view(size, noises)
+    noise = torch.randn(size, noises, *r.shape[1:], generator=generator(seed, STAGE, "noise", step))
+    angle, noise = angle[mine].flatten().to(device), noise[mine].flatten(0, 1).to(device)
     loss = diffusion_loss(corrector.velocity(condition), r, noise, angle)
     bins = {"low": angle < 0.4, "middle": (angle >= 0.4) & (angle < 1.2), "high": angle >= 1.2}
     metrics = {f"{batch.task}/angle_{name}": loss[rows].mean() for name, rows in bins.items() if bool(rows.any())}
@@ -99,11 +101,16 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
     corrector = run.attach(corrector)
     held_out = {name: validation(r, config.run.seed, settings.train.validate_trajectories) for name, r in residuals.items()}
 
+    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()}))
+    batch = batch.share(run.rank, run.world)
+    run.probe(partial(loss_of, corrector, residuals[batch.task], config.run.seed, settings.train.batch_size, settings.noises,
+                      batch, 0), len(batch))
+
     # ---- loop
     for step in run.steps():
         batch = schedule.batch(step).share(run.rank, run.world)
-        run.update(partial(loss_of, corrector, residuals[batch.task], config.run.seed, settings.train.batch_size, batch, step),
-                   len(batch))
+        run.update(partial(loss_of, corrector, residuals[batch.task], config.run.seed, settings.train.batch_size, settings.noises,
+                           batch, step), len(batch))
         if run.is_due(settings.train.validate_every):
             with run.ema_weights():
                 losses = validate(corrector, held_out, config.run.seed, run)

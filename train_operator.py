@@ -160,6 +160,10 @@ def main() -> None:
         load_base(head, bases)
     operator = run.attach(operator)
 
+    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()}))
+    batch = batch.share(run.rank, run.world)
+    run.probe(partial(loss_of, operator, caches[batch.task], config, batch, train.steps - 1), len(batch))   # unrolled
+
     # ---- loop
     for step in run.steps():
         batch = schedule.batch(step).share(run.rank, run.world)

@@ -6,26 +6,31 @@ own with a hard time limit, its own exit code and a log file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch._dynamo  # torch's Optimizer imports it when the first is built; here once for all forks
 
+import ups.loop
 from ups.config import load_config
 from ups.loop import Run, main_guard
-from ups.sampling import Schedule
+from ups.sampling import Batch, Schedule
 
 TIMEOUT_S = 60
 SETTINGS = ["operator.train.steps=20", "operator.train.batch_size=8", "operator.train.micro_batch=8",
             "operator.train.precision='no'", "operator.train.save_every=5", "operator.train.log_every=1",
-            "operator.train.validate_every=4", "operator.train.timeout_s=20", "operator.optim.warmup_steps=3"]
+            "operator.train.validate_every=4", "operator.train.timeout_s=20", "operator.train.hang_s=10",
+            "operator.optim.warmup_steps=3"]
 
 
 class FailInBackward(torch.autograd.Function):
@@ -47,7 +52,7 @@ def build_model() -> torch.nn.Module:
 
 def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.Tensor:
     """Do what `fault` says: kind, and optionally rank, step (`until` makes it a range) and call within the step."""
-    if fault.get("kind") in (None, "disk", "return"):
+    if fault.get("kind") in (None, "disk", "return", "export"):
         return loss
     first, last = fault.get("step", 0), fault.get("until", fault.get("step", 0))
     if fault.get("rank", run.rank) != run.rank or not first <= run.step <= last or num_calls != fault.get("call", num_calls):
@@ -61,6 +66,9 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
         return FailInBackward.apply(loss)
     if kind == "error":
         raise KeyError("injected cause")
+    if kind == "one_sided":
+        run.gather("alone")
+        return loss
     if kind == "exit0":
         sys.exit(0)
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[kind])
@@ -71,6 +79,8 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
 def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: dict) -> None:
     torch.set_num_threads(1)
     config = load_config(None, [f"run.root={root}", *SETTINGS, *overrides])
+    if options.get("impatient", False):
+        ups.loop.LOCK_WAIT_S = 0.2
     run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents,
                     extra={"width": 16})
     if run.is_finished:
@@ -91,17 +101,32 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
             write(temporary, *parts)
 
         run.checkpoints._write = fail
-    for step in run.steps():
-        batch = schedule.batch(step).share(run.rank, run.world)
+    def loss_of(batch: Batch) -> Callable[[slice], tuple[torch.Tensor, dict]]:
         calls = []
 
         def loss_function(rows: slice) -> tuple[torch.Tensor, dict]:
-            calls.append(rows)  # noqa: B023
-            x = data[batch.rows[rows]]  # noqa: B023
+            calls.append(rows)
+            x = data[batch.rows[rows]]
+            if len(x) > options.get("fits", 99) and run.rank == run.world - 1:
+                raise torch.OutOfMemoryError("injected")
             error = model(x).squeeze(-1) - x.square().sum(-1)
-            return inject(fault, run, error.square().mean(), len(calls)), {"absolute": error.abs().mean()}  # noqa: B023
+            return inject(fault, run, error.square().mean(), len(calls)), {"absolute": error.abs().mean()}
 
-        run.update(loss_function, size=len(batch))
+        return loss_function
+
+    if options.get("probe", False):
+        ups.loop.PROBED = ("cpu",)
+    batch = schedule.batch(0).share(run.rank, run.world)
+    run.probe(loss_of(batch), len(batch))
+    if fault.get("kind") == "export":
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+        ups.loop.save_file = full
+    for step in run.steps():
+        batch = schedule.batch(step).share(run.rank, run.world)
+        if options.get("slow", False):
+            time.sleep(0.1)
+        run.update(loss_of(batch), size=len(batch))
         if run.is_due(config.operator.train.validate_every):
             with run.ema_weights(), torch.no_grad():
                 model.eval()
@@ -145,6 +170,15 @@ class Outcome:
         return [line["train/loss"] for line in self.lines() if "train/loss" in line]
 
 
+def free_port() -> int:
+    """A port that nobody listens on and that no connection is given by chance, as those of bind(0) may be before we use them."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["loop_stage"])
 
@@ -155,10 +189,7 @@ def launch(root: Path, *overrides: str, world: int = 1, fault: dict | None = Non
     root.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{Path(__file__).parent.parent}"  # read when the server starts
     os.environ["OMP_NUM_THREADS"] = "1"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    logs, processes = [], []
+    port, logs, processes = free_port(), [], []
     for rank in range(world):
         log = root / f"log{time.monotonic_ns()}.rank{rank}"
         mine = [*overrides, *(by_rank or {}).get(rank, [])]

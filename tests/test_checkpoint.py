@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 
 import pytest
 import torch
@@ -152,7 +151,7 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     checkpoints = make(tmp_path)
     save(checkpoints, 5)
     torch.save({"x": Boom()}, checkpoints.path(5) / "shared.pt")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(DamagedError, match="is not readable .UnpicklingError.*expected tensors and plain values. Delete .*step_"):
         checkpoints.read(5, world=1)
     assert not (tmp_path / "should-not-exist").exists()
 
@@ -161,14 +160,16 @@ def finish(tmp_path, stage="operator"):
     directory = tmp_path / stage
     directory.mkdir()
     (directory / "model.safetensors").write_bytes(b"weights")
-    write_json(directory / "done.json", {"model_sha256": file_hash(directory / "model.safetensors"), "fingerprint": "f"})
+    record = {"model_sha256": file_hash(directory / "model.safetensors"), "config_hash": "c", "parents": {"cache": "p"}}
+    done = {"stage": stage, "step": 3, "fingerprint": value_hash(record), **record}
+    write_json(directory / "done.json", done | {"seal": value_hash(done)})
     return directory
 
 
 def test_a_finished_stage_is_believed_only_with_its_own_model(tmp_path):
     assert finished_stage(tmp_path / "operator") is None
     directory = finish(tmp_path)
-    assert require_stage(tmp_path, "operator")["fingerprint"] == "f"
+    assert require_stage(tmp_path, "operator", {"cache": "p"})["step"] == 3
     (directory / "model.safetensors").write_bytes(b"others!")
     with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete .*done.json"):
         finished_stage(directory)

@@ -3,11 +3,15 @@
 Every run here is real: ranks are processes that talk over gloo (tests/loop_stage.py).
 """
 
+import ast
 import dataclasses
 import os
+import re
 import subprocess
 import sys
-import types
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +24,6 @@ from safetensors.torch import load_file
 import ups.loop
 from ups.config import ROOT, load_config, to_dict
 from ups.loop import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard, relevant_keys
-from ups.track import Tracker, check_tracker
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def test_the_real_launcher_starts_two_cpu_processes_from_cpu2_yaml(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
     done = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", "--config_file",
                            str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(script)],
-                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=90, check=False)
+                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "on 2 x CPU" in done.stdout and "29500" not in done.stdout + done.stderr
     lines = (tmp_path / "default" / "operator" / "metrics.jsonl").read_text().splitlines()
@@ -173,6 +176,60 @@ def test_out_of_memory_with_a_micro_batch_of_one_fails_on_every_rank(tmp_path):
     assert outcome.json("status.json")["kind"] == "out_of_memory"
 
 
+def test_a_probe_finds_what_fits_before_the_first_step_on_every_rank(tmp_path, reference):
+    outcome = launch(tmp_path, world=2, options={"probe": True, "fits": 1})
+    assert outcome.codes == [0, 0], outcome.logs
+    assert "out of memory on 1 of 2 ranks before the first step; every rank tries a micro-batch of 2" in outcome.logs[0]
+    assert "micro-batch 1 fits (asked: 4)" in outcome.logs[0]
+    same_losses(reference, outcome)
+    assert {line["train/micro_batch"] for line in outcome.lines() if "train/micro_batch" in line} == {1}
+
+
+def test_a_probe_that_fits_changes_nothing(tmp_path, reference2):
+    outcome = launch(tmp_path, world=2, options={"probe": True, "dropout": True})
+    same_run(reference2, outcome)
+
+
+@pytest.mark.parametrize("micro_batch", [8, 1])
+def test_overlapped_reduction_gives_the_same_losses(tmp_path, reference, micro_batch):
+    outcome = launch(tmp_path, "ddp.overlap=true", f"operator.train.micro_batch={micro_batch}", world=2)
+    assert outcome.codes == [0, 0], outcome.logs
+    same_losses(reference, outcome)
+
+
+@pytest.mark.parametrize("kind", ["memory_backward", "error"])
+def test_with_overlap_a_rank_that_fails_ends_both_and_the_next_start_heeds_it(tmp_path, reference, kind):
+    fault = {"kind": kind, "rank": 1, "step": 7, "call": 1}
+    outcome = launch(tmp_path, "ddp.overlap=true", world=2, fault=fault)
+    assert outcome.codes[1] == 1 and outcome.codes[0] in (1, 124), outcome.logs
+    expected = "out of memory with a micro-batch of 4 with ddp.overlap" if "memory" in kind else "KeyError: 'injected cause'"
+    assert expected in outcome.logs[1].splitlines()[-1] and "rank 1 failed: " in outcome.logs[0]
+    again = launch(tmp_path, "ddp.overlap=true", world=2)
+    assert again.codes == [0, 0] and "resumed at step 5" in again.logs[0], again.logs
+    sizes = [line["train/micro_batch"] for line in again.lines() if "train/micro_batch" in line]
+    assert sizes[-1] == (2 if "memory" in kind else 4)
+    same_losses(reference, again)
+
+
+def test_a_damaged_error_of_an_earlier_start_is_removed_and_stops_nothing(tmp_path):
+    launch(tmp_path, fault={"kind": "error", "rank": 0, "step": 6})
+    (tmp_path / "default" / "operator" / "errors" / "rank0.json").write_text('{"micro_batch": [')
+    again = launch(tmp_path)
+    assert again.codes == [0] and "of an earlier start is not readable" in again.logs[0]
+    assert not (again.directory / "errors").exists() and not (again.directory / "memory.json").exists()
+
+
+def test_two_runs_do_not_share_a_stage_directory(tmp_path, monkeypatch):
+    first = threading.Thread(target=launch, args=(tmp_path,), kwargs={"options": {"slow": True}, "environment": {"A": "1"}})
+    first.start()
+    while not (tmp_path / "default" / "operator" / "heartbeat").is_dir():
+        time.sleep(0.05)
+    second = launch(tmp_path, options={"impatient": True})
+    first.join()
+    assert second.codes == [2] and "another process is training in " in second.logs[0]
+    assert (tmp_path / "default" / "operator" / "done.json").is_file()
+
+
 def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
     outcome = launch(tmp_path, world=2, fault={"kind": "nan", "rank": 1, "step": 3})
     assert outcome.codes == [0, 0], outcome.logs
@@ -247,7 +304,7 @@ def test_the_best_averaged_weights_are_exported_and_patience_ends_the_run(tmp_pa
 def test_the_stage_directory_is_complete(reference):
     names = {path.name for path in reference.directory.iterdir()}
     assert names == {"config.yaml", "environment.json", "metrics.jsonl", "state", "model.safetensors", "config.json",
-                     "done.json", "status.json"}
+                     "done.json", "status.json", "heartbeat", ".lock"}
     saved = load_config(reference.directory / "config.yaml")
     assert to_dict(saved) == yaml.safe_load((reference.directory / "config.yaml").read_text())
     assert reference.json("config.json") == {"width": 16}
@@ -399,81 +456,89 @@ def test_an_unknown_precision_is_refused(tmp_path):
         run._check_launch()
 
 
-# ---------------------------------------------------------------- trackers
+# ---------------------------------------------------------------- the predecessor's failures, which must not come back
 
 
-class FakeWandb(types.ModuleType):
-    """Records what is called; fails from the `limit`-th log on."""
-
-    def __init__(self, limit):
-        super().__init__("wandb")
-        self.calls, self.limit = [], limit
-
-    def Settings(self, **options):
-        return options
-
-    def init(self, **options):
-        self.calls.append(("init", options))
-        return self
-
-    def define_metric(self, *names, **options):
-        self.calls.append(("define", names, options))
-
-    def log(self, values):
-        if len([c for c in self.calls if c[0] == "log"]) >= self.limit:
-            raise ConnectionError("no route")
-        self.calls.append(("log", values))
-
-    def finish(self, exit_code):
-        self.calls.append(("finish", exit_code))
+PRODUCT = {path: ast.parse(path.read_text(encoding="utf-8")) for path in [*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")]}
+COLLECTIVES = {"all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier", "reduce",
+               "gather", "gather_object", "scatter", "reduce_scatter", "all_to_all", "send", "recv", "monitored_barrier",
+               "wait_for_everyone"}
+OF_RUN = {"gather", "agreed", "reduce_sum", "reduce_mean", "attach", "update", "validated", "finish", "probe"}
 
 
-@pytest.fixture
-def wandb_config():
-    return load_config(None, ["tracker.kind=wandb", "tracker.mode=offline"]).tracker
+def calls(tree: ast.AST, within: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.Call, tuple[ast.AST, ...]]]:
+    """Every call with the nodes around it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Call):
+            yield node, within
+        yield from calls(node, (*within, node))
 
 
-def test_wandb_gets_one_stored_id_an_own_step_metric_and_the_true_exit_code(tmp_path, monkeypatch, wandb_config):
-    fake = FakeWandb(limit=99)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    for start in range(2):
-        tracker = Tracker(tmp_path, wandb_config, "myrun", "operator", {})
-        tracker.log(start, {"loss": 1.0, "note": "text"})
-        tracker.finish(143)
-    first, second = (options for kind, options in (call for call in fake.calls if call[0] == "init"))
-    assert first["id"] == second["id"] and len(first["id"]) == 32 and first["resume"] == "allow"
-    assert first["group"] == "myrun" and first["job_type"] == "operator"
-    assert ("define", ("operator/*",), {"step_metric": "operator/step"}) in fake.calls
-    assert ("log", {"operator/step": 1, "operator/loss": 1.0}) in fake.calls and ("finish", 143) in fake.calls
+def named(call: ast.Call) -> tuple[str, str]:
+    """(owner, name) of owner.name(...), ("", name) of name(...)."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return ast.unparse(function.value), function.attr
+    return "", getattr(function, "id", "")
 
 
-def test_a_failing_tracker_never_stops_training_and_loses_no_number(tmp_path, monkeypatch, capsys, wandb_config):
-    fake = FakeWandb(limit=1)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    tracker = Tracker(tmp_path, wandb_config, "myrun", "operator", {})
-    for step in range(4):
-        tracker.log(step, {"loss": 0.5})
-    tracker.finish(0)
-    assert capsys.readouterr().err.count("the tracker failed and is switched off (ConnectionError: no route)") == 1
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+def test_collectives_are_in_one_module_and_each_says_that_it_waits():
+    for path, tree in PRODUCT.items():
+        for call, within in calls(tree):
+            owner, name = named(call)
+            if owner in ("dist", "torch.distributed", "self.accelerator", "accelerator") and name in COLLECTIVES:
+                if path.name == "machine.py":   # the doctor's probe, in processes of its own with their own limit
+                    continue
+                assert path.name == "loop.py", f"{path}:{call.lineno}"
+                texts = [ast.unparse(item.context_expr) for node in within if isinstance(node, ast.With) for item in node.items]
+                assert any(text.startswith("self.guard.waiting(") for text in texts), f"{path}:{call.lineno}"
 
 
-def test_rewind_drops_later_and_torn_lines(tmp_path):
-    tracker = Tracker(tmp_path, load_config().tracker, "myrun", "operator", {})
-    for step in (1, 2, 3):
-        tracker.log(step, {"loss": 0.5})
-    (tmp_path / "metrics.jsonl").open("a").write('{"step": 4, "lo')
-    tracker.rewind(2)
-    tracker.log(3, {"loss": 0.7})
-    tracker.finish(0)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == 3 and '"loss": 0.7' in lines[2]
+def test_no_collective_is_called_by_one_rank_only():
+    for path, tree in PRODUCT.items():
+        for call, within in calls(tree):
+            owner, name = named(call)
+            if owner in ("run", "self") and name in OF_RUN or owner == "dist" and name in COLLECTIVES:
+                tests = [ast.unparse(node.test) for node in within if isinstance(node, (ast.If, ast.IfExp, ast.While))]
+                tests += [ast.unparse(node) for node in within if isinstance(node, ast.BoolOp)]
+                sided = [text for text in tests if re.search(r"is_main|\brank\b", text)]
+                assert not sided, f"{path}:{call.lineno}: {name} under {sided}"
 
 
-def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(monkeypatch, wandb_config):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="tracker.kind is wandb, but the package wandb is not installed; .*pip install wandb"):
-        check_tracker(wandb_config)
+def test_a_collective_on_one_rank_ends_both_and_is_not_waited_for(tmp_path):
+    outcome = launch(tmp_path, "operator.train.hang_s=4", world=2, fault={"kind": "one_sided", "rank": 0, "step": 5})
+    assert all(code in (1, 124) for code in outcome.codes), outcome.logs
+    found = "the ranks are out of step: rank 0 is at step 5, gathering after computing step 5; rank 1 is at step 5, summing"
+    assert re.search(f"{found}|FAILED: rank", "".join(outcome.logs)), outcome.logs
+    assert not (outcome.directory / "done.json").exists()
+
+
+def test_ranks_are_known_before_anything_is_shared_out_and_no_loader_shares_out_by_itself():
+    for path, tree in PRODUCT.items():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"DataLoader|DistributedSampler|prepare_data_loader|accelerator\.prepare\(", text), path
+        lines = {name: [call.lineno for call, _ in calls(tree) if named(call)[1] == name] for name in ("start", "share")}
+        if path.name.startswith("train_") and lines["share"]:
+            start = [call.lineno for call, _ in calls(tree) if named(call) == ("Run", "start")]
+            assert start and min(start) < min(lines["share"]), path
+
+
+def test_only_the_main_process_has_a_tracker():
+    made = [(path.name, [node.name for node in within if isinstance(node, ast.FunctionDef)][-1:])
+            for path, tree in PRODUCT.items() for call, within in calls(tree) if named(call)[1] == "Tracker"]
+    assert made == [("loop.py", ["_write_start"])]
+    [call] = [within for path, tree in PRODUCT.items() for call, within in calls(tree) if named(call)[1] == "_write_start"]
+    assert any("self.is_main and self._write_start()" in ast.unparse(node) for node in call if isinstance(node, ast.Lambda))
+
+
+def test_success_is_printed_only_when_it_is_on_disk(tmp_path):
+    outcome = launch(tmp_path, world=2, fault={"kind": "export"})
+    assert outcome.codes == [1, 1]
+    for log in outcome.logs:
+        assert "finished operator" not in log and "rank 0 failed while writing the results: OSError" in log
+    assert not (outcome.directory / "done.json").exists() and outcome.json("status.json")["status"] == "failed"
+    again = launch(tmp_path, world=2)
+    assert again.codes == [0, 0] and "resumed at step 20" in again.logs[0] and "finished operator" in again.logs[0]
 
 
 def test_the_only_backward_is_in_the_loop():

@@ -197,18 +197,38 @@ def test_a_run_named_after_a_configuration_uses_it():
     assert "--config configs/smoke.yaml run.name=other" in make("-n", "data", "RUN=other", "CONFIG=configs/smoke.yaml").stdout
 
 
-def test_readme_names_targets_and_files_that_exist():
-    code = re.findall(r"```\w*\n(.*?)```", README, re.S) + re.findall(r"`([^`\n]+)`", README)
-    named = {target for text in code for target in re.findall(r"(?<!\w)make ([a-z][a-z0-9-]*)", text)}
-    assert {"train", "test"} <= named <= TARGETS
-    paths = {path for text in code for path in re.findall(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|txt|md|toml))\b", text)}
+@pytest.mark.parametrize(("page", "wanted"), [
+    ("README.md", {"train", "test"}), ("docs/distributed.md", {"train", "train-2gpu", "train-8gpu", "doctor"})])
+def test_pages_name_targets_and_files_that_exist(page, wanted):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = re.findall(r"```\w*\n(.*?)```", text, re.S) + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    named = {target for text in code for target in re.findall(r"(?<![\w./])make ([a-z][a-z0-9-]*)", text)}
+    assert wanted <= named <= TARGETS
+    paths = {path for text in code
+             for path in re.findall(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.(?:py|sh|yaml|txt|md|toml))\b", text)}
     mine = {path for path in paths if path.startswith("my")}  # what the reader would write
-    assert len(paths - mine) > 10
+    assert len(paths - mine) > 5
     generated = {"config.yaml", "results.json"}
     missing = [path for path in paths - mine - generated if not (ROOT / path).exists()]
     assert not missing
-    linked = re.findall(r"\]\((?!http)([^)#]+)\)", README)
-    assert not [path for path in linked if not (ROOT / path).exists()]
+    linked = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    assert not [path for path in linked if not (ROOT / page).parent.joinpath(path).exists()]
+    modules = {module for text in code for module in re.findall(r"-m ((?:ups|bench)\.\w+)", text)}
+    assert not [module for module in modules if not (ROOT / f"{module.replace('.', '/')}.py").is_file()]
+
+
+def test_the_page_on_processes_names_settings_and_variables_that_are_read():
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    keys = {f"{section.split('.')[-1]}.{key}" for section, key in keys_of(Config)}
+    named = set(re.findall(r"`((?:train|ddp|run|cache|tracker)\.[a-z_]+)(?:=\w+)?`", page))
+    assert len(named) > 5 and named <= keys
+    scripts = "".join((ROOT / path).read_text(encoding="utf-8") for path in ("Makefile", "cluster/node.sh", "ups/loop.py"))
+    set_here = re.search(r"^Set here: (.*?)\n\n", page, re.S | re.M)[1]
+    for name in re.findall(r"`([A-Z_]{6,})`", set_here):
+        assert name in scripts, name
+    start = (ROOT / "cluster" / "node.sh").read_text(encoding="utf-8")
+    for name in re.findall(r"\b([A-Z_]+)=\S+", re.search(r"^NUM_NODES=2 (.*)$", page, re.M)[1]):
+        assert name in start, name
 
 
 def test_readme_tree_lists_every_file_of_the_top_level():

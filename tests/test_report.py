@@ -228,6 +228,17 @@ def test_gates_pass_and_fail_for_the_stated_reason():
     assert "was not evaluated" in failed["nrmse/burgers1d"]
 
 
+@pytest.mark.parametrize(("value", "low", "high", "passes"), [
+    (0.95, 0.85, 1.05, True), (0.78, 0.70, 0.86, True), (0.7, 0.6, 0.79, False), (1.4, 1.26, 1.5, False), (0.9, None, None, True),
+    (0.7, None, None, False), (None, None, None, False)])
+def test_the_spread_skill_gate_fails_where_the_whole_interval_is_outside(value, low, high, passes):
+    entry = {"best_cheap": "dressed", "comparisons": {"corrector / dressed": {"crps": {"value": 0.9}}},
+             "models": {"corrector": {"one_step": {"ssr": {"value": value, "low": low, "high": high}}}}}
+    limits = SimpleNamespace(max_nrmse={}, max_crps_ratio=1.0, spread_skill=[0.8, 1.25])
+    [crps, gate] = report.check_gates({"tasks": {}, "ensembles": {"burgers1d_hidden": entry}}, limits)
+    assert crps["passed"] and gate["passed"] is passes and "allowed is 0.8 to 1.25" in gate["reason"]
+
+
 def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     results, _, _ = example()
     u_pred, u_ref, times, context = waves(4, 6, 1, 16, 1, 0)

@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -30,7 +29,7 @@ import prepare_data
 import ups.ensemble
 import ups.loop
 from ups.cache import Cache, open_cache
-from ups.checkpoint import require_stage
+from ups.checkpoint import RECORDED, require_stage, value_hash
 from ups.choose import base_settings, head_description
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.corrector import load_corrector
@@ -127,10 +126,7 @@ def launch(root: Path, module: str, *arguments: str, world: int = 1, kill_at: in
     root.mkdir(exist_ok=True)
     os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{ROOT}"   # read when the server starts
     os.environ["OMP_NUM_THREADS"] = "1"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    logs, processes = [], []
+    port, logs, processes = loop_stage.free_port(), [], []
     for rank in range(world):
         group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"} if world > 1 else {}
@@ -194,11 +190,14 @@ def losses_of(root: Path, stage: str) -> Tensor:
     return torch.tensor([line["train/loss"] for line in lines_of(root, stage) if "train/loss" in line])
 
 
-def edit(path: Path, change) -> None:
-    """Rewrite a JSON file after change(value)."""
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
+def edit(path: Path, change) -> dict:
+    """Rewrite a done.json after change(record), as if the stage had ended so; the record."""
+    done = json.loads(path.read_text())
+    change(done)
+    done["fingerprint"] = value_hash({name: done[name] for name in RECORDED})
+    done["seal"] = value_hash({name: value for name, value in done.items() if name != "seal"})
+    path.write_text(json.dumps(done))
+    return done
 
 
 @pytest.fixture
@@ -692,11 +691,13 @@ def test_a_teacher_made_from_another_operator_or_cache_is_refused(chain, tmp_pat
 def test_a_stage_made_from_another_operator_is_not_continued(chain, tmp_path, run_here, stage):
     with_parents(chain, tmp_path, stage)
     shutil.copytree(chain / "smoke" / stage, tmp_path / "smoke" / stage)
-    edit(tmp_path / "smoke" / "operator" / "done.json", lambda record: record.update(fingerprint="retrained"))
+    operator = edit(tmp_path / "smoke" / "operator" / "done.json", lambda record: record.update(config_hash="retrained"))
+    name, now = "operator", operator["fingerprint"]
     if "diffusion" in PARENTS[stage]:
-        edit(tmp_path / "smoke" / "diffusion" / "done.json", lambda record: record["parents"].update(operator="retrained"))
+        diffusion = edit(tmp_path / "smoke" / "diffusion" / "done.json", lambda record: record["parents"].update(operator=now))
+        name, now = "diffusion", diffusion["fingerprint"]
     code, output = run_here(stage, chain, tmp_path)
-    assert code == 2 and f"smoke/{stage} was made from another operator (" in output and "retrained now)" in output
+    assert code == 2 and f"smoke/{stage} was made from another {name} (" in output and f"{now} now)" in output
     assert require_stage(chain / "smoke", stage)["fingerprint"]   # the original stands
 
 

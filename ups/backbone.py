@@ -42,19 +42,17 @@ class SpectralMixing(nn.Module):
         """(batch, *tokens, width) to the same shape."""
         total = torch.zeros_like(x)
         for axis in range(1, x.ndim - 1):
-            h = x.movedim(axis, -2)
-            basis = self._basis(h.shape[-2], boundary == PERIODIC, x)
-            modes, lead = basis.shape[1], h.shape[:-2]
-            lines = h.flatten(0, -3)                                               # (lines, n, width)
-            parts = [(b @ lines).transpose(0, 1) for b in basis]                   # (modes, lines, width) each
+            h = x.movedim(axis, 0)                                                 # (n, *others, width)
+            basis = self._basis(len(h), boundary == PERIODIC, x)                   # (1 or 2, modes, n)
+            modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
+            hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
             real, imag = self.weight[0, :modes], self.weight[1, :modes]
-            if len(parts) == 2:                                                    # x_hat = c - i s, so y = W x_hat has
-                c, s = parts                                                       # cosine part Wr c + Wi s, sine Wr s - Wi c
-                parts = [c @ real + s @ imag, s @ real - c @ imag]
+            if len(hat) == 2:                                                      # x_hat = c - i s, so y = W x_hat has
+                c, s = hat                                                         # cosine part Wr c + Wi s, sine Wr s - Wi c
+                hat = torch.cat([c @ real + s @ imag, s @ real - c @ imag])
             else:
-                parts = [parts[0] @ real]
-            lines = sum(b.mT @ part.transpose(0, 1) for b, part in zip(basis, parts, strict=True))
-            total = total + lines.unflatten(0, lead).movedim(-2, axis)
+                hat = hat[0] @ real
+            total = total + (flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis)
         return total
 
 
@@ -68,14 +66,16 @@ class LocalMixing(nn.Module):
 
     def forward(self, x: Tensor, boundary: str) -> Tensor:
         mode = {PERIODIC: "circular", DIRICHLET: "constant"}.get(boundary, "replicate")
-        total = torch.zeros_like(x)
-        for axis in range(1, x.ndim - 1):
-            h = x.movedim(axis, -1)                                                # (batch, *others, width, n)
-            lead = h.shape[:-2]
-            padded = F.pad(h.flatten(0, -3), (self.side, self.side), mode=mode)
-            out = F.conv1d(padded, self.weight.to(padded.dtype), groups=self.weight.shape[0])
-            total = total + out.unflatten(0, lead).movedim(-1, axis)
-        return total
+        h = x.movedim(-1, 1)                    # a channels-last image to the convolution: on a CPU five times as fast as lines
+        if h.ndim == 3:
+            h = h.unsqueeze(2)
+        ndim, (width, _, kernel_size) = h.ndim - 2, self.weight.shape
+        convolve, weight, total = F.conv3d if ndim == 3 else F.conv2d, self.weight.to(x.dtype), 0.0
+        for axis in range(x.ndim - 2):          # counted from the last, as F.pad does
+            pads, sizes = [0] * (2 * ndim), [1] * ndim
+            pads[2 * axis : 2 * axis + 2], sizes[ndim - 1 - axis] = (self.side, self.side), kernel_size
+            total = total + convolve(F.pad(h, pads, mode=mode), weight.view(width, 1, *sizes), groups=width)
+        return total.movedim(1, -1).reshape(x.shape)
 
 
 class Block(nn.Module):

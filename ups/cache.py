@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
 import zlib
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ups.config import Config, TaskConfig
+from ups.guard import beat
 from ups.tasks import Task, get_task
 from ups.tokenizer import TENSORS, Tokenizer
 
@@ -69,8 +71,12 @@ class Cache:
             self.task: Task = get_task(self.header["settings"]["task"]["name"])
             self.fingerprint: str = self.header["fingerprint"]
             self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
-        except (KeyError, OSError) as error:
-            raise _refusal(self.path, f"lacks a part ({error})", "all parts of a cache") from error
+            values = torch.tensor(self.header["settings"]["settings"]["parameters"], dtype=torch.float64)
+            if len(values) and not torch.equal(self.parameters[:, 0], values[self.parameter_index]):
+                raise ValueError("parameters that are not those of its settings")
+        except Exception as error:  # by what is missing or of another kind; the seal holds, so it was written so
+            raise _refusal(self.path, f"lacks a part ({type(error).__name__}: {error})", "all parts of a cache") from error
+        self._check()
         self.parameter_values = torch.tensor(settings.parameters, dtype=torch.float64)
         if self.task.hides:
             self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
@@ -78,6 +84,30 @@ class Cache:
         if verify == "full" or (verify == "auto" and self.num_bytes <= FULL_BYTES):
             for part in self._parts():
                 part.verify()
+
+    def _check(self) -> None:
+        """Raise ValueError unless the parts fit each other."""
+        num, task = self.num_rows, self.task
+        codecs = {"state": (self._state, self.tokenizer, task.fields)}
+        if task.inputs:
+            codecs["input"] = (self._input, self.input_tokenizer, task.inputs)
+        is_right = {f"{name} latents": part is not None and codec is not None and part.fits(num, codec) for name, (part, codec, _)
+                    in codecs.items()}
+        is_right |= {f"{name} fields": codec is not None and codec.fields == tuple(fields) and codec.is_sound()
+                     for name, (_, codec, fields) in codecs.items()}
+        rows = [self.parameters, self.parameter_index, self.trajectory]
+        is_right["parameters"] = all(len(values) == num for values in rows) and bool(self.parameters.isfinite().all()) and \
+            self.parameters.shape == (num, len(task.parameters)) and self.parameters.dtype == torch.float64
+        numbers = [self.parameter_index, self.trajectory, *self.split.values()]
+        is_right["row numbers"] = all(values.dtype == torch.int64 and values.ndim == 1 and len(values) > 0 and
+                                      _is_within(values, num - 1) for values in numbers)
+        if is_right["row numbers"]:
+            everything = torch.cat(list(self.split.values()))
+            is_right["split"] = torch.equal(everything.sort().values, torch.arange(num))
+        is_right["time step"] = math.isfinite(self.dt) and (self.dt == 0 if task.is_steady else self.dt > 0)
+        is_right["floor"] = isinstance(self.floor, dict) and isinstance(self.fingerprint, str)
+        if wrong := [name for name, fine in is_right.items() if not fine]:
+            raise _refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
 
     def _reserve(self, share: float) -> None:
         """Move the last `share` of the training trajectories (of every parameter value) to the split "reserved"."""
@@ -99,6 +129,11 @@ class Cache:
     def num_bytes(self) -> int:
         """Size of the latents."""
         return sum(part.num_bytes for part in self._parts())
+
+    @property
+    def frame_bytes(self) -> float:
+        """Size of the latents of one frame, of all fields."""
+        return self.num_bytes / (self.num_rows * self.num_frames)
 
     def windows(self, num_frames: int, split: str = "train") -> tuple[int, int]:
         """(rows of the split, start frames) at which a window of `num_frames` fits. Raises ValueError where none does."""
@@ -151,8 +186,15 @@ class _Latents:
             warnings.filterwarnings("ignore", message=".*not writable.*")   # nothing here writes to it
             self.frames = torch.from_numpy(self.rows.reshape(self.shape[0] * self.shape[1], -1))
 
+    def fits(self, num_rows: int, codec: Tokenizer) -> bool:
+        """Whether this is `num_rows` trajectories in the tokens of `codec`, in a type that caches have."""
+        return (self.rows.dtype in (np.float32, np.float16) and self.shape[0] == num_rows and self.shape[1] >= 1
+                and self.shape[2:] == (*codec.tokens, codec.dim)
+                and self.checksums.shape == (num_rows,) and self.checksums.dtype == np.uint32)
+
     def gather(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,
                device: torch.device) -> Tensor:
+        beat()
         num_rows, num_frames, *token = self.shape
         rows, starts = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(starts, dtype=torch.int64)
         last_row, last_start = num_rows - 1, num_frames - length
@@ -171,8 +213,11 @@ class _Latents:
     def verify(self) -> None:
         """Compare the checksum of every row. Raises ValueError naming the first that differs."""
         for row, expected in enumerate(self.checksums):
+            beat()
             if zlib.crc32(self.rows[row]) != expected:
                 raise _refusal(self.path, f"has a damaged row {row} in {self.name}", f"checksum {expected:08x}")
+            if not np.isfinite(self.rows[row]).all():
+                raise _refusal(self.path, f"holds numbers in row {row} of {self.name} that are not finite", "finite latents")
         self.is_verified = True
 
 
@@ -215,7 +260,9 @@ def open_cache(config: Config, task_name: str, verify: Literal["auto", "quick", 
                                 f"`make cache` (python prepare_cache.py --config CONFIG).")
     cache = Cache(path, config.task[task_name], verify)
     stored, wanted = cache.header["settings"], cache_settings(config, task_name)
-    changed = [f"{key} {stored[part].get(key)!r} -> {wanted[part].get(key)!r}"
+    if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in wanted):
+        raise _refusal(path, "does not say with what settings it was built", "the settings it was built with")
+    changed = [f"{key} {stored[part].get(key)!r:.200} -> {wanted[part].get(key)!r}"
                for part in wanted for key in wanted[part] | stored[part] if stored[part].get(key) != wanted[part].get(key)]
     if changed:
         raise _refusal(path, f"is stale ({'; '.join(changed)})", "the settings it was built with")
@@ -227,16 +274,23 @@ def read_seal(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         size, block = os.fstat(file.fileno()).st_size, file.read(SEAL_BYTES)
         text, checksum = block[:-4], int.from_bytes(block[-4:], "little")
-        if len(block) < SEAL_BYTES or zlib.crc32(text) != checksum or not text.startswith(MAGIC):
+        try:
+            is_sealed = len(block) == SEAL_BYTES and zlib.crc32(text) == checksum and text.startswith(MAGIC)
+            seal = json.loads(text[len(MAGIC):].rstrip(b"\0")) if is_sealed else {}
+            is_sealed = {"format", "size", "latents", "digest"} == seal.keys() and all(
+                isinstance(at, int) and isinstance(num, int) for at, num in seal["latents"])
+        except (ValueError, TypeError, AttributeError):   # a seal of something else
+            is_sealed = False
+        if not is_sealed:
             raise _refusal(path, "is not a finished UPS cache (no intact seal in its first bytes)",
                            "a file written by prepare_cache.py")
-        seal = json.loads(text[len(MAGIC):].rstrip(b"\0"))
         if seal["format"] != FORMAT:
             raise _refusal(path, f"has format {seal['format']}", f"format {FORMAT}")
         if seal["size"] != size:
             raise _refusal(path, f"holds {size} bytes", f"{seal['size']} (it was truncated or appended to)")
-        if _header_digest(file, size, seal["latents"]) != seal["digest"]:
-            raise _refusal(path, "has an altered header", f"SHA-256 {seal['digest'][:12]}")
+        is_inside = all(SEAL_BYTES <= at <= at + num <= size for at, num in seal["latents"])
+        if not is_inside or _header_digest(file, size, seal["latents"]) != seal["digest"]:
+            raise _refusal(path, "has an altered header", f"SHA-256 {str(seal['digest'])[:12]}")
     return seal
 
 
@@ -264,7 +318,10 @@ def _header_digest(file: BinaryIO, size: int, latents: list[list[int]]) -> str:
 
 
 def _read_tokenizer(group: h5py.Group, meta: dict) -> Tokenizer:
-    return Tokenizer.from_state({name: torch.from_numpy(group[name][()]) for name in TENSORS}, meta)
+    tensors = {name: torch.from_numpy(group[name][()]) for name in TENSORS}
+    if any(value.dtype != torch.float32 for value in tensors.values()):
+        raise TypeError(f"a tokenizer of {', '.join(str(value.dtype) for value in tensors.values())}; expected float32")
+    return Tokenizer.from_state(tensors, meta)
 
 
 def _refusal(path: Path, what: str, expected: str) -> ValueError:

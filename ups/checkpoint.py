@@ -14,13 +14,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 MANIFEST, SHARED, DONE, MODEL = "manifest.json", "shared.pt", "done.json", "model.safetensors"
+RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, what its fingerprint is made of
 BLOCK = 1 << 22  # bytes hashed at a time
 
 
@@ -65,6 +68,83 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1) + "\n")
 
 
+def read_record(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
+    """The JSON mapping at `path`, with every key of `kinds` in its type; other keys are as they are.
+
+    Raises FileNotFoundError, or DamagedError: what the file is, and what to do when it is not.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} is not readable ({error}); expected {what}. {do}") from error
+    if not isinstance(record, dict):
+        raise DamagedError(f"{path} holds a {type(record).__name__}; expected {what}. {do}")
+    for name, kind in kinds.items():
+        if not isinstance(record.get(name), kind) or (kind is int and isinstance(record[name], bool)):
+            raise DamagedError(f"{path} has no right {name!r}; expected {what}. {do}")
+    return record
+
+
+def read_weights(path: Path, do: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises FileNotFoundError, or DamagedError if they cannot be read or are not finite."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; expected weights there. {do}")
+    try:
+        tensors = load_file(path)   # on the CPU first: a rank's "cpu:0" is no device to safetensors
+    except Exception as error:  # safetensors has an error class of its own, and torch's and Python's besides
+        raise DamagedError(f"{path} is not readable ({error}); expected a safetensors file. {do}") from error
+    _require_finite(tensors, path, do)
+    return tensors
+
+
+def load_weights(module: nn.Module, path: Path, do: str) -> None:
+    """Fill `module` from a safetensors file. Raises FileNotFoundError or DamagedError; also if a tensor is missing or unlike."""
+    tensors, wanted = read_weights(path, do), module.state_dict()
+    for name in sorted(tensors.keys() | wanted.keys()):
+        found, expected = ((t.dtype, tuple(t.shape)) if (t := state.get(name)) is not None else "missing"
+                           for state in (tensors, wanted))
+        if found != expected:
+            raise DamagedError(f"{path} has {name} as {found}; expected {expected}, as its config.json describes. {do}")
+    module.load_state_dict(tensors)
+
+
+def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str, do: str) -> nn.Module:
+    """The network of a finished stage: `build` from its config.json, filled from its model.safetensors.
+
+    what: the stage in words, do: how it is made. Raises FileNotFoundError, or DamagedError if either file cannot be read or they
+    do not fit each other.
+    """
+    directory = Path(directory)
+    for path in (directory / "config.json", directory / MODEL):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; expected a finished {what} in {directory}. {do}")
+    description = read_record(directory / "config.json", "the description of a network", do)
+    try:
+        network = build(description)
+    except Exception as error:  # whatever a foreign description leads to
+        raise DamagedError(f"{directory / 'config.json'} describes no network ({type(error).__name__}: {error}); expected what "
+                           f"this version writes. {do}") from error
+    load_weights(network, directory / MODEL, do)
+    return network
+
+
+def _require_finite(value: Any, path: Path, do: str) -> None:
+    """Raise DamagedError for a tensor in a tree of mappings and lists that holds NaN or Inf."""
+    for name, tensor in _tensors(value, ""):
+        if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
+            raise DamagedError(f"{path} holds numbers in {name} that are not finite; expected finite ones. {do}")
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, (dict, list, tuple)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _tensors(inner, f"{name}.{key}" if name else str(key))
+
+
 class Checkpoints:
     """The checkpoints of one stage directory.
 
@@ -80,7 +160,8 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, newest first."""
         found = self.directory.glob("step_*") if self.directory.is_dir() else []
-        return sorted((int(path.name.removeprefix("step_")) for path in found), reverse=True)
+        numbers = (path.name.removeprefix("step_") for path in found)
+        return sorted((int(number) for number in numbers if number.isdecimal() and len(number) == 9), reverse=True)
 
     def path(self, step: int) -> Path:
         return self.directory / f"step_{step:09d}"
@@ -130,15 +211,20 @@ class Checkpoints:
         """The manifest of `step`. Raises DamagedError if it is unreadable or a file differs from it."""
         path = self.path(step)
         try:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            files = manifest["files"]
-        except (OSError, ValueError, KeyError) as error:
+            manifest = read_record(path / MANIFEST, "a committed checkpoint", "", step=int, world=int, files=dict)
+        except FileNotFoundError as error:
             raise DamagedError(f"{path} has no readable {MANIFEST} ({error}); expected a committed checkpoint.") from error
-        expected = {SHARED, *(f"rank_{rank}.pt" for rank in range(manifest["world"]))}
+        files, world = manifest["files"], manifest["world"]
+        if manifest["step"] != step or not 1 <= world <= len(files):
+            raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; expected {step}, and a "
+                               f"part of every process.")
+        expected = {SHARED, *(f"rank_{rank}.pt" for rank in range(world))}
         if missing := sorted(expected - set(files)):
             raise DamagedError(f"{path} does not list {missing[0]}; expected one part per process of its run.")
-        for name, record in files.items():
-            part = path / name
+        for name in sorted(expected):
+            part, record = path / name, files[name]
+            if not isinstance(record, dict) or not {"size", "sha256"} <= record.keys():
+                raise DamagedError(f"{path} has no size and SHA-256 of {name}; expected them in {MANIFEST}.")
             if not part.is_file() or part.stat().st_size != record["size"]:
                 size = part.stat().st_size if part.is_file() else "missing"
                 raise DamagedError(f"{part} is damaged (size {size}); expected {record['size']} bytes.")
@@ -172,29 +258,64 @@ class Checkpoints:
         return manifest
 
     def read(self, step: int, world: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """(shared, local of this rank) of `step`; local is None if it was written by another number of processes."""
+        """(shared, local of this rank) of `step`; local is None if it was written by another number of processes.
+
+        Raises DamagedError for a part that cannot be read, is of another step or holds numbers that are not finite.
+        """
         path = self.path(step)
-        shared = torch.load(path / SHARED, map_location="cpu", weights_only=True)
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["world"] != world:
-            return shared, None
-        return shared, torch.load(path / f"rank_{self.rank}.pt", map_location="cpu", weights_only=True)
+        shared = self._read_part(path / SHARED)
+        if shared.get("step", step) != step:
+            raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. {self._remedy(path)}")
+        manifest = read_record(path / MANIFEST, "a committed checkpoint", self._remedy(path), world=int)
+        return shared, self._read_part(path / f"rank_{self.rank}.pt") if manifest["world"] == world else None
+
+    def taken(self, step: int, take: Callable[[int], None]) -> None:
+        """take(step), which reads the checkpoint and loads it. Raises DamagedError if it does not fit what it is loaded into."""
+        try:
+            take(step)
+        except DamagedError:
+            raise
+        except Exception as error:  # whatever a foreign content leads to
+            path = self.path(step)
+            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected what this version and "
+                               f"configuration save. {self._remedy(path)}") from error
+
+    def _read_part(self, path: Path) -> dict[str, Any]:
+        try:
+            part = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch's, pickle's, zipfile's and Python's, by kind of damage
+            cause = str(error).split("\n")[0][:200]
+            raise DamagedError(f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors and plain values. "
+                               f"{self._remedy(path.parent)}") from error
+        if not isinstance(part, dict):
+            raise DamagedError(f"{path} holds a {type(part).__name__}; expected named values. {self._remedy(path.parent)}")
+        _require_finite(part, path, self._remedy(path.parent))
+        return part
+
+    def _remedy(self, path: Path) -> str:
+        return f"Delete {path} to continue from the checkpoint before it."
 
 
 def finished_stage(directory: Path) -> dict[str, Any] | None:
-    """The record of a finished stage, or None if it is not finished. Raises DamagedError if its model is not the recorded."""
+    """The record of a finished stage, or None if it is not finished. Raises DamagedError if it is not as it was left."""
+    again = f"Delete {directory / DONE} and run the stage again; it resumes from its last checkpoint."
     try:
-        done = json.loads((directory / DONE).read_text(encoding="utf-8"))
+        done = read_record(directory / DONE, "the record of a finished stage", again, model_sha256=str, fingerprint=str,
+                           config_hash=str, parents=dict, stage=str, step=int)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise DamagedError(f"{directory / DONE} is not readable ({error}); expected the record of a finished stage. "
-                           f"Delete it and run the stage again; it resumes from its last checkpoint.") from error
-    model = directory / MODEL
-    found = file_hash(model) if model.is_file() else "missing"
-    if found != done["model_sha256"]:
-        raise DamagedError(f"{model} is {found[:12]}; expected {done['model_sha256'][:12]} as {DONE} says. "
-                           f"Delete {directory / DONE} and run the stage again; it resumes from its last checkpoint.")
+    record = {name: done[name] for name in RECORDED if name in done}
+    is_whole = done["fingerprint"] == value_hash(record) and done["stage"] == directory.name
+    if "seal" in done:
+        is_whole = is_whole and done["seal"] == value_hash({name: value for name, value in done.items() if name != "seal"})
+    if not is_whole:
+        raise DamagedError(f"{directory / DONE} was altered (its fingerprint is not that of its content); expected the record as "
+                           f"it was written. {again}")
+    for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):
+        path = directory / name
+        found = file_hash(path) if path.is_file() else "missing"
+        if key in done and found != done[key]:
+            raise DamagedError(f"{path} is {found[:12]}; expected {done[key][:12]} as {DONE} says. {again}")
     return done
 
 

@@ -16,7 +16,8 @@ def check(config: Config) -> None:
     for name in config.task:
         get_task(name)
     _require(bool(config.data.tasks), "data.tasks is empty", "at least one task", f"Known: {', '.join(TASKS)}.")
-    _require(len(set(config.data.tasks)) == len(config.data.tasks), f"data.tasks {config.data.tasks} repeats a task",
+    _require(len(set(config.data.tasks)) == len(config.data.tasks), f"data.tasks repeats {config.data.tasks[-1]}" if
+             len(config.data.tasks) > len(TASKS) else f"data.tasks {config.data.tasks} repeats a task",
              "each task once", "Remove the repetition.")
     for name in config.data.tasks:
         get_task(name)
@@ -29,11 +30,12 @@ def check(config: Config) -> None:
         "evaluate.batch_size": config.evaluate.batch_size, "evaluate.num_bootstrap": config.evaluate.num_bootstrap,
         "operator.unroll_steps": config.operator.unroll_steps,
         **{f"evaluate.{k}": getattr(config.evaluate, k) for k in ("ensemble_trajectories", "ensemble_frames", "truth_members")},
-        **{f"diffusion.{k}": getattr(config.diffusion, k) for k in ("scale_steps", "sampler_steps", "min_residual_ratio")},
+        **{f"diffusion.{k}": getattr(config.diffusion, k) for k in ("noises", "scale_steps", "sampler_steps",
+                                                                          "min_residual_ratio")},
         **{f"consistency.{k}": getattr(config.consistency, k) for k in ("pool_batches", "rival_steps")},
-        "steady.scale_steps": config.steady.scale_steps,
+        "steady.noises": config.steady.noises, "steady.scale_steps": config.steady.scale_steps,
         **{f"{stage}.train.{k}": getattr(section.train, k) for stage, section in stages.items()
-           for k in ("steps", "batch_size", "micro_batch", "validate_trajectories", "timeout_s", "max_skips")},
+           for k in ("steps", "batch_size", "micro_batch", "validate_trajectories", "hang_s", "timeout_s", "max_skips")},
         **{f"{stage}.model.{k}": getattr(section.model, k) for stage, section in stages.items() if stage != "consistency"
            for k in ("width", "depth", "modes", "kernel_size", "mlp_ratio")},
         **{f"{stage}.optim.{k}": getattr(section.optim, k) for stage, section in stages.items()

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ups.base import fit_by_gradient, fit_propagators
 from ups.cache import Cache
-from ups.checkpoint import flush, write_atomic
+from ups.checkpoint import flush, read_record, read_weights, write_atomic
 from ups.config import Config
+from ups.guard import waiting
 from ups.metrics import nrmse_pooled
 from ups.operator import TaskHead, describe_tokenizer
 from ups.rollout import rollout
@@ -151,8 +152,9 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
         head = head_with(kind, None, {})
         if kind in ("transport", "elliptic"):
             size = 16 if kind == "transport" else 8
+            steps = config.operator.base_steps * 16 // size               # as many windows for either
             length = 1 if head.task.is_steady else head.history + 1
-            rows, starts = _sample(cache, config, cache.split["train"], length, size * config.operator.base_steps, seed)
+            rows, starts = _sample(cache, config, cache.split["train"], length, size * steps, seed)
 
             def draw(step: int, head: TaskHead = head, rows: Tensor = rows, starts: Tensor = starts, size: int = size) -> tuple:
                 part = slice(step * size, (step + 1) * size)
@@ -160,7 +162,7 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
 
             if kind == "elliptic":
                 head.base.calibrate(*draw(0))
-            fit_by_gradient(head.base, draw, config.operator.base_steps)
+            fit_by_gradient(head.base, draw, steps)
         yield kind, head
 
 
@@ -217,7 +219,7 @@ def fit_and_save(cache: Cache, config: Config, directory: Path, seed: int, devic
         facts_now = {"description": head.description, "seconds": time.perf_counter() - started,
                      "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
         write_atomic(facts, json.dumps(facts_now, indent=1))
-    found = json.loads(facts.read_text(encoding="utf-8"))
+    found = read_record(facts, "the choice of a base", f"Delete {directory} and train again.", description=dict)
     expected = head_description(cache, config, **found["description"]["base"])
     different = [key for key, value in expected.items() if found["description"][key] != value]
     if different:
@@ -234,16 +236,17 @@ def wait_for_bases(directory: Path, names: Iterable[str], errors: Path) -> None:
     """
     started = time.time()
     missing = [directory / f"{name}.json" for name in names]
-    while missing := [path for path in missing if not path.is_file()]:
-        if any(path.stat().st_mtime > started for path in errors.glob("rank*.json")):
-            raise RuntimeError(f"another process failed before it wrote {missing[0].name}; expected all bases in {directory}. "
-                               f"See {errors}.")
-        time.sleep(0.2)
+    with waiting("waiting for what other processes fit"):
+        while missing := [path for path in missing if not path.is_file()]:
+            if any(path.stat().st_mtime > started for path in errors.glob("rank*.json")):
+                raise RuntimeError(f"another process failed before it wrote {missing[0].name}; expected all bases in "
+                                   f"{directory}. See {errors}.")
+            time.sleep(0.2)
 
 
 def load_base(head: TaskHead, directory: Path) -> None:
     """Fill codec, base and scale of a head from `fit_and_save`. Raises ValueError for a file that does not fit the head."""
-    state = load_file(directory / f"{head.name}.safetensors")
+    state = read_weights(directory / f"{head.name}.safetensors", f"Delete {directory} and train again.")
     wanted = {name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))}
     wrong = sorted(name for name in state.keys() | wanted.keys()
                    if name not in state or name not in wanted or state[name].shape != wanted[name].shape)

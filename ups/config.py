@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import reprlib
 import types
 import typing
 from dataclasses import dataclass
@@ -117,7 +118,13 @@ class TrainConfig:
     keep: int
     patience: int
     max_skips: int
+    hang_s: float
     timeout_s: float
+
+
+@dataclass(frozen=True)
+class DdpConfig:
+    overlap: bool
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,7 @@ class DiffusionConfig:
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
+    noises: int
     scale_steps: int
     sampler_steps: int
     min_residual_ratio: float
@@ -159,6 +167,7 @@ class SteadyConfig:
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
+    noises: int
     scale_steps: int
 
 
@@ -194,6 +203,7 @@ class Config:
     cache: CacheConfig
     task: dict[str, TaskConfig]
     sampling: SamplingConfig
+    ddp: DdpConfig
     operator: OperatorConfig
     diffusion: DiffusionConfig
     consistency: ConsistencyConfig
@@ -226,14 +236,18 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice in one mapping."""
 
 
+class _DuplicateError(ValueError):
+    """A key written twice."""
+
+
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict:
     seen: set[str] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=deep)
         if key in seen:
             mark = key_node.start_mark
-            raise ValueError(
-                f"duplicate key {key!r} in {mark.name} line {mark.line + 1}; expected each key once. Remove one of the two."
+            raise _DuplicateError(
+                f"duplicate key {_show(key)} in FILE line {mark.line + 1}; expected each key once. Remove one of the two."
             )
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
@@ -248,14 +262,12 @@ def read_yaml(path: str | Path) -> dict:
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. There: {', '.join(near) or 'none'}.")
-    with path.open(encoding="utf-8") as file:
-        loader = _Loader(file)
-        try:
-            data = loader.get_single_data()
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line.") from error
-        finally:
-            loader.dispose()
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except _DuplicateError as error:
+        raise ValueError(str(error).replace("FILE", str(path), 1)) from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:   # a date that is none, unhashable keys, depth
+        raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line.") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -274,7 +286,19 @@ def _unknown(key: str, allowed: typing.Iterable[str], where: str) -> ValueError:
     allowed = list(allowed)
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return ValueError(f"unknown key {where}{key}{hint} Expected one of: {', '.join(allowed)}.")
+    return ValueError(f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}.")
+
+
+def _show(value: Any) -> str:
+    """repr of a value in a message, at a length that can be read: aliases make YAML of a page expand to gigabytes."""
+    try:
+        return _short.repr(value)
+    except ValueError:   # a number of thousands of digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 80, 80, 80
 
 
 def _convert(value: Any, kind: Any, key: str) -> Any:
@@ -284,18 +308,18 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         return _build(kind, value, f"{key}.")
     if origin is dict:
         if not isinstance(value, dict):
-            raise ValueError(f"{key} is {value!r}; expected a mapping.")
+            raise ValueError(f"{key} is {_show(value)}; expected a mapping.")
         inner = typing.get_args(kind)[1]
         return {str(k): _convert(v, inner, f"{key}.{k}") for k, v in value.items()}
     if origin is list:
         if not isinstance(value, list):
-            raise ValueError(f"{key} is {value!r}; expected a list such as [1, 2].")
+            raise ValueError(f"{key} is {_show(value)}; expected a list such as [1, 2].")
         return [_convert(v, typing.get_args(kind)[0], f"{key}[{i}]") for i, v in enumerate(value)]
     if origin is Literal:
         choices = typing.get_args(kind)
         if value not in choices or isinstance(value, bool):
             hint = ' (YAML reads a bare no as false: write "no" in quotes)' if isinstance(value, bool) else ""
-            raise ValueError(f"{key} is {value!r}; expected one of {', '.join(map(repr, choices))}{hint}.")
+            raise ValueError(f"{key} is {_show(value)}; expected one of {', '.join(map(repr, choices))}{hint}.")
         return value
     if origin in (types.UnionType, typing.Union):
         if value is None:
@@ -306,24 +330,24 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"
         if not isinstance(value, bool):
-            raise ValueError(f"{key} is {value!r}; expected true or false.")
+            raise ValueError(f"{key} is {_show(value)}; expected true or false.")
         return value
     if kind in (int, float):
         try:
             number = float(value) if not isinstance(value, (bool, list, dict)) and value is not None else None
-        except ValueError:
+        except (ValueError, OverflowError):
             number = None
         if number is None or number != number or abs(number) == float("inf") or (kind is int and number != int(number)):
-            raise ValueError(f"{key} is {value!r}; expected {'a whole number' if kind is int else 'a finite number'}.")
+            raise ValueError(f"{key} is {_show(value)}; expected {'a whole number' if kind is int else 'a finite number'}.")
         return kind(value) if isinstance(value, int) else kind(number)
     if not isinstance(value, str):
-        raise ValueError(f"{key} is {value!r}; expected text (put it in quotes).")
+        raise ValueError(f"{key} is {_show(value)}; expected text (put it in quotes).")
     return value
 
 
 def _build(cls: type, data: Any, where: str = "") -> Any:
     if not isinstance(data, dict):
-        raise ValueError(f"section {where.rstrip('.') or 'of the file'} is {data!r}; expected a mapping of keys.")
+        raise ValueError(f"section {where.rstrip('.') or 'of the file'} is {_show(data)}; expected a mapping of keys.")
     hints = typing.get_type_hints(cls)
     for key in data:
         if key not in hints:
@@ -350,8 +374,8 @@ def _override(data: dict, text: str) -> None:
         raise _unknown(parts[-1], node, "".join(f"{p}." for p in parts[:-1]))
     try:
         node[parts[-1]] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ValueError(f"override {text!r}: the value is not valid YAML ({error}). Quote it.") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote it.") from error
 
 
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:

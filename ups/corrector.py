@@ -10,7 +10,6 @@ tokens (batch, *tokens, C) (states and prediction) and facts (batch, K) (paramet
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ups.backbone import Backbone
+from ups.checkpoint import load_stage
 from ups.config import ModelConfig, OptimConfig
 from ups.diffusion import Velocity
 from ups.optim import EMA, build_optimizer, learning_rate
@@ -241,11 +240,4 @@ def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
 
 def load_corrector(directory: str | Path, device: torch.device | str = "cpu") -> Corrector:
     """The finished network of a stage directory (config.json, model.safetensors), in evaluation mode on `device`."""
-    directory = Path(directory)
-    config, weights = directory / "config.json", directory / "model.safetensors"
-    for path in (config, weights):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; expected a finished stage in {directory}. Run make {directory.name}.")
-    corrector = Corrector(json.loads(config.read_text(encoding="utf-8")))
-    corrector.load_state_dict(load_file(weights))   # on the CPU first: a rank's "cpu:0" is no device to safetensors
-    return corrector.to(device).eval()
+    return load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.").to(device).eval()

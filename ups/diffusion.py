@@ -17,6 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ups.guard import beat
+
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
 NOISE = math.pi / 2      # the angle of pure noise
@@ -78,6 +80,7 @@ def sample(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float 
                          f"(0, pi/2]. Noise is at pi/2.")
     step = start / num_steps
     for i in range(num_steps):
+        beat()
         angle = start - i * step
         middle = x - column(step / 2, x) * velocity(x, angle).to(x.dtype)
         x = x - column(step, x) * velocity(middle, angle - step / 2).to(x.dtype)

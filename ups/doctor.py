@@ -70,7 +70,7 @@ def report(path: Path, findings: list[Finding]) -> str:
     """The findings on one file as text, the worst first, with a verdict in the first line."""
     order = ("error", "warning", "info")
     worst = min((order.index(finding.severity) for finding in findings), default=2)
-    verdict = ("ill: do not train on it", "doubtful: read the warnings", "sound")[worst]
+    verdict = ("ill: do not train on it", "doubtful: read the warnings", "sound")[worst] if path.exists() else "missing"
     lines = [f"{path}: {verdict}"]
     for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
         where = f" [{finding.where}]" if finding.where != str(path) else ""

@@ -25,7 +25,7 @@ from ups.config import Config
 from ups.consistency import sample_student
 from ups.corrector import Condition, load_corrector
 from ups.diffusion import sample
-from ups.residual import Residuals, TransientResiduals
+from ups.residual import Residuals, TransientResiduals, schedule_of
 from ups.rollout import ensemble_rollout, guard, member_noise
 from ups.sampling import Schedule, generator
 
@@ -127,11 +127,12 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: list[str
              shuffle: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """One call from `count` windows of the test split: model -> residuals (count, M, *tokens, dim), and the windows' own facts.
 
-    facts: truth (count, *tokens, dim), prediction, rows (positions, as groups). num_steps > 0: of the corrector's sampler.
+    facts: truth (count, *tokens, dim), rows (positions, as groups). num_steps > 0: of the corrector's sampler. Windows are drawn
+    as in training, half of them where the residual is large: drawn evenly, a handful of first frames would decide every score.
     shuffle: conditions of other windows, to see that they matter.
     """
     source = ensembles.residuals
-    windows = Schedule({ensembles.name: source.windows("test")}, count, ensembles.seed + 5).batch(0)
+    windows = schedule_of({ensembles.name: source}, "test", count, ensembles.seed + 5).batch(0)
     out: dict[str, list] = {name: [] for name in names}
     truths = []
     size = max(1, STATES // num_members)

@@ -119,8 +119,9 @@ def _bars(fig: Figure, groups) -> None:
 
 
 def _logarithmic(axis) -> None:
-    """Plain numbers at 1, 2, 3 and 5 of each decade."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    """Plain numbers at 1, 2, 3 and 5 of each decade, over many decades at each."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if high < 30 * low else (1, 3) if high < 300 * low else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

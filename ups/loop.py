@@ -16,22 +16,19 @@ The `for` stays in the script:
 Never hang: the model is not wrapped in DDP, so forward and backward contain no collective. Each update is one all-reduce,
 whatever happened on a rank: the flat gradient buffer with the counts of ranks that were told to stop, ran out of memory or
 failed behind it. All ranks then decide the same: step, skip (non-finite), halve the micro-batch and repeat the same batch,
-raise, or save and stop. Measured against DDP in reference/distributed.md D3: +2 to +5 % of a CPU step.
+raise, or save and stop. docs/reliability.md has what it costs against DDP, and what every fault that was injected led to.
+What no agreement can cover (a rank that is killed, hangs, or fails where the others do not look) is the guard's: ups/guard.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
+import fcntl
 import json
 import math
 import os
-import platform
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -39,7 +36,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-import accelerate
 import numpy
 import torch
 import torch.distributed as dist
@@ -48,11 +44,25 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ups import checkpoint
+from ups import checkpoint, ending
 from ups.checkpoint import DONE, MODEL, Checkpoints, file_hash, finished_stage, value_hash, write_atomic, write_json
-from ups.config import ROOT, Config, OptimConfig, TrainConfig, to_dict
+from ups.config import Config, OptimConfig, TrainConfig, read_yaml, to_dict
+from ups.ending import Preempted, StageError, main_guard
+from ups.environment import (
+    asks_for_cpu,
+    compile_blocks,
+    describe_environment,
+    is_out_of_memory,
+    random_state,
+    relevant_keys,
+    set_random_state,
+    set_torch_random_state,
+    torch_random_state,
+)
+from ups.guard import Guard, tell
 from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate
 from ups.sampling import generator
 from ups.track import Tracker, check_tracker
@@ -60,22 +70,22 @@ from ups.track import Tracker, check_tracker
 ALIGN = 16  # elements between starts of gradients in the flat buffer: 64 bytes, a cache line
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS = range(5)  # what follows the gradients in the buffer; summed over ranks
 MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
-EXIT_PREEMPTED = 128 + signal.SIGTERM
+LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
+PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
 
-# Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
-SECTIONS = ("data", "cache", "task", "sampling")
-FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place", "cache.device_fraction", "cache.chunk"}
-FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "timeout_s"}
-
-_active: Run | None = None
+__all__ = ["Run", "StageError", "main_guard"]
 
 
-class StageError(RuntimeError):
-    """A failure that all ranks agreed on; `kind` is a word for the supervisor, `advice` what to do."""
+class Overlapped(nn.Module):
+    """What DDP is given to call: the loss function, with the model's parameters as its own."""
 
-    def __init__(self, cause: str, kind: str, advice: str) -> None:
-        super().__init__(cause)
-        self.kind, self.advice = kind, advice
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.values = model, {}
+
+    def forward(self, loss_function: Callable[[slice], tuple[Tensor, dict[str, Tensor]]], rows: slice) -> Tensor:
+        loss, self.values = loss_function(rows)
+        return loss
 
 
 class Run:
@@ -102,11 +112,12 @@ class Run:
         formed. Raises ValueError or FileExistsError for a launch, configuration or parents that do not fit, before any file is
         made.
         """
-        global _active
         run = cls(config, stage, train, optim, parents or {}, extra or {}, section)
-        _active = run
+        ending.active = run
         run._check_directory()
-        if not run.is_finished:
+        if run.is_finished:
+            tell("finished")
+        else:
             run._check_launch()
             run._open()
         return run
@@ -128,10 +139,13 @@ class Run:
         self.optimizer: MuonAdamW | None = None
         self.ema: EMA | None = None
         self.bar: tqdm | None = None
+        self.guard: Guard | None = None
         self._window: dict[str, list] = {}  # name -> [sum of value * rows, rows] on this rank since the last log
-        self._stop_signal = 0
-        self._is_updated, self._is_open = True, False
+        self._is_updated, self._is_open, self._is_recorded = True, False, False
         self._saved: int | None = None   # step of the last checkpoint
+        self._log_error: OSError | None = None   # of rank 0; raised where all ranks hear of it
+        self._overlapped: DistributedDataParallel | None = None
+        self._lock = None
 
     @property
     def is_main(self) -> bool:
@@ -152,13 +166,17 @@ class Run:
         check_tracker(self.config.tracker)
         saved, environment = self.directory / "config.yaml", self.directory / "environment.json"
         if saved.is_file() and environment.is_file():
-            before = relevant_keys(yaml.safe_load(saved.read_text(encoding="utf-8")), self.section)
+            try:
+                before = relevant_keys(read_yaml(saved), self.section)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise checkpoint.DamagedError(f"{saved} lacks a part ({error}); expected the configuration that this stage was "
+                                              f"started with. {self._remedy()}") from error
             changed = [f"{key} {before.get(key, 'absent')} -> {self.relevant.get(key, 'absent')}"
                        for key in sorted(before.keys() | self.relevant.keys()) if before.get(key) != self.relevant.get(key)]
             if changed:
                 raise FileExistsError(f"{self.directory} was started with another configuration ({'; '.join(changed)}); "
                                       f"expected the same one, to continue. {self._remedy()}")
-            parents = json.loads(environment.read_text(encoding="utf-8"))["parents"]
+            parents = checkpoint.read_record(environment, "the parents of a stage", self._remedy(), parents=dict)["parents"]
             stale = [name for name in sorted(parents.keys() | self.parents.keys())
                      if parents.get(name) != self.parents.get(name)]
             if stale:
@@ -190,8 +208,11 @@ class Run:
     def _open(self) -> None:
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
         group = InitProcessGroupKwargs(timeout=timedelta(seconds=self.train.timeout_s), **({"backend": "gloo"} if is_cpu else {}))
-        self.accelerator = Accelerator(mixed_precision=self.train.precision, cpu=is_cpu,
-                                       kwargs_handlers=[group] if self.world > 1 else [])
+        self.guard = Guard(self.rank, self.world, self.stage, self.train.hang_s, self._on_guard)
+        self.guard.start()
+        with self.guard.waiting("joining the process group"):
+            self.accelerator = Accelerator(mixed_precision=self.train.precision, cpu=is_cpu,
+                                           kwargs_handlers=[group] if self.world > 1 else [])
         self.device = self.accelerator.device
         state = self.accelerator.state
         if (state.num_processes, state.process_index) != (self.world, self.rank):
@@ -210,19 +231,56 @@ class Run:
                 raise ValueError(f"rank {rank} has another configuration or other parents than rank 0; expected the same on all. "
                                  "Start every process with the same command and files.")
         self.checkpoints = Checkpoints(self.directory / "state", self.train.keep, self.rank, self.agreed)
+        is_busy = self.agreed(lambda: self.is_main and not self._take_lock(), "locking the stage directory")
+        is_busy, job = self.gather((is_busy, str(time.time_ns())))[0]
+        if is_busy:
+            raise FileExistsError(f"another process is training in {self.directory}; expected one at a time. Wait for it, or end "
+                                  "it.")
         self.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
         self.agreed(self._see_directory, "looking for the stage directory")
+        self.agreed(lambda: self.guard.open(self.directory / "heartbeat", job), "writing the first heartbeat")
         self._is_open = True
+        self._tell_machine("open", directory=str(self.directory.absolute()))
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(self.train.batch_size / self.world / self.micro_batch)
         self.print(f"{self.stage}: {self.directory} on {self.world} x {device}, precision {self.train.precision}; batch "
                    f"{self.train.batch_size} = {self.world} processes x {passes} passes of at most {self.micro_batch}")
 
-    def _write_start(self) -> None:
+    def _tell_machine(self, event: str, **facts: Any) -> None:
+        """One word to the supervisor; every machine has one, so one rank of each speaks."""
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            tell(event, **facts)
+
+    def _take_lock(self) -> bool:
+        """Whether this process, by its rank 0, has the stage directory for itself; the lock dies with it."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.directory / "errors", ignore_errors=True)
+        self._lock = (self.directory / ".lock").open("a")
+        until = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.1)
+
+    def _write_start(self) -> None:
+        for path in self.directory.glob("errors/rank*.json"):   # of a rank that had to leave for want of memory
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                memory = {name: int(record[name]) for name in ("micro_batch", "micro_batch_asked") if name in record}
+            except (ValueError, TypeError) as error:
+                self.print(f"WARNING: {path} of an earlier start is not readable ({error}); it is removed.")
+                continue
+            if memory:
+                write_json(self.directory / "memory.json", memory)
+        for name in ("errors", "heartbeat"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
         path = self.directory / "environment.json"
-        starts = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.is_file() else []
+        starts = []
+        if path.is_file():
+            starts = checkpoint.read_record(path, "the record of earlier starts", self._remedy(), starts=list)["starts"]
         write_atomic(self.directory / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
         write_json(path, {"parents": self.parents, "config_hash": self.config_hash, "extra": self.extra,
                           "starts": [*starts, describe_environment(self.world, self.device)]})
@@ -234,10 +292,18 @@ class Run:
         if not path.is_file() or json.loads(path.read_text(encoding="utf-8"))["config_hash"] != self.config_hash:
             raise FileNotFoundError(f"rank {self.rank} does not see {path} that rank 0 wrote; expected run.root on a file "
                                     "system shared by all machines. Set run.root to one.")
+        if (self.directory / "memory.json").is_file():
+            memory = checkpoint.read_record(self.directory / "memory.json", "a micro-batch", "Delete it.", micro_batch=int,
+                                 micro_batch_asked=int)
+            if memory["micro_batch_asked"] == self.train.micro_batch:  # else the user asked for another since
+                self.micro_batch = max(1, min(self.micro_batch, memory["micro_batch"]))
 
     def _write_status(self, status: str, **facts: Any) -> None:
         if self.is_main and self.directory.is_dir():
-            write_json(self.directory / "status.json", {"status": status, "step": self.step, "time": time.time(), **facts})
+            try:
+                write_json(self.directory / "status.json", {"status": status, "step": self.step, "time": time.time(), **facts})
+            except OSError as error:  # nothing is decided by this file
+                print(f"WARNING: status.json was not written ({error})", file=sys.stderr, flush=True)
 
     # ---------------------------------------------------------------- agreement
 
@@ -246,8 +312,16 @@ class Run:
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
+        with self.guard.waiting(f"gathering after {self.guard.doing}"):
+            dist.all_gather_object(values, value)
         return values
+
+    def phase(self, doing: str, limit_s: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Inside, heartbeats say `doing`; limit_s: longest time without progress there, if not train.hang_s.
+
+        Reading a cache, a rollout and a sampler make progress by themselves; other long work calls ups.guard.beat.
+        """
+        return self.guard.phase(doing, limit_s)
 
     def agreed(self, function: Callable[[], Any], doing: str) -> Any:
         """function() on this rank; raises StageError on every rank, naming the culprit, if it raised on any. A collective.
@@ -255,11 +329,12 @@ class Run:
         The function itself must not communicate: compute locally inside, reduce afterwards.
         """
         result = cause = None
-        try:
-            result = function()
-        except Exception as error:  # told to all ranks, which raise
-            cause = self._record_error(error)
-        self._raise_if_any(cause, doing)
+        with self.phase(doing):
+            try:
+                result = function()
+            except Exception as error:  # told to all ranks, which raise
+                cause = self._record_error(error)
+            self._raise_if_any(cause, doing)
         return result
 
     def _raise_if_any(self, cause: str | None, doing: str) -> None:
@@ -268,23 +343,39 @@ class Run:
                 raise StageError(f"rank {rank} failed while {doing}: {other}", "error",
                                  f"See {self.directory / 'errors'}; the same command continues from the last checkpoint.")
 
-    def _record_error(self, error: BaseException, kind: str = "error") -> str:
+    def _record_error(self, error: BaseException, kind: str = "error", **facts: Any) -> str:
         """Print the traceback, write errors/rankN.json; the cause as one line."""
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         text = "".join(traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
-        if self.directory.is_dir():
+        self._write_error(kind, cause, text, **facts)
+        return cause
+
+    def _write_error(self, kind: str, cause: str, text: str, **facts: Any) -> None:
+        if not self.directory.is_dir() or not self._is_open:
+            return
+        try:
             folder = self.directory / "errors"
             folder.mkdir(exist_ok=True)
             write_json(folder / f"rank{self.rank}.json", {"rank": self.rank, "stage": self.stage, "step": self.step, "kind": kind,
-                                                         "cause": cause, "time": time.time(), "traceback": text})
-        return cause
+                                                         "cause": cause, "time": time.time(), **facts, "traceback": text})
+            self._is_recorded = True
+        except OSError as error:  # a full disk must not hide what happened
+            print(f"WARNING: rank {self.rank} could not write its error ({error})", file=sys.stderr, flush=True)
+
+    def _on_guard(self, code: int, kind: str, cause: str, stack: str) -> None:
+        """In the guard's thread, before it ends this process."""
+        self._write_error(kind, cause, stack)
+        self._write_status("failed", kind=kind, cause=cause, exit_code=code)
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum of `tensor` over ranks (a new tensor, equal on all). A collective."""
         total = tensor.detach().clone()
         if self.world > 1:
-            dist.all_reduce(total)
+            with self.guard.waiting("summing"):
+                dist.all_reduce(total)
+                if total.is_cuda:   # where a collective returns before it is done, and the wait would be elsewhere
+                    torch.cuda.synchronize(total.device)
         return total
 
     def reduce_mean(self, tensor: Tensor) -> Tensor:
@@ -309,7 +400,7 @@ class Run:
         """
         self.model = model.to(self.device)
         if self.world > 1:
-            with torch.no_grad():
+            with torch.no_grad(), self.guard.waiting("sending the first weights"):
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor, 0)
         self._seed(generator(self.config.run.seed, "rank", self.rank).initial_seed())
@@ -319,6 +410,10 @@ class Run:
         self._place_gradients()
         if self.train.compile:
             compile_blocks(model)
+        if self.config.ddp.overlap and self.world > 1:
+            self._overlapped = DistributedDataParallel(Overlapped(model), find_unused_parameters=True, forward_sync_buffers=False)
+            self.print("gradients are reduced during the backward pass (ddp.overlap): a rank that runs out of memory or fails "
+                       "ends all of them; the same command continues from the last checkpoint")
         num_parameters = sum(p.numel() for p in model.parameters())
         self.print(f"{num_parameters} parameters, {sum(p.numel() for p in self._muon_parameters())} of them under Muon")
         self._resume()
@@ -361,10 +456,11 @@ class Run:
         """
         self._logged_at, self._logged_step = time.perf_counter(), self.step
         is_terminal = sys.stderr.isatty()
-        with self._signals(), tqdm(total=self.train.steps, initial=self.step, desc=self.stage, disable=not self.is_main,
+        with self._in_loop(), tqdm(total=self.train.steps, initial=self.step, desc=self.stage, disable=not self.is_main,
                                    unit="step", mininterval=0.5 if is_terminal else 30.0, dynamic_ncols=is_terminal) as self.bar:
             while self.step < self.train.steps and not self.is_stopped_early:
                 self._is_updated = False
+                self.guard.step = self.step
                 yield self.step
                 if not self._is_updated:
                     raise RuntimeError(f"step {self.step} had no run.update; expected one in every turn of the loop.")
@@ -374,22 +470,17 @@ class Run:
                     self._save(is_required=self.is_preempted or is_last)
                 if self.is_preempted and not is_last:
                     self.print(f"told to stop (signal): saved step {self.step}; the same command continues from there")
-                    self._write_status("preempted")
-                    raise SystemExit(EXIT_PREEMPTED)
+                    raise Preempted
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        def note(number: int, _frame: Any) -> None:
-            if self._stop_signal and number == signal.SIGINT:
-                raise KeyboardInterrupt  # asked twice
-            self._stop_signal = number
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    def _in_loop(self) -> Iterator[None]:
+        """Inside, a signal means: stop after this step, together, with a checkpoint. Elsewhere it ends the process."""
+        self.guard.is_in_loop = True
         try:
-            yield
+            with self.phase("between updates"):
+                yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self.guard.is_in_loop = False
 
     def is_due(self, every: int) -> bool:
         """Whether something done every `every` steps (0: never) is due now; always at the last step."""
@@ -406,15 +497,10 @@ class Run:
             raise RuntimeError("run.update outside run.steps() or twice in a step; expected once in every turn of the loop.")
         random_state = torch_random_state(self.device)
         while True:
-            metrics, cause = self._backward(loss_function, size)
-            if self.world > 1:
-                dist.all_reduce(self._flat)
-            norm, *counts = torch.cat((self._gradients.norm()[None], self._counts)).tolist()
-            if counts[FATAL]:
-                self._raise_if_any(cause, f"computing step {self.step}")
+            metrics, counts, norm = self._try_pass(loss_function, size, f"computing step {self.step}")
             if not counts[OUT_OF_MEMORY]:
                 break
-            self._halve(int(counts[OUT_OF_MEMORY]))
+            self._halve(int(counts[OUT_OF_MEMORY]), f"in step {self.step}; every rank repeats the batch with")
             set_torch_random_state(random_state, self.device)
         self.is_preempted = counts[STOP] > 0
         loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
@@ -422,9 +508,7 @@ class Run:
         factor = learning_rate(self.step, self.train.steps, self.optim)
         if is_finite:
             self._gradients.mul_(min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS])
-            self.optimizer.scale_lr(factor)
-            self.optimizer.step()
-            self.ema.update()
+            self._apply(factor)
         self._count(is_finite, loss)
         self.step, self._is_updated = self.step + 1, True
         if is_finite:
@@ -439,40 +523,107 @@ class Run:
             self._log_window(factor, norm)
         return is_finite
 
+    def _try_pass(self, loss_function: Callable, size: int, doing: str) -> tuple[list, list[float], float]:
+        """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks and the gradient's norm."""
+        with self.guard.phase(doing):
+            metrics, cause = self._backward(loss_function, size)
+        with self.guard.waiting("summing gradients"):
+            if self.world > 1:
+                dist.all_reduce(self._flat if self._overlapped is None else self._counts)
+            norm, *counts = torch.cat((self._gradients.norm()[None], self._counts)).tolist()
+        if counts[FATAL]:
+            self._raise_if_any(cause, doing)
+        return metrics, counts, norm
+
     def _backward(self, loss_function: Callable, size: int) -> tuple[list[tuple[str, Tensor, int]], str | None]:
         """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a failure."""
         self._flat.zero_()
         metrics, loss_sum, status, cause = [], 0.0, None, None
         try:
+            if self._log_error is not None:
+                raise self._log_error
             for first in range(0, size, self.micro_batch):
                 rows = slice(first, min(first + self.micro_batch, size))
                 num_rows = rows.stop - rows.start
-                with self.accelerator.autocast():
-                    loss, values = loss_function(rows)
-                loss = loss.float() * num_rows
-                loss.backward()
+                with self._synchronised(rows.stop == size):
+                    with self.accelerator.autocast():
+                        loss, values = self._loss(loss_function, rows)
+                    loss = loss.float() * num_rows
+                    (loss if self._overlapped is None else loss * self.world).backward()  # DDP divides by the world
                 loss_sum = loss_sum + loss.detach()
                 metrics += [(name, torch.as_tensor(value).detach().float(), num_rows) for name, value in values.items()]
         except Exception as error:  # reported through the buffer: all ranks take part in the all-reduce that follows
             status = OUT_OF_MEMORY if is_out_of_memory(error) else FATAL
+            if self._overlapped is not None:
+                if status == OUT_OF_MEMORY:
+                    raise self._want_of_memory("with ddp.overlap, where ranks cannot agree to repeat a batch") from error
+                raise
             if status == FATAL:
                 cause = self._record_error(error)
         loss = values = None  # the graph of a failed pass would keep its memory
-        self._counts[LOSS], self._counts[ROWS], self._counts[STOP] = loss_sum, size, float(self._stop_signal != 0)
+        self._counts[LOSS], self._counts[ROWS], self._counts[STOP] = loss_sum, size, float(self.guard.stop_signal != 0)
         if status is not None:
             self._counts[status] = 1.0
         return metrics, cause
 
-    def _halve(self, num_ranks: int) -> None:
+    def _loss(self, loss_function: Callable, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._overlapped is None:
+            return loss_function(rows)
+        return self._overlapped(loss_function, rows), self._overlapped.module.values
+
+    def _synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Inside, DDP (if asked for) reduces gradients in the last pass and accumulates in those before."""
+        is_quiet = self._overlapped is not None and not is_last
+        return self._overlapped.no_sync() if is_quiet else contextlib.nullcontext()
+
+    def _apply(self, factor: float) -> None:
+        """The optimizer's step. What fails in it may have changed some weights and not others: nothing of it is kept."""
+        self.optimizer.scale_lr(factor)
+        try:
+            self.optimizer.step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._want_of_memory("in the optimizer's step, which may have changed some of the weights") from error
+        self.ema.update()
+
+    def _want_of_memory(self, where: str) -> StageError:
+        """The end of this rank, on which the others end too; the next start takes half the micro-batch."""
+        if self.micro_batch == 1:
+            return StageError(f"out of memory with a micro-batch of 1 {where}", "out_of_memory", self._smaller_model(), False)
+        return StageError(f"out of memory with a micro-batch of {self.micro_batch} {where}", "memory",
+                          "The same command continues from the last checkpoint with half the micro-batch.", False,
+                          micro_batch=self.micro_batch // 2, micro_batch_asked=self.train.micro_batch)
+
+    def _smaller_model(self) -> str:
+        return f"Make {self.section}.model smaller, or use a device with more memory."
+
+    def probe(self, loss_function: Callable[[slice], tuple[Tensor, dict[str, Tensor]]], size: int) -> None:
+        """Before the first step: lower the micro-batch, on all ranks, until one pass fits; `update`'s arguments, largest task.
+
+        Nothing else changes. A collective; does nothing where memory does not run out with an error, and after a resume.
+        """
+        if self.device.type not in PROBED or self.step > 0:
+            return
+        random_state, before = torch_random_state(self.device), self.micro_batch
+        while True:
+            _, counts, _ = self._try_pass(loss_function, min(size, self.micro_batch), "looking for a micro-batch that fits")
+            set_torch_random_state(random_state, self.device)
+            if not counts[OUT_OF_MEMORY]:
+                break
+            self._halve(int(counts[OUT_OF_MEMORY]), "before the first step; every rank tries")
+        if self.micro_batch != before:
+            self.print(f"micro-batch {self.micro_batch} fits (asked: {before})")
+
+    def _halve(self, num_ranks: int, then: str) -> None:
         """All ranks: half the micro-batch after an agreed shortage of memory."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         if self.micro_batch == 1:
             raise StageError(f"out of memory on {num_ranks} of {self.world} ranks with a micro-batch of 1", "out_of_memory",
-                             f"Make {self.section}.model smaller, or use a device with more memory.")
+                             self._smaller_model())
         self.micro_batch = max(1, self.micro_batch // 2)
-        self.print(f"WARNING: out of memory on {num_ranks} of {self.world} ranks in step {self.step}; every rank repeats the "
-                   f"batch with a micro-batch of {self.micro_batch}")
+        self.print(f"WARNING: out of memory on {num_ranks} of {self.world} ranks {then} a micro-batch of {self.micro_batch}")
 
     def _count(self, is_finite: bool, loss: float) -> None:
         if is_finite:
@@ -491,8 +642,11 @@ class Run:
 
     def log(self, values: dict[str, Any]) -> None:
         """Write numbers at the current step to metrics.jsonl and the tracker (main process; a no-op elsewhere)."""
-        if self.is_main:
-            self.tracker.log(self.step, values)
+        if self.is_main and self._log_error is None:
+            try:
+                self.tracker.log(self.step, values)
+            except OSError as error:  # a line is missing: no checkpoint may follow, and the others must hear of it
+                self._log_error = error
 
     def _log_window(self, factor: float, norm: float) -> None:
         """Means over all rows of all ranks since the last log."""
@@ -533,8 +687,7 @@ class Run:
 
     def _save(self, is_required: bool) -> None:
         """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
-        if self.is_main:
-            self.tracker.flush()
+        self.agreed(lambda: self.is_main and self._flush_log(), "writing metrics.jsonl")
         shared = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
             "best_weights": self.best_weights, "best_score": self.best_score, "step": self.step,
@@ -552,24 +705,32 @@ class Run:
             if is_required or self.num_failed_saves >= MAX_FAILED_SAVES:
                 advice = f"Free space on, or repair, the disk of {self.directory}; the last checkpoint is intact."
                 raise StageError(f"{error} ({self.num_failed_saves} failed in a row)", "save", advice) from error
+            self._is_recorded = False
             self.print(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} more steps.")
+
+    def _flush_log(self) -> None:
+        if self._log_error is not None:
+            raise self._log_error
+        self.tracker.flush()
 
     def _resume(self) -> None:
         manifest = self.agreed(lambda: self.checkpoints.newest() if self.is_main else None, "looking for checkpoints")
         manifest = self.gather(manifest)[0]
         if manifest is not None:
-            self.agreed(lambda: self._load(manifest["step"]), f"loading the checkpoint of step {manifest['step']}")
+            self.agreed(lambda: self.checkpoints.taken(manifest["step"], self._load),
+                        f"loading the checkpoint of step {manifest['step']}")
             note = "" if manifest["world"] == self.world else f" (written by {manifest['world']} processes)"
             self._saved = self.step
             self.print(f"resumed at step {self.step}{note}")
-        if self.is_main:
-            self.tracker.rewind(self.step)
+        self.agreed(lambda: self.is_main and self.tracker.rewind(self.step), "cutting metrics.jsonl back to the resumed step")
 
     def _load(self, step: int) -> None:
         shared, local = self.checkpoints.read(step, self.world)
         self.model.load_state_dict(shared["model"])
         self.optimizer.load_state_dict(shared["optimizer"])
         self.ema.load_state_dict(shared["ema"])
+        if shared["best_weights"] is not None:
+            self.ema.check(shared["best_weights"])
         for name in ("best_weights", "best_score", "step", "num_skipped", "num_skipped_in_row", "num_without_better",
                      "is_stopped_early"):
             setattr(self, name, shared[name])
@@ -591,9 +752,11 @@ class Run:
             raise RuntimeError(f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end.")
         self.agreed(lambda: self.is_main and self._export(results, model_config or self.extra), "writing the results")
         self.is_finished = True
+        self._tell_machine("finished")
         self.print(f"finished {self.stage}: {self.directory / DONE}")
 
     def _export(self, results: dict[str, Any], model_config: dict[str, Any]) -> None:
+        self._flush_log()
         weights = self.best_weights if self.best_weights is not None else self.ema.averages
         tensors = {name: weights.get(name, value).to("cpu", copy=True).contiguous()
                    for name, value in self.model.state_dict().items()}
@@ -602,171 +765,26 @@ class Run:
         checkpoint.flush(temporary)
         os.replace(temporary, self.directory / MODEL)
         write_json(self.directory / "config.json", model_config)
-        record = {"model_sha256": file_hash(self.directory / MODEL), "config_hash": self.config_hash, "parents": self.parents}
-        write_json(self.directory / DONE, {
+        record = {"model_sha256": file_hash(self.directory / MODEL), "config_sha256": file_hash(self.directory / "config.json"),
+                  "config_hash": self.config_hash, "parents": self.parents}
+        done = {
             "stage": self.stage, "run": self.config.run.name, "step": self.step, "fingerprint": value_hash(record), **record,
             "best_score": self.best_score if math.isfinite(self.best_score) else None, "num_skipped": self.num_skipped,
             "results": results,
-        })
+        }
+        write_json(self.directory / DONE, done | {"seal": value_hash(done)})
         self._write_status("finished")
 
     def close(self, exit_code: int) -> None:
         """Close the tracker with the true exit code and let go of everything large."""
         if self.tracker is not None:
-            self.tracker.finish(exit_code)
+            with self.phase("closing the tracker", self.train.timeout_s):
+                try:
+                    self.tracker.finish(exit_code)
+                except OSError as error:  # a full disk; that lines are missing was raised by `log`
+                    print(f"WARNING: {error} in closing {self.tracker.path}", file=sys.stderr, flush=True)
         if self.model is not None:
             for parameter in self.model.parameters():
                 parameter.grad = None
         self.model = self.optimizer = self.ema = self.best_weights = self._flat = self._gradients = self._counts = None
-        self.bar = self.tracker = None
-
-
-# -------------------------------------------------------------------- guard around main
-
-
-def main_guard(main: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a script's main: every failure ends non-zero with one line that says who, where, why and what to do.
-
-    Also an error if main returns although its stage is not finished. Order of the end (reference/distributed.md E5):
-    tracker, free the model, collect, destroy the group. Ends by SystemExit unless main succeeded.
-    """
-
-    @functools.wraps(main)
-    def guarded(*arguments: Any, **options: Any) -> None:
-        global _active
-        _active, code, is_agreed = None, 0, True
-        try:
-            main(*arguments, **options)
-            if _active is not None and not _active.is_finished:
-                raise RuntimeError("main returned although the stage is not finished; expected run.finish(...) at its end.")
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            if not isinstance(error.code, int) and error.code is not None:
-                print(error.code, file=sys.stderr)
-            if code == 0 and _active is not None and not _active.is_finished:
-                code = _report(RuntimeError("sys.exit(0) although the stage is not finished; expected run.finish(...)"))
-            is_agreed = code == EXIT_PREEMPTED
-        except BaseException as error:
-            code, is_agreed = _report(error), isinstance(error, StageError)
-        run, _active = _active, None
-        if run is not None:
-            run.close(code)
-        del run
-        gc.collect()
-        if is_agreed and dist.is_available() and dist.is_initialized():  # a rank that fails alone must not wait for the others
-            dist.destroy_process_group()
-        if code:
-            sys.exit(code)
-
-    return guarded
-
-
-def _report(error: BaseException) -> int:
-    """Say what happened, in the log folder and on one last line; the exit code."""
-    run = _active
-    kind = getattr(error, "kind", "interrupted" if isinstance(error, KeyboardInterrupt) else "error")
-    rank, cause = int(os.environ.get("RANK", 0)), " ".join(f"{type(error).__name__}: {error}".split())
-    if run is None or not run._is_open:  # nothing was started: the message says all
-        if not isinstance(error, (ValueError, FileNotFoundError, FileExistsError, StageError)):
-            traceback.print_exception(error)
-        print(f"FAILED: rank {rank}: {cause}", file=sys.stderr, flush=True)
-        return 2
-    if isinstance(error, StageError):
-        cause = " ".join(str(error).split())
-        if not (run.directory / "errors" / f"rank{rank}.json").is_file():
-            run._record_error(error, kind)
-    else:
-        cause = run._record_error(error, kind)
-    run._write_status("failed", kind=kind, cause=cause)
-    advice = getattr(error, "advice", "The same command continues from the last checkpoint.")
-    print(f"FAILED: rank {rank}, stage {run.stage}, step {run.step}: {cause}. {advice}", file=sys.stderr, flush=True)
-    return 130 if kind == "interrupted" else 1
-
-
-# -------------------------------------------------------------------- small parts
-
-
-def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
-    """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
-
-    def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for name, inner in value.items():
-                yield from walk(inner, f"{key}.{name}")
-        else:
-            yield key, value
-
-    free = FREE_KEYS | {f"{section}.train.{name}" for name in FREE_TRAIN_KEYS}
-    tasks = config["data"]["tasks"]
-    found = {"run.seed": config["run"]["seed"]}
-    for name in (*SECTIONS, section):
-        found.update(walk(config[name], name))
-    return {key: value for key, value in found.items()
-            if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
-
-
-def asks_for_cpu() -> bool:
-    """Whether the launch says that the CPU is meant: ACCELERATE_USE_CPU, or no visible GPU by choice (cpu2.yaml)."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    is_hidden = visible is not None and not visible.replace("-1", "").strip(", ")
-    return is_hidden or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a smaller micro-batch can cure `error`. An asynchronous CUDA error is not curable: the context is lost."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they are."""
-    torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                block.compile()
-
-
-def torch_random_state(device: torch.device) -> list[Tensor]:
-    """torch's generators on this rank: CPU and, where used, the GPU."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """All generators of this rank as tensors and plain values."""
-    name, keys, position, has_gauss, gauss = numpy.random.get_state()
-    return {"torch": torch_random_state(device), "python": random.getstate(),
-            "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]}
-
-
-def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    set_torch_random_state(state["torch"], device)
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    name, keys, *rest = state["numpy"]
-    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
-
-
-def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
-    """Versions, hardware, revision and command line of this start."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if device.type == "cuda" else []
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world, "device": str(device),
-        "python": platform.python_version(), "torch": torch.__version__, "accelerate": accelerate.__version__,
-        "numpy": numpy.__version__, "platform": platform.platform(), "cpus": os.cpu_count(), "gpus": gpus,
-        "git_revision": git("rev-parse", "HEAD"), "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
-    }
+        self.bar = self.tracker = self._overlapped = None

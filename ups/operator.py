@@ -10,17 +10,16 @@ on validation (`network_weight`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ups.backbone import Backbone
 from ups.base import make_base
+from ups.checkpoint import load_stage
 from ups.config import ModelConfig
 from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, get_task
 from ups.tokenizer import Tokenizer
@@ -125,6 +124,8 @@ class Operator(nn.Module):
             raise ValueError(f"{task} was given {z.shape[1]} frames; expected its history of {head.history}. Slice the context.")
         standard, index = head.standardise(parameters)
         z_base = head.predict_base(z, standard, index)
+        if not torch.is_grad_enabled() and not head.network_weight:
+            return z_base, z_base                                                  # the base alone was chosen
         scale = head.scale[index].view(-1, *[1] * (z.ndim - 1))
         history = z.movedim(1, -2).flatten(-2)
         with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
@@ -235,14 +236,7 @@ def augment(operator: Operator, task: str, parts: Sequence[tuple[Tensor, Tokeniz
 
 def load_operator(directory: str | Path, device: torch.device | str = "cpu") -> Operator:
     """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on `device`."""
-    directory = Path(directory)
-    config, weights = directory / "config.json", directory / "model.safetensors"
-    for path in (config, weights):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; expected a finished operator stage in {directory}. Run make operator.")
-    operator = Operator(json.loads(config.read_text(encoding="utf-8")))
-    operator.load_state_dict(load_file(weights))
-    return operator.to(device).eval()
+    return load_stage(directory, Operator, "operator stage", "Run make operator.").to(device).eval()
 
 
 def is_learnt(base: nn.Module) -> bool:

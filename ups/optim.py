@@ -74,6 +74,19 @@ class MuonAdamW(torch.optim.Optimizer):
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state. Raises ValueError if it belongs to other parameters; torch would take it."""
+        self.allocate()
+        mine = self.state_dict()
+        flat, wanted = ({f"{index}.{name}": value for index, entry in state["state"].items() for name, value in entry.items()}
+                        for state in (state_dict, mine))
+        require_alike(flat, wanted, "optimizer's state")
+        saved, groups = ([group["params"] for group in state["param_groups"]] for state in (state_dict, mine))
+        if saved != groups:
+            raise ValueError("the saved optimizer has other groups of parameters; expected the same. Resume with the "
+                             "configuration that wrote it.")
+        super().load_state_dict(state_dict)
+
     def scale_lr(self, factor: float) -> None:
         """Set every group's learning rate to `factor` times its base."""
         for group in self.param_groups:
@@ -170,6 +183,15 @@ def learning_rate(step: int, total_steps: int, optim: OptimConfig) -> float:
     return max(0.0, min(1.0, warmup, decay))
 
 
+def require_alike(saved: dict[str, Any], wanted: dict[str, Tensor], what: str) -> None:
+    """Raise ValueError unless both have the same names with tensors of the same shapes."""
+    wrong = sorted(saved.keys() ^ wanted.keys())
+    wrong += [name for name, value in wanted.items() if name in saved and getattr(saved[name], "shape", None) != value.shape]
+    if wrong:
+        raise ValueError(f"the saved {what} does not fit the model at {wrong[0]}; expected the same parameters. Resume with the "
+                         f"configuration that wrote it.")
+
+
 class EMA:
     """Exponential moving average of the trainable parameters, in float32.
 
@@ -206,6 +228,10 @@ class EMA:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
 
+    def check(self, values: dict[str, Tensor]) -> None:
+        """Raise ValueError unless `values` are averages of this model's parameters."""
+        require_alike(values, self.averages, "average")
+
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the averages in main memory."""
         return {name: average.detach().to("cpu", copy=True) for name, average in self.averages.items()}
@@ -216,11 +242,7 @@ class EMA:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved average. Raises ValueError if it belongs to another model."""
-        wrong = sorted(set(state["averages"]) ^ set(self.averages))
-        wrong += [n for n, a in state["averages"].items() if n in self.averages and a.shape != self.averages[n].shape]
-        if wrong:
-            raise ValueError(f"the saved average does not fit the model at {wrong[0]}; expected the same parameters. "
-                             "Resume with the configuration that wrote it.")
+        self.check(state["averages"])
         for name, average in self.averages.items():
             average.copy_(state["averages"][name])
         self.num_updates = int(state["num_updates"])

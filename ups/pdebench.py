@@ -8,10 +8,13 @@ one group per trajectory, `0000/data` (t, *space, v), lzf, with `0000/grid/x` an
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,6 +158,9 @@ class Trajectories:
     def _fill(self, dataset: h5py.Dataset, array: Array, out: np.ndarray, at: tuple[int, ...]) -> None:
         """Copy `dataset` from trajectory at[-1] on (the only one if `at` is empty) into out (n, time, channel, *space)."""
         task, stride, shape = get_task(self.task), self.space_stride, dataset.shape
+        if dataset.dtype.kind != "f":
+            raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype}; expected real floating-point numbers, "
+                             f"as in the first trajectory. {AGAIN}")
         expected = tuple(-(-size // stride) for size in shape[len(at) + (not array.steady):][:task.ndim])
         frames = 1 if array.steady else -(-(shape[len(at)] - self.first_frame) // self.time_stride)
         if (frames, expected) != (self.num_frames, self.space):
@@ -193,9 +199,9 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
         groups = tuple(sorted(filter(str.isdigit, file), key=int)) if spec.layout == "groups" else ()
         if spec.layout == "groups" and not groups:
             raise ValueError(f"{path} has no trajectory group such as 0000/data; expected the layout of {task}. {_found(file)}")
-        if PROGRESS in file.attrs and file.attrs[PROGRESS] < json.loads(file.attrs[SETTINGS])["num_trajectories"]:
-            raise ValueError(f"{path} is unfinished ({file.attrs[PROGRESS]} trajectories); expected a complete file. "
-                             f"Run `make data`, which continues it.")
+        if PROGRESS in file.attrs and (done := _progress(file, path)) is not None:
+            raise ValueError(f"{path} is unfinished ({done} trajectories); expected a complete file. Run `make data`, which "
+                             f"continues it.")
         num, frames, space, squeezed, notes = None, None, None, set(), []
         for array in arrays_of(spec):
             if not groups and not isinstance(file.get(array.key), h5py.Dataset):
@@ -213,6 +219,7 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
             if dataset.dtype.kind != "f":
                 raise ValueError(f"{path}: {dataset.name} holds {dataset.dtype}; expected real floating-point numbers. "
                                  f"Convert it with h5py.")
+            _require_written(dataset, path)
             sizes = dict(zip(axes, shape, strict=True))
             found = (len(groups) or sizes["trajectory"], sizes.get("time", 1), tuple(sizes[axis] for axis in spec.axes))
             if 0 in shape or (found[1] != 1 and spec.is_steady) or sizes.get("channel", array.channels) != array.channels:
@@ -246,7 +253,9 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
         time_stride=time_stride, first_frame=first_frame, groups=groups, squeezed=frozenset(squeezed))
 
 
-def _open(path: Path, task: str) -> h5py.File:
+@contextlib.contextmanager
+def _open(path: Path, task: str) -> Iterator[h5py.File]:
+    """The open file. What HDF5 says about a damaged one, whenever it finds out, becomes a ValueError that says what to do."""
     if not path.exists():
         partial = partial_path(path)
         more = f" There is an unfinished {partial.name}, which it continues." if partial.exists() else ""
@@ -260,10 +269,32 @@ def _open(path: Path, task: str) -> h5py.File:
         raise ValueError(f"{path} is not an HDF5 file (it starts with {start!r}); expected data of {task}. Delete it and run "
                          f"`make data`.")
     try:
-        return h5py.File(path, "r")
-    except OSError as error:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, UnicodeError) as error:   # h5py's, by kind of damage
         raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. Delete it and run "
                          f"`make data`.") from error
+
+
+def _progress(file: h5py.File, path: Path) -> int | None:
+    """Trajectories in an unfinished file of ours; None for a finished one."""
+    try:
+        done, total = int(file.attrs[PROGRESS]), int(json.loads(file.attrs[SETTINGS])["num_trajectories"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} has attributes {PROGRESS} and {SETTINGS} that cannot be read ({error}); expected those that "
+                         f"`make data` writes. {AGAIN}") from error
+    return done if done < total else None
+
+
+def _require_written(dataset: h5py.Dataset, path: Path) -> None:
+    """Raise ValueError for an array that is declared and not there; HDF5 would read it as zeros, however large."""
+    if dataset.chunks is None:
+        unit, there, expected = "bytes", dataset.id.get_storage_size(), dataset.nbytes
+    else:
+        unit, there = "chunks", dataset.id.get_num_chunks()
+        expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    if there < expected:
+        raise ValueError(f"{path}: {there} of {expected} {unit} of {dataset.name} are there; expected all. {AGAIN}")
 
 
 def _found(file: h5py.File) -> str:
@@ -308,11 +339,15 @@ def _coordinates(file: h5py.File, path: Path, spec: Task, groups: tuple[str, ...
     for axis, size in expected.items():
         if key(axis) not in file:
             continue
-        values = np.asarray(file[key(axis)][()], np.float64)
-        values = values[0] if axis == "t" and values.ndim == 2 else values
-        if values.shape not in ((size,), (size + (axis == "t"),)):
-            raise ValueError(f"{path}: {key(axis)} has shape {values.shape}; expected ({size},){' or one more' * (axis == 't')} "
-                             f"to match the data. {AGAIN}")
+        stored = file[key(axis)]
+        shape = getattr(stored, "shape", None)
+        is_per_trajectory = axis == "t" and shape is not None and len(shape) == 2
+        is_number = isinstance(stored, h5py.Dataset) and stored.dtype.kind in "fiu"
+        fits = bool(shape) and 0 not in shape and shape[is_per_trajectory:] in ((size,), (size + (axis == "t"),))
+        if not (is_number and fits):
+            raise ValueError(f"{path}: {key(axis)} has shape {shape}; expected ({size},){' or one more' * (axis == 't')} to "
+                             f"match the data, of numbers. {AGAIN}")
+        values = np.asarray(stored[0] if is_per_trajectory else stored[()], np.float64)
         steps = np.diff(values[:size])
         # float32 coordinates of a thousand steps differ by about 1e-4 of a step
         if size > 1 and not (steps.min() > 0 and np.ptp(steps) <= 0.01 * steps.mean()):

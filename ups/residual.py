@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ups.cache import Cache
-from ups.checkpoint import flush, write_atomic
+from ups.checkpoint import flush, read_record, read_weights, write_atomic
 from ups.choose import wait_for_bases
 from ups.config import Config, ModelConfig, OptimConfig, to_dict
 from ups.corrector import Corrector, CorrectorHead, fit_head
@@ -140,9 +140,12 @@ def fit_heads(all_residuals: dict[str, Residuals], corrector: Corrector, run: Ru
         wait_for_bases(directory, all_residuals, run.directory / "errors")
 
     run.agreed(fit_mine, "fitting the scale of the residuals")
-    facts = {name: json.loads((directory / f"{name}.json").read_text(encoding="utf-8")) for name in all_residuals}
+    again = f"Delete {directory} and train again."
+    numbers = dict.fromkeys(("ratio", "ratio_error", "std_train", "std_val"), float)
+    facts = {name: read_record(directory / f"{name}.json", "the fit of a head", again, **numbers) for name in all_residuals}
     for name in all_residuals:
-        corrector.heads[name].load_state_dict(load_file(directory / f"{name}.safetensors"), strict=False)
+        state = read_weights(directory / f"{name}.safetensors", again)
+        corrector.heads[name].load_state_dict(state, strict=False)
         refuse(name, facts[name], config)
     return facts
 

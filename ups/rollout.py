@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ups.guard import beat
 from ups.sampling import generator
 from ups.tasks import Task
 
@@ -28,6 +29,7 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
     frames, done = [], 0
     window = context[:, -history:]
     while done < num_frames:
+        beat()
         new = step(window)
         frames.append(new)
         done += new.shape[1]

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 import torch
 from torch import LongTensor, Tensor
@@ -101,6 +102,11 @@ class Schedule:
         self._draws: list[tuple[int, int]] = []  # (task index, how many batches of it came before), for steps 0, 1, ...
         self._counts = [0] * len(self.tasks)
         self._epoch = lru_cache(maxsize=4 * len(self.tasks))(self._draw_epoch)
+
+    def step_of_largest(self, sizes: Mapping[str, float]) -> int:
+        """The first step of the task with the largest of `sizes`: what decides whether memory is enough."""
+        largest = max(self.tasks, key=lambda task: sizes[task])
+        return next(step for step in count() if self.task(step) == largest)
 
     def task(self, step: int) -> str:
         """The task of `step`."""

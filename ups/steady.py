@@ -164,20 +164,20 @@ def posterior_draws(corrector: Corrector, residuals: SteadyResiduals, observatio
     alone, B2) or dressed (marginal spread, B1).
     """
     guess, tokens, facts = residuals.predict(observation, parameters)
-    head, out = corrector.heads[residuals.name], []
-    for row in range(len(guess)):
-        noise = member_noise(guess.shape[1:], seed, [rows[row]], 0, num_members)[0].to(guess.device)
-        parts = []
-        for some in noise.split(STATES):
-            if kind == "dressed":
-                parts.append(head.marginal_mean + head.marginal_std * some)
-                continue
-            condition = corrector.condition(residuals.name, *(part[row : row + 1].expand(len(some), *part.shape[1:])
-                                                              for part in (tokens, facts)))
-            r = sample(corrector.velocity(condition), some, num_steps) if kind == "prior" else some
-            parts.append(corrector.unwhiten(r, condition))
-        out.append(residuals.solution(guess[row], torch.cat(parts)))
-    return torch.stack(out), residuals.solution(guess, torch.zeros_like(guess))
+    noise = member_noise(guess.shape[1:], seed, rows, 0, num_members).flatten(0, 1).to(guess.device)
+    if kind == "dressed":
+        head = corrector.heads[residuals.name]
+        r = head.marginal_mean + head.marginal_std * noise
+    else:
+        conditions, parts = corrector.condition(residuals.name, tokens, facts), []
+        which = torch.arange(len(guess), device=guess.device).repeat_interleave(num_members)
+        for some, row in zip(noise.split(STATES), which.split(STATES), strict=True):
+            condition = conditions.rows(row)
+            some = sample(corrector.velocity(condition), some, num_steps) if kind == "prior" else some
+            parts.append(corrector.unwhiten(some, condition))
+        r = torch.cat(parts)
+    r = r.unflatten(0, (-1, num_members))
+    return residuals.solution(guess[:, None], r), residuals.solution(guess, torch.zeros_like(guess))
 
 
 def sample_distance(x: Tensor, y: Tensor) -> float:
@@ -190,14 +190,18 @@ def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
     """Draws (M, ...) against exact ones (2 M, ...).
 
     distance: `sample_distance` from the first M exact draws; between: that of the two halves of these; both in units of the exact
-    spread. trace: total variance over the exact one. mean_error: relative L2 of the means.
+    spread. trace: total variance over the exact one; trace_between: of the two halves, how well so many draws tell it (where u
+    varies by factors, badly). log_trace: that of log u, which has no such tails. mean_error: relative L2 of the means.
     """
     flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
     half = len(exact) // 2
-    scale = exact.var(0).sum().sqrt()
+    scale, tiny = exact.var(0).sum().sqrt(), FLOOR * exact.mean()
+    log_variance = [part.clamp_min(tiny).log().var(0).sum() for part in (flat, exact)]
     return {"distance": sample_distance(flat / scale, exact[:half] / scale),
             "between": sample_distance(exact[half:] / scale, exact[:half] / scale),
             "trace": float(flat.var(0).sum() / exact.var(0).sum()),
+            "trace_between": float(exact[half:].var(0).sum() / exact[:half].var(0).sum()),
+            "log_trace": float(log_variance[0] / log_variance[1]),
             "mean_error": float((flat.mean(0) - exact.mean(0)).norm() / exact.mean(0).norm())}
 
 

@@ -193,6 +193,13 @@ class Tokenizer(nn.Module):
                              f"axes. Use the tokenizer of the cache that the latent came from.")
         return unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch)
 
+    def is_sound(self) -> bool:
+        """Whether all statistics are finite, every scale is above zero and the basis is orthonormal."""
+        product = self.basis.double().T @ self.basis.double()
+        return (all(bool(value.isfinite().all()) for value in self.buffers()) and bool((self.std > 0).all())
+                and self.spectrum.shape == (self.width,)
+                and bool((product - torch.eye(self.dim, dtype=torch.float64, device=product.device)).abs().max() < 1e-3))
+
     def meta(self) -> dict:
         """What `state_dict()` does not hold, as JSON-able values; `from_state(state_dict(), meta())` restores the codec."""
         return {"space": list(self.space), "patch": self.patch, "fields": list(self.fields), "positive": list(self.positive)}

@@ -1,0 +1,710 @@
+"""Mutated input: what every reader makes of files that are damaged, altered or hostile.
+
+    python -m bench.mutate                           12 000 files, some 20 minutes on one core
+    python -m bench.mutate --num 300 --targets config,cache
+    python -m bench.mutate --targets data --only 17  one case again, with its traceback
+
+A case is a function of (target, number): a sound file is mutated (bits flipped, cut short, filled with noise; keys deleted,
+renamed or given values of another type or size; NaN; payloads that would run code if anything unpickled or built them) and read
+as the product reads it. Wanted is one of
+    same      read, and the result is that of the sound file
+    other     read, and the result is what the file now says (a changed number in a configuration or a data file)
+    fallback  refused, and the checkpoint before it taken, with a warning
+    refused   ValueError or an OSError of a documented kind that says what is wrong, what was expected and what to do
+Anything else is a failure: another error, a death, CASE_S without an end, more memory than LIMIT_GIB, a result that differs from
+what the file says, a payload that ran. Files are read in worker processes, which a bad file may kill. Prints a table, exits 1 if
+a case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import functools
+import json
+import os
+import pickle
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+import ups.loop
+from ups.cache import MAGIC, SEAL_BYTES, open_cache, write_seal
+from ups.cache_build import build_cache, data_files
+from ups.checkpoint import DONE, MANIFEST, MODEL, SHARED, Checkpoints, file_hash, require_stage, write_json
+from ups.choose import base_settings, head_description
+from ups.config import DEFAULT, Config, load_config, save_config, to_dict
+from ups.doctor import examine
+from ups.generate import generation_settings, write_data
+from ups.operator import Operator, load_operator
+from ups.pdebench import open_data
+from ups.tasks import get_task
+
+CASE_S = 20          # for one case
+START_S = 120        # for a worker to import torch and read the sound files
+LIMIT_GIB = 6        # of address space above what a worker has at its start
+SHARES = {"config": 0.35, "data": 0.15, "cache": 0.15, "checkpoint": 0.15, "done": 0.1, "stage": 0.1}
+TASKS = ("burgers1d", "darcy2d", "diff_react2d")
+CANARY = "mutate-canary"   # a payload that runs makes this folder
+
+
+class Finding(Exception):
+    """A case that failed, in words."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- mutations
+
+
+def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
+    """Flip bits, cut, blank, overwrite, insert or append."""
+    data, kind = bytearray(data), draw.randrange(8)
+    at = draw.randrange(len(data)) if data else 0
+    if kind <= 2:
+        for _ in range((1, 8, 64)[kind]):
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    elif kind == 3:
+        del data[at:]
+    elif kind == 4:
+        data[at:at + 512] = bytes(len(data[at:at + 512]))
+    elif kind == 5:
+        data[at:at + 64] = draw.randbytes(len(data[at:at + 64]))
+    elif kind == 6:
+        data[at:at] = draw.randbytes(draw.randrange(1, 64))
+    else:
+        data += draw.choice([b"\0", draw.randbytes(100), bytes(data)])
+    return bytes(data)
+
+
+VALUES = [None, True, False, 0, 1, -1, 3, 2**31, 2**63, 10**30, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf"), "", "no",
+          "x", "1e400", "../../../etc/passwd", "\0", "é" * 1000, [], [[]], [1, "2"], {}, {"a": 1}, [None] * 1000, "9" * 5000]
+
+
+def mutate_tree(value: Any, draw: random.Random) -> Any:
+    """One to three changes of a tree of mappings and lists: delete, rename, replace, duplicate, nest."""
+    value = copy.deepcopy(value)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        places, todo = [], [value]
+        while todo:
+            node = todo.pop()
+            keys = list(node) if isinstance(node, dict) else range(len(node))
+            places += [(node, key) for key in keys]
+            todo += [node[key] for key in keys if isinstance(node[key], (dict, list))]
+        if not places:
+            return draw.choice(VALUES)
+        node, key = draw.choice(places)
+        kind = draw.randrange(5)
+        if kind == 0:
+            del node[key]
+        elif kind == 1 and isinstance(node, dict):
+            node[draw.choice([f"{key}x", str(key)[1:], str(key).upper(), ""])] = node.pop(key)
+        elif kind == 2 and isinstance(node[key], (int, float)) and not isinstance(node[key], bool):
+            node[key] = draw.choice([-node[key], node[key] * 10**draw.randrange(1, 12), str(node[key]), [node[key]],
+                                     node[key] + draw.choice([0.5, 1, -1])])
+        elif kind == 3:
+            node[key] = {"nested": node[key]}
+        else:
+            node[key] = copy.deepcopy(draw.choice(VALUES))
+    return value
+
+
+class Payload:
+    """Unpickled, it makes the folder CANARY."""
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (CANARY,)
+
+
+# ---------------------------------------------------------------------------------------------------------------- targets
+
+
+@dataclass
+class Target:
+    """mutate(folder, draw): alters a copy of the sound files in `folder`, says how. read(folder): reads it; see the module.
+
+    needs: which of the sound files.
+    """
+
+    mutate: Callable[[Path, random.Random], str]
+    read: Callable[[Path], str]
+    needs: str
+
+
+@functools.lru_cache
+def settings(folder: Path) -> Config:
+    tiny = {"burgers1d": "patch=4 space_stride=1 time_stride=1 history=1 num_trajectories=6 resolution=16 num_frames=8 "
+                         "parameters=[0.01] reach=4 reserve=0.0",
+            "darcy2d": "patch=4 space_stride=1 num_trajectories=6 resolution=8 parameters=[1.0]",
+            "diff_react2d": "patch=4 num_trajectories=6 resolution=8 num_frames=12 history=2 train_from=0"}
+    return load_config(None, [f"data.root={folder}/data", f"cache.root={folder}/cache", f"run.root={folder}/runs", "run.name=run",
+                              f"data.tasks=[{', '.join(TASKS)}]", "operator.model.width=8", "operator.model.depth=1",
+                              "operator.model.modes=2", "operator.model.kernel_size=3", "operator.train.precision='no'",
+                              "operator.train.steps=4",
+                              *(f"task.{task}.{text}" for task in TASKS for text in tiny[task].split())])
+
+
+def prepare(folder: Path) -> None:
+    """The sound files: configuration, data, caches, checkpoints of steps 2 and 4, a finished operator."""
+    config = settings(folder)
+    for task in TASKS:
+        spec, wanted = get_task(task), config.task[task]
+
+        def solve(indices: np.ndarray, *, resolution: int, num_frames: int, spec: Any = spec, **_: Any) -> np.ndarray:
+            shape = (num_frames, len(spec.channels), *[resolution] * spec.ndim)
+            return np.stack([np.random.default_rng(int(i)).uniform(0.5, 1.5, shape) for i in indices]).astype(np.float32)
+
+        for path, value in zip(data_files(config, task), wanted.parameters or [None], strict=True):
+            write_data(path, task, solve, generation_settings(
+                task, "mutate", seed=0, num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
+                num_frames=wanted.num_frames, t_end=wanted.t_end, parameter=value), chunk=4)
+        build_cache(config, task, progress=False)
+    run = make_run(config)
+    for step in (2, 4):
+        run.step, run.best_weights, run.best_score = step, run.ema.snapshot(), 0.5
+        run._save(is_required=True)
+    run.directory.mkdir(exist_ok=True)
+    run._write_start()
+    run.tracker.finish(0)
+    run._export({"error": 0.1}, run.model.description)
+
+
+@functools.lru_cache
+def sound_operator(folder: Path) -> Operator:
+    return load_operator(settings(folder).run_dir / "operator")
+
+
+@functools.lru_cache
+def sound_state(folder: Path, step: int) -> dict[str, Any]:
+    run = sound_run(folder)
+    run.checkpoints.directory = run.directory / "state"
+    run._load(step)
+    return copy.deepcopy(state_of(run))
+
+
+@functools.lru_cache
+def sound_run(folder: Path) -> ups.loop.Run:
+    return make_run(settings(folder))
+
+
+@functools.lru_cache
+def sound_config(folder: Path) -> Config:
+    return load_config(folder / "config.yaml")
+
+
+def make_run(config: Config) -> ups.loop.Run:
+    """A run of one process over a small operator, without a process group or guard."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        caches = [open_cache(config, task) for task in TASKS]
+    torch.manual_seed(0)
+    descriptions = [head_description(cache, config, "elliptic" if cache.task.is_steady else "persistence",
+                                     base_settings(cache, config)) for cache in caches]
+    run = ups.loop.Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
+    run.device = torch.device("cpu")
+    run.agreed = lambda function, doing: function()
+    run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
+    run.optimizer = ups.loop.build_optimizer(run.model, config.operator.optim)
+    run.optimizer.allocate()
+    run.ema = ups.loop.EMA(run.model, 0.9)
+    run.checkpoints = Checkpoints(run.directory / "state", 2, 0, run.agreed)
+    run._flush_log = lambda: None
+    return run
+
+
+def state_of(run: ups.loop.Run) -> dict[str, Any]:
+    return {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "ema": run.ema.state_dict(),
+            **{name: getattr(run, name) for name in ("step", "best_weights", "best_score", "num_skipped", "is_stopped_early")}}
+
+
+def is_equal(one: Any, two: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, dict):
+        return isinstance(two, dict) and one.keys() == two.keys() and all(is_equal(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(is_equal, one, two))
+    return type(one) is type(two) and one == two
+
+
+def rewrite(path: Path, draw: random.Random) -> str:
+    path.write_bytes(mutate_bytes(path.read_bytes(), draw))
+    return f"bytes of {path.name}"
+
+
+# -------- configurations
+
+
+def mutate_config(folder: Path, draw: random.Random) -> str:
+    path, kind = folder / "config.yaml", draw.randrange(10)
+    text = DEFAULT.read_text(encoding="utf-8") if draw.random() < 0.2 else path.read_text(encoding="utf-8")
+    if kind < 5:
+        tree = mutate_tree(yaml.safe_load(text), draw)
+        path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
+        return "tree"
+    if kind < 8:
+        path.write_text(text, encoding="utf-8")
+        return rewrite(path, draw)
+    letters = [chr(97 + i) for i in range(25)]
+    bomb = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip(letters, letters[1:], strict=False))
+    hostile = [f"run: !!python/object/apply:os.mkdir [{CANARY}]", f"run: {{name: !!python/object/new:os.mkdir [{CANARY}]}}",
+               bomb + "run: {name: *y}", bomb + "data: {tasks: *y}", "run: " + "[" * 20000, "run: " + "{a: " * 5000,
+               "include: [1]", "include: ../..", "include: config.yaml", "run: {seed: " + "9" * 5000 + "}",
+               "run: {seed: 0x" + "f" * 9000 + "}",
+               "task: {burgers1d: &t {patch: *t}}", "run: &r {name: *r}", "? [a, b]\n: 1", "? {a: b}\n: 1", "run: 2022-01-01",
+               "run: {name: 2022-13-45}", "run: !!binary abc", "run: !!set {a, b}", "\t", "---\na: 1\n---\nb: 2",
+               "run: {seed: .nan}",
+               "%YAML 9.9\n---\nrun: {}", "run: {name: \"\\ud800\"}", "evaluate: {max_nrmse: {burgers1d: " + "1" * 400 + "}}",
+               "task: {burgers1d: {patch: 1000000000000}}", "data: {tasks: [" + "burgers1d, " * 5000 + "]}"]
+    path.write_text(draw.choice(hostile), encoding="utf-8")
+    return "hostile text"
+
+
+def read_config(folder: Path) -> str:
+    config = load_config(folder / "config.yaml")
+    if re.search(r"\b(nan|inf)\b", repr(config)):
+        raise Finding("a number that is not finite was taken")
+    save_config(config, folder / "saved.yaml")
+    if load_config(folder / "saved.yaml") != config:
+        raise Finding("the resolved configuration is not the configuration")
+    return "same" if config == sound_config(folder.parent / "sound") else "other"
+
+
+# -------- data files
+
+
+def mutate_data(folder: Path, draw: random.Random) -> str:
+    config = settings(folder)
+    task = draw.choice(TASKS)
+    path = data_files(config, task)[0]
+    (folder / "which").write_text(task)
+    if draw.random() < 0.5:
+        return rewrite(path, draw)
+    with h5py.File(path, "r+") as file:
+        names: list[str] = []
+        file.visit(names.append)
+        arrays = [name for name in names if isinstance(file[name], h5py.Dataset)]
+        name, kind = draw.choice(arrays if draw.random() < 0.7 else names), draw.randrange(9)
+        if kind == 0 or (name not in arrays and kind < 7):
+            del file[name]
+            return f"no {name}"
+        if kind == 1:
+            values = file[name][()]
+            values.flat[draw.randrange(values.size)] = draw.choice([np.nan, np.inf, -np.inf, 3e38, -1.0])
+            file[name][...] = values
+            return f"a number of {name}"
+        if kind < 5:
+            old, shape = file[name], file[name].shape
+            kinds = [np.float64, np.float16, np.int32, np.complex64, "S4", np.bool_, h5py.string_dtype()]
+            values = [lambda: old[()].astype(draw.choice(kinds[:4])), lambda: old[()].reshape(-1), lambda: old[()][None],
+                      lambda: old[()][..., None], lambda: old[()][:1], lambda: old[()][:0], lambda: np.full(shape, b"text"),
+                      lambda: h5py.Empty("f"), lambda: "text", lambda: old[()].astype(bool)][draw.randrange(10)]()
+            del file[name]
+            file[name] = values
+            return f"another {name}"
+        if kind == 5:
+            shape, huge = file[name].shape, draw.choice([10**6, 10**9, 2**40, 2**62])
+            axis = draw.randrange(len(shape))
+            del file[name]
+            file.create_dataset(name, (*shape[:axis], huge, *shape[axis + 1:]), "f4", chunks=tuple(min(s, 4) or 1 for s in shape))
+            return f"a huge {name}"
+        if kind == 6:
+            del file[name]
+            file[name] = draw.choice([h5py.SoftLink("/nowhere"), h5py.SoftLink(f"/{name}"), h5py.ExternalLink("/dev/zero", "/x"),
+                                      h5py.ExternalLink(path.name, f"/{name}")])
+            return f"a link for {name}"
+        if kind == 7:
+            holder = file[name] if draw.random() < 0.3 else file
+            keys = list(holder.attrs)
+            key = draw.choice(keys) if keys else "ups_settings"
+            value = draw.choice([v for v in VALUES if isinstance(v, (str, int, float)) and v not in ("\0", 10**30)])
+            holder.attrs[key] = draw.choice([value, [1.0, 2.0], np.bytes_(b"\xff\xfe"), h5py.Empty("f"), "{}", "[]", "{"])
+            return f"attribute {key}"
+        for key in list(file.attrs):
+            del file.attrs[key]
+        return "no attributes"
+
+
+def read_data(folder: Path) -> str:
+    config, task = settings(folder), (folder / "which").read_text()
+    path = data_files(config, task)[0]
+    findings = examine(path, task, val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)
+    try:
+        build_cache(config, task, progress=False)
+    except ValueError as error:
+        if "is damaged" in str(error) and all(finding.severity == "info" for finding in findings):
+            raise Finding(f"the doctor finds nothing in a file that is refused ({error})") from error
+        raise
+    with open_data(path, task) as data:
+        u = data.read(0, config.task[task].num_trajectories)
+    cache = open_cache(config, task, verify="full")
+    z = cache.batch(torch.arange(cache.num_rows), 0, cache.num_frames)
+    state = slice(len(cache.task.inputs), None)
+    expected = cache.tokenizer.encode(cache.tokenizer.normalise(torch.from_numpy(u[:, :, state])))
+    if not torch.equal(z, expected):
+        raise Finding("the cache is not what the file says")
+    sound = open_cache(settings(folder.parent / "sound"), task)
+    return "same" if sound.fingerprint == cache.fingerprint else "other"
+
+
+# -------- caches
+
+
+def mutate_cache(folder: Path, draw: random.Random) -> str:
+    task = draw.choice(TASKS)
+    path = settings(folder).cache_path(task)
+    (folder / "which").write_text(task)
+    if draw.random() < 0.5:
+        return rewrite(path, draw)
+    if draw.random() < 0.1:   # the seal alone
+        data = path.read_bytes()
+        seal = json.loads(data[len(MAGIC):SEAL_BYTES - 4].rstrip(b"\0"))
+        text = (MAGIC + json.dumps(mutate_tree(seal, draw)).encode()).ljust(SEAL_BYTES - 4, b"\0")[:SEAL_BYTES - 4]
+        path.write_bytes(text + zlib.crc32(text).to_bytes(4, "little") + data[SEAL_BYTES:])
+        return "seal, with its checksum"
+    with h5py.File(path, "r+", locking=False) as file:   # and sealed again: what a faulty writer would leave
+        names: list[str] = []
+        file.visit(names.append)
+        names.append("header")
+        name = "header" if draw.random() < 0.4 else draw.choice(names)
+        if name == "header":
+            header = mutate_tree(json.loads(bytes(file["header"][()])), draw)
+            del file["header"]
+            file["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        elif draw.random() < 0.3 or isinstance(file[name], h5py.Group):
+            del file[name]
+        else:
+            old = file[name][()]
+            values = draw.choice([old.astype(np.float64) * np.nan, old.astype(np.int64) * 10**9, old.reshape(-1), old[None],
+                                  old[:1], old[:0],
+                                  np.array(["text"], "S4"), -np.ones_like(old, np.int64), old.astype(np.float64) + 0.5])
+            del file[name]
+            file[name] = values
+    try:
+        write_seal(path)
+    except (KeyError, TypeError, AttributeError):   # nothing left to seal
+        pass
+    return f"{name}, sealed again"
+
+
+def read_cache(folder: Path) -> str:
+    task = (folder / "which").read_text()
+    cache = open_cache(settings(folder), task, verify="full")
+    sound = open_cache(settings(folder.parent / "sound"), task)
+
+    def content(cache: Any) -> dict[str, Any]:
+        rows = torch.arange(cache.num_rows)
+        return {"z": cache.batch(rows, 0, cache.num_frames), "codec": cache.tokenizer.state_dict(), "split": cache.split,
+                "parameters": cache.parameters, "index": cache.parameter_index, "trajectory": cache.trajectory, "dt": cache.dt,
+                "fingerprint": cache.fingerprint, "input": cache.inputs(rows) if cache.task.inputs else None,
+                "codec_a": cache.input_tokenizer.state_dict() if cache.task.inputs else None}
+
+    if not is_equal(content(cache), content(sound)):
+        raise Finding("a cache with other content was taken")
+    return "same" if cache.header == sound.header else "other"   # coordinates and the like, which nothing computes with
+
+
+# -------- checkpoints
+
+
+def mutate_checkpoint(folder: Path, draw: random.Random) -> str:
+    path = settings(folder).run_dir / "operator" / "state"
+    both = [path / "step_000000004", path / "step_000000002"][: draw.choice((1, 1, 2))]
+    said = ""
+    for place in both:
+        kind = draw.randrange(6)
+        if kind < 2:
+            said = rewrite(place / draw.choice([SHARED, "rank_0.pt", MANIFEST]), draw)
+        elif kind == 2:
+            manifest = mutate_tree(json.loads((place / MANIFEST).read_text()), draw)
+            (place / MANIFEST).write_text(json.dumps(manifest))
+            said = "manifest"
+        elif kind == 3:
+            (place / draw.choice([SHARED, "rank_0.pt", MANIFEST])).unlink()
+            said = "a file is gone"
+        else:
+            name = draw.choice([SHARED, "rank_0.pt"])
+            value = torch.load(place / name, weights_only=True)
+            if kind == 4:
+                if draw.random() < 0.5:
+                    value = draw.choice([Payload(), {**value, "model": Payload()}, [Payload()]])
+                    torch.save(value, place / name)
+                else:
+                    (place / name).write_bytes(pickle.dumps(Payload()))
+                said = "payload, signed"
+            else:
+                damage(value, draw)
+                torch.save(value, place / name)
+                said = "content, signed"
+            manifest = json.loads((place / MANIFEST).read_text())   # as if it had been written so
+            manifest["files"][name] = {"size": (place / name).stat().st_size, "sha256": file_hash(place / name)}
+            (place / MANIFEST).write_text(json.dumps(manifest))
+    return said
+
+
+def damage(value: dict, draw: random.Random) -> None:
+    """One tensor of a tree gets a NaN, another shape or type, or is gone."""
+    places, todo = [], [value]
+    while todo:
+        node = todo.pop()
+        for key, inner in (node.items() if isinstance(node, dict) else enumerate(node)):
+            if isinstance(inner, (dict, list)):
+                todo.append(inner)
+            elif isinstance(inner, torch.Tensor):
+                places.append((node, key))
+    node, key = draw.choice(places)
+    kind, old = draw.randrange(4), node[key]
+    if kind == 0 and old.is_floating_point():
+        node[key] = old.clone().float()
+        node[key].view(-1)[0] = draw.choice([float("nan"), float("inf")])
+    elif kind == 1:
+        node[key] = torch.cat([old.reshape(-1), old.reshape(-1)])
+    elif kind == 2:
+        node[key] = "text"
+    else:
+        del node[key]
+
+
+def read_checkpoint(folder: Path) -> str:
+    wanted = {step: sound_state(folder.parent / "sound", step) for step in (2, 4)}
+    run = sound_run(folder.parent / "sound")
+    run.checkpoints.directory = settings(folder).run_dir / "operator" / "state"
+    manifest = run.checkpoints.newest()
+    run.checkpoints.taken(manifest["step"], run._load)
+    if not is_equal(state_of(run), wanted[manifest["step"]]):
+        raise Finding("a checkpoint with other content was taken")
+    return "same" if manifest["step"] == 4 else "fallback"
+
+
+# -------- records and weights of a finished stage
+
+
+def mutate_done(folder: Path, draw: random.Random) -> str:
+    path = settings(folder).run_dir / "operator" / DONE
+    if draw.random() < 0.4:
+        return rewrite(path, draw)
+    path.write_text(json.dumps(mutate_tree(json.loads(path.read_text()), draw)))
+    return "tree"
+
+
+def read_done(folder: Path) -> str:
+    done = require_stage(settings(folder).run_dir, "operator", {"cache": "c0ffee"})
+    sound = require_stage(settings(folder.parent / "sound").run_dir, "operator")
+    if done != {name: value for name, value in sound.items() if name in done or name != "seal"}:
+        raise Finding("a record with other content was taken")
+    return "same"
+
+
+def mutate_stage(folder: Path, draw: random.Random) -> str:
+    path = settings(folder).run_dir / "operator"
+    name = draw.choice([MODEL, MODEL, MODEL, "config.json", "config.json", "environment.json", "config.yaml"])
+    if draw.random() < 0.4:
+        said = rewrite(path / name, draw)
+    elif name == MODEL:
+        if draw.random() < 0.3:
+            (path / name).write_bytes(pickle.dumps(Payload()))
+        else:
+            tensors = load_file(path / name)
+            key = draw.choice(list(tensors))
+            old = tensors.pop(key)
+            if draw.random() < 0.8:
+                tensors[draw.choice([key, f"{key}x"])] = draw.choice([
+                    old[None].contiguous(), old.double() if old.dtype == torch.float32 else old.float(),
+                    torch.full_like(old, torch.nan) if old.is_floating_point() else old + 1])
+            save_file(tensors, path / name)
+        said = f"content of {name}"
+    elif name == "config.yaml":
+        (path / name).write_text(yaml.safe_dump(mutate_tree(yaml.safe_load((path / name).read_text()), draw)))
+        said = f"content of {name}"
+    else:
+        (path / name).write_text(json.dumps(mutate_tree(json.loads((path / name).read_text()), draw)))
+        said = f"content of {name}"
+    if name in (MODEL, "config.json") and draw.random() < 0.5:   # as if it had been exported so
+        done = json.loads((path / DONE).read_text())
+        record = {key: done[key] for key in ("model_sha256", "config_sha256", "config_hash", "parents")}
+        record |= {"model_sha256": file_hash(path / MODEL), "config_sha256": file_hash(path / "config.json")}
+        done |= record | {"fingerprint": ups.loop.value_hash(record)}
+        done.pop("seal")
+        write_json(path / DONE, done)
+        (folder / "signed").touch()
+        said += ", signed"
+    return said
+
+
+def read_stage(folder: Path) -> str:
+    config = settings(folder)
+    run = ups.loop.Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
+    run._check_directory()
+    require_stage(config.run_dir, "operator")
+    operator, sound = load_operator(config.run_dir / "operator"), sound_operator(folder.parent / "sound")
+    weights, is_signed = dict(operator.state_dict()), (folder / "signed").is_file()
+    if not is_equal(weights, dict(sound.state_dict())):
+        if not is_signed or not is_equal(weights, load_file(config.run_dir / "operator" / MODEL)):
+            raise Finding("other weights were taken")
+        return "other"
+    if operator.description != sound.description and not is_signed:
+        raise Finding("another description was taken")
+    return "same" if operator.description == sound.description else "other"
+
+
+TARGETS = {
+    "config": Target(mutate_config, read_config, "config.yaml"), "data": Target(mutate_data, read_data, "data"),
+    "cache": Target(mutate_cache, read_cache, "cache"), "checkpoint": Target(mutate_checkpoint, read_checkpoint, "runs"),
+    "done": Target(mutate_done, read_done, "runs"), "stage": Target(mutate_stage, read_stage, "runs"),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------- one case
+
+
+def is_clear(error: Exception) -> bool:
+    """Whether an error is of a documented kind and says what was expected and what to do."""
+    text = str(error)
+    kinds = (ValueError, FileNotFoundError, FileExistsError, PermissionError)
+    raw = (json.JSONDecodeError, UnicodeError)
+    return (isinstance(error, kinds) and not isinstance(error, raw) and len(text) < 3000
+            and re.search(r"xpected|did you mean|valid YAML", text) is not None and len(re.findall(r"[.;]\s|[.;]$", text)) >= 1)
+
+
+def attempt(target: Target, folder: Path, number: int, name: str) -> tuple[str, str]:
+    """(outcome, how it was mutated) of one case; failures are "FAILED: .."."""
+    shutil.rmtree(folder / "case", ignore_errors=True)
+    shutil.copytree(folder / "sound", folder / "case",
+                    ignore=lambda place, names: set(names) - {target.needs} if Path(place) == folder / "sound" else set())
+    draw, said = random.Random(f"{name} {number}"), ""
+    signal.setitimer(signal.ITIMER_REAL, CASE_S)
+    try:
+        said = target.mutate(folder / "case", draw)
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            outcome = target.read(folder / "case")
+    except Finding as finding:
+        outcome = f"FAILED: {finding}"
+    except Exception as error:
+        outcome = "refused" if is_clear(error) else f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if outcome != "refused" and os.environ.get("MUTATE_TRACE"):
+            traceback.print_exc()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if Path(CANARY).exists():
+        os.rmdir(CANARY)
+        outcome = "FAILED: code from the file ran"
+    return outcome, said
+
+
+def worker(name: str, folder: Path, numbers: range) -> None:
+    """Cases of one target; two lines each on stdout."""
+    def late(*_: Any) -> None:
+        raise Finding(f"no end within {CASE_S} s")
+
+    out = os.fdopen(os.dup(1), "w")
+    if not os.environ.get("MUTATE_TRACE"):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    signal.signal(signal.SIGALRM, late)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT_GIB * 2**30,) * 2)
+    for number in numbers:
+        print(json.dumps({"begin": number}), file=out, flush=True)
+        outcome, said = attempt(TARGETS[name], folder, number, name)
+        print(json.dumps({"end": number, "outcome": outcome, "said": said}), file=out, flush=True)
+
+
+def watch(process: subprocess.Popen, seconds: float) -> threading.Timer:
+    """Kill a process that the alarm inside it cannot end."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    return timer
+
+
+def run_target(name: str, folder: Path, numbers: range) -> list[dict[str, Any]]:
+    """Results of the cases; a worker that dies costs one of them."""
+    results, left = [], numbers
+    while len(left):
+        command = [sys.executable, "-m", "bench.mutate", "--worker", name, str(folder), str(left.start), str(left.stop)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parent.parent)
+        running, timer = left.start, watch(process, START_S)
+        for line in process.stdout:
+            record = json.loads(line)
+            timer.cancel()
+            timer = watch(process, CASE_S + 10)
+            if "begin" in record:
+                running = record["begin"]
+            else:
+                results.append({"target": name, "number": running, **record})
+                running = record["end"] + 1
+        timer.cancel()
+        code = process.wait()
+        if running < left.stop:
+            results.append({"target": name, "number": running, "said": "", "outcome": f"FAILED: the process died ({code})"})
+        left = range(running + 1, left.stop) if running < left.stop else range(0)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num", type=int, default=12000, help="cases over all targets")
+    parser.add_argument("--targets", default=",".join(TARGETS), help="some of " + ", ".join(TARGETS))
+    parser.add_argument("--only", type=int, help="one case of one target, with its traceback")
+    parser.add_argument("--out", type=Path, help="JSON file for the failures")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        name, folder, first, last = args.worker
+        worker(name, Path(folder), range(int(first), int(last)))
+        return 0
+    targets = [name for name in args.targets.split(",") if name]
+    if unknown := set(targets) - set(TARGETS):
+        parser.error(f"unknown targets {sorted(unknown)}; expected some of {', '.join(TARGETS)}")
+    with tempfile.TemporaryDirectory(prefix="ups-mutate-") as place:
+        sound = Path(place) / "sound"
+        sound.mkdir()
+        shutil.copy(DEFAULT.parent / "small.yaml", sound / "config.yaml")
+        prepare(sound)
+        if args.only is not None:
+            os.environ["MUTATE_TRACE"] = "1"
+            worker(targets[0], Path(place), range(args.only, args.only + 1))
+            return 0
+        results, total = [], sum(SHARES[name] for name in targets)
+        for name in targets:
+            started, num = time.monotonic(), max(1, round(args.num * SHARES[name] / total))
+            found = run_target(name, Path(place), range(num))
+            results += found
+            counts = collections.Counter(r["outcome"].split(":")[0] for r in found)
+            seconds = time.monotonic() - started
+            print(f"{name:<11} {len(found):>6} files  " + "  ".join(f"{k} {v}" for k, v in sorted(counts.items())) +
+                  f"  ({seconds:.0f} s)", flush=True)
+    failed = [r for r in results if r["outcome"].startswith("FAILED")]
+    kinds = collections.Counter((r["target"], re.sub(r"\d+", "N", r["outcome"])[:140]) for r in failed)
+    for (name, text), count in kinds.most_common(60):
+        first = next(r for r in failed if r["target"] == name and re.sub(r"\d+", "N", r["outcome"])[:140] == text)
+        print(f"  {count:>5} x {name} {first['number']} ({first['said']}): {first['outcome']}")
+    if args.out:
+        args.out.write_text(json.dumps(failed, indent=1))
+    print(f"{len(results)} mutated files: " + (f"{len(failed)} FAILED" if failed else "each a clear error or a right result"))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Steps per second of a small operator on one and on two CPU processes of one thread each, at the same global batch.
+
+    python -m bench.scaling                     on an idle machine with two cores or more
+    python -m bench.scaling --steps 20          a short one, to see that it runs
+
+Every process is bound to a core of its own; the two settings alternate, so that a drift of the machine meets both. Data and cache
+are made in a temporary folder. Writes bench/out/scaling.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ups.config import ROOT
+
+OUT = ROOT / "bench" / "out"
+TASK = "burgers1d"
+SETTINGS = [f"data.tasks=[{TASK}]", f"task.{TASK}.num_trajectories=64", f"task.{TASK}.resolution=256",
+            f"task.{TASK}.base=[persistence]", f"task.{TASK}.num_frames=16", f"task.{TASK}.reach=0",
+            "operator.model.width=64", "operator.model.depth=3", "operator.model.modes=12", "operator.train.batch_size=32",
+            "operator.train.micro_batch=32", "operator.train.precision='no'", "operator.train.validate_every=0",
+            "operator.train.save_every=0", "operator.train.log_every=50", "operator.unroll_fraction=0.0"]
+WARM_UP = 5   # steps that are not counted
+
+
+def overrides(work: Path, name: str, steps: int, *more: str) -> list[str]:
+    """The command line of one run."""
+    return [f"run.root={work}/runs", f"run.name={name}", f"data.root={work}/data", f"cache.root={work}/cache",
+            f"operator.train.steps={steps + WARM_UP}", *SETTINGS, *more]
+
+
+def prepare(work: Path) -> None:
+    """Data and cache."""
+    for script in ("prepare_data.py", "prepare_cache.py"):
+        subprocess.run([sys.executable, script, "--config", "configs/smoke.yaml", *overrides(work, "none", 1)], cwd=ROOT,
+                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def train(arguments: list[str]) -> dict[str, float]:
+    """Train the operator on this rank; seconds per step (mean and median) after the warm-up, on the slowest rank."""
+    import torch
+
+    from train_operator import build, build_schedule, loss_of
+    from ups.cache import open_cache
+    from ups.choose import fit_and_save, load_base
+    from ups.config import load_config
+    from ups.loop import Run, main_guard
+
+    torch.set_num_threads(1)
+    cores, found = sorted(os.sched_getaffinity(0)), {}
+    os.sched_setaffinity(0, {cores[int(os.environ.get("RANK", 0)) % len(cores)]})
+    config = load_config(ROOT / "configs" / "smoke.yaml", arguments)
+
+    @main_guard
+    def main() -> None:
+        cache = open_cache(config, TASK)
+        schedule = build_schedule({TASK: cache}, config)
+        run = Run.start(config, "operator", config.operator.train, config.operator.optim, {TASK: cache.fingerprint})
+        bases = run.directory / f"bases{run.rank}"
+        fact = fit_and_save(cache, config, bases, config.run.seed, run.device)
+        run.seed_all()
+        operator = build({TASK: cache}, config, [fact["description"]])
+        load_base(operator.heads[TASK], bases)
+        operator = run.attach(operator)
+        times = []
+        for step in run.steps():
+            started = time.perf_counter()
+            batch = schedule.batch(step).share(run.rank, run.world)
+            run.update(partial(loss_of, operator, cache, config, batch, step), len(batch))
+            times.append(time.perf_counter() - started)
+        times = times[WARM_UP:]
+        every = run.gather((statistics.fmean(times), statistics.median(times)))
+        found.update(mean=max(mean for mean, _ in every), median=max(median for _, median in every))
+        run.finish({})
+
+    main()
+    return found
+
+
+def measure(work: Path, name: str, world: int, steps: int, *more: str) -> dict[str, float]:
+    """`train` on `world` processes."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = []
+    for rank in range(world):
+        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if world > 1 else {}
+        processes.append(subprocess.Popen(
+            [sys.executable, "-m", "bench.scaling", "--worker", *overrides(work, name, steps, *more)], cwd=ROOT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**os.environ, **group, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}))
+    outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise RuntimeError(f"{name} failed; expected a run to its end. Give python -m bench.scaling --worker its settings to see "
+                           f"why:\n{outputs[0]}")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def parse(text: str, steps: int, worker: Callable[[list[str]], dict[str, float]]) -> argparse.Namespace | None:
+    """The options of a benchmark described by `text`; None in a process it started, once what `worker` found is printed."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--worker", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is None:
+        return options
+    print(json.dumps(worker(options.worker)))
+    return None
+
+
+def main() -> None:
+    options = parse(__doc__, 100, train)
+    if options is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        prepare(work)
+        rates: dict[int, list[float]] = {1: [], 2: []}
+        for turn in range(options.repeats):
+            for world in rates:
+                found = measure(work, f"world{world}_{turn}", world, options.steps)
+                rates[world].append(1.0 / found["mean"])
+                print(f"{world} process(es): {rates[world][-1]:.2f} steps per second", flush=True)
+    one, two = (statistics.median(rates[world]) for world in (1, 2))
+    print(f"2 processes x 1 thread / 1 process x 1 thread: {two / one:.2f} (wanted: at least 1.8)")
+    OUT.mkdir(exist_ok=True)
+    (OUT / "scaling.json").write_text(json.dumps({"rates": rates, "ratio": two / one, "cores": os.cpu_count()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""ups/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for it.
+
+The ranks are processes that import the guard alone; their work is a line of Python.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ups.config import ROOT
+from ups.guard import RECORD_BYTES, Guard
+from ups.processes import descendants, process_state
+
+HANG_S = 1.5
+SCRIPT = f"""
+import ctypes, os, signal, sys, time
+from pathlib import Path
+import ups.guard
+from ups.guard import Guard, beat
+rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+sleep_in_c, sleep_with_lock = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
+guard = Guard(rank, world, "operator", {HANG_S}, lambda *facts: (folder / f"end{{rank}}").write_text(repr(facts)))
+guard.start()
+guard.open(folder / "heartbeat", "job")
+(folder / f"ready{{rank}}").touch()
+while not all((folder / f"ready{{other}}").exists() for other in range(world)):
+    time.sleep(0.01)
+exec(sys.argv[4])
+guard.leave(0, True)
+guard.close(0)
+"""
+WAITS = "with guard.waiting('summing gradients'):\n    while True: sleep_in_c(60)"   # a signal ends one sleep
+
+
+def start(folder: Path, *works: str) -> list[subprocess.Popen]:
+    return [subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), str(len(works)), str(folder), work], cwd=ROOT,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank, work in enumerate(works)]
+
+
+def end(processes: list[subprocess.Popen], limit: float = 15.0) -> tuple[list[int], list[str], float]:
+    """Exit codes, outputs and seconds until the last ended."""
+    started = time.monotonic()
+    try:
+        outputs = [process.communicate(timeout=max(0.1, limit - (time.monotonic() - started)))[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], outputs, time.monotonic() - started
+
+
+@pytest.mark.parametrize("sleep", ["time.sleep(60)", "sleep_in_c(60)"])
+def test_a_rank_that_hangs_is_named_and_both_end_with_124_and_their_stacks(tmp_path, sleep):
+    codes, outputs, seconds = end(start(tmp_path, WAITS, f"guard.step = 7\nwith guard.phase('computing step 7'): {sleep}"))
+    assert codes == [124, 124] and seconds < HANG_S + 6
+    for rank, output in enumerate(outputs):
+        assert "the laggard is rank 1: at step 7, computing step 7" in output
+        assert f"rank {rank}, thread MainThread" in output and "rank 0: at step 0, summing gradients" in output
+        code, kind, cause, stack = eval((tmp_path / f"end{rank}").read_text())
+        assert (code, kind) == (124, "hang") and "laggard is rank 1" in cause and "MainThread" in stack
+
+
+@pytest.mark.parametrize("stall", ["sleep_with_lock(60)", "os.kill(os.getpid(), signal.SIGSTOP)"])
+def test_a_rank_that_does_not_even_answer_is_named_shows_its_stack_and_is_killed(tmp_path, stall):
+    codes, outputs, _ = end(start(tmp_path, WAITS, f"with guard.waiting('gathering'):\n    time.sleep(0.8); {stall}"))
+    assert codes[0] == 124 and codes[1] in (-signal.SIGABRT, -signal.SIGKILL)
+    assert "the laggard is rank 1: its process does not answer; at step 0, gathering" in outputs[0]
+    assert "Fatal Python error: Aborted" in outputs[1] and "Current thread" in outputs[1]   # by faulthandler
+
+
+def test_ranks_out_of_step_are_told_who_is_behind(tmp_path):
+    codes, outputs, _ = end(start(tmp_path, f"with guard.waiting('gathering'): pass\n{WAITS}", WAITS))
+    assert codes == [124, 124]
+    assert all("the ranks are out of step: rank 1 entered 1 collectives, another 2" in output for output in outputs)
+
+
+def test_a_lost_connection_is_called_that(tmp_path):
+    codes, outputs, _ = end(start(tmp_path, WAITS, WAITS))
+    assert codes == [124, 124] and "every rank waits in the same place (summing gradients)" in outputs[0]
+
+
+@pytest.mark.parametrize(("death", "text"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)", "died without a word, killed or crashed"),
+    ("os._exit(0)", "died without a word, killed or crashed"),
+    ("guard.leave(1, False); guard.close(1); sys.exit(1)", "rank 1 failed: it ended with exit code 1 at step 0"),
+])
+def test_a_rank_whose_peer_is_gone_does_not_wait_for_it(tmp_path, death, text):
+    codes, outputs, seconds = end(start(tmp_path, WAITS, death))
+    assert codes[0] == 124 and codes[1] != 124 and text in outputs[0] and seconds < 6
+
+
+def test_an_agreed_end_of_a_peer_is_no_loss(tmp_path):
+    codes, _, _ = end(start(tmp_path, "time.sleep(3)" if HANG_S > 3 else "guard.limit_s = 9; time.sleep(3)",
+                            "guard.leave(143, True); guard.close(143); sys.exit(143)"))
+    assert codes == [0, 143]
+
+
+@pytest.mark.parametrize("work", [
+    "for _ in range(30): time.sleep(0.1); beat()",
+    "with guard.phase('solving', 30.0): time.sleep(3)",
+])
+def test_long_work_that_makes_progress_or_says_how_long_it_takes_is_left_alone(tmp_path, work):
+    codes, outputs, _ = end(start(tmp_path, work, "with guard.waiting('for rank 0'): time.sleep(3)"))
+    assert codes == [0, 0], outputs
+
+
+def test_a_signal_outside_the_loop_ends_at_once_and_inside_is_noted(tmp_path):
+    codes, _, seconds = end(start(tmp_path, "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"))
+    assert codes == [143] and seconds < 5
+    work = "guard.is_in_loop = True; os.kill(os.getpid(), signal.SIGTERM); print('noted', guard.stop_signal)"
+    codes, outputs, _ = end(start(tmp_path, work))
+    assert codes == [0] and "noted 15" in outputs[0]
+
+
+def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_path):
+    blocked = "ups.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n" + WAITS
+    processes = start(tmp_path, blocked, blocked)
+    while len(list(tmp_path.glob("ready*"))) < 2:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    codes, outputs, seconds = end(processes)
+    assert codes == [143, 143] and seconds < 6
+    assert "STOPPED: rank 0, stage operator: told to stop, but no progress for 1 s" in outputs[0]
+
+
+def test_ranks_end_when_their_launcher_is_killed(tmp_path):
+    code = ("import subprocess, sys, time\n"
+            f"subprocess.Popen([sys.executable, '-c', {SCRIPT!r}, '0', '1', {str(tmp_path)!r}, "
+            "'with guard.phase(\"working\", 99.0): time.sleep(60)'])\ntime.sleep(60)")
+    launcher = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "TORCHELASTIC_RUN_ID": "none"},
+                                stderr=subprocess.DEVNULL)
+    while not (tmp_path / "ready0").exists():
+        time.sleep(0.05)
+    [rank] = descendants(launcher.pid)
+    launcher.kill()
+    launcher.wait()
+    until = time.monotonic() + 8
+    while process_state(rank) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert process_state(rank) is None
+    assert "the launcher (process" in (tmp_path / "end0").read_text()
+
+
+def test_a_heartbeat_is_one_small_record_written_in_place_even_on_a_full_disk(tmp_path):
+    work = ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); guard.step = 3\n"
+            "with guard.phase('saving'): time.sleep(1.2)")
+    codes, outputs, _ = end(start(tmp_path, work))
+    path = tmp_path / "heartbeat" / "rank0.json"
+    record = json.loads(path.read_text())
+    assert codes == [0] and "WARNING" not in outputs[0] and path.stat().st_size == RECORD_BYTES
+    assert record["step"] == 3 and record["code"] == 0 and record["pulse"] >= 3 and record["stage"] == "operator"
+
+
+def test_what_the_main_thread_pays_is_microseconds():
+    guard = Guard(0, 1, "operator", 300.0)
+    started = time.perf_counter()
+    for _ in range(10_000):
+        with guard.phase("computing"), guard.waiting("summing"):
+            guard.beat()
+    assert (time.perf_counter() - started) / 10_000 < 200e-6   # some 5 on an idle core

@@ -1,0 +1,196 @@
+"""ups/launch.py: restarts what a restart can help, and nothing else; leaves no process; needs no torch.
+
+The trees are small scripts that tell what ranks would tell; tests/inject.py runs real stages under the real launcher.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from ups import launch
+from ups.config import ROOT
+from ups.guard import EVENTS
+from ups.launch import launcher_command, verdict
+from ups.processes import process_state
+
+START = [{"event": "start", "rank": 0, "pid": 1}, {"event": "start", "rank": 1, "pid": 2}]
+OPEN = [*START, {"event": "open", "rank": 0, "directory": "/x"}]
+SCRIPT = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+import ups.guard
+from ups.guard import tell
+folder = Path(sys.argv[1])
+count = len(list(folder.glob("attempt*")))
+(folder / f"attempt{count}").write_text(str(os.getpid()))
+def save(step): (folder / "state" / f"step_{step:09d}").mkdir(parents=True)
+def die(): os.kill(os.getpid(), 9)
+tell("start", pid=os.getpid())
+tell("open", directory=str(folder))
+exec(sys.argv[2])
+"""
+
+
+def failed(kind: str, rank: int = 0) -> dict:
+    return {"event": "failed", "rank": rank, "kind": kind, "code": 1, "cause": f"cause {kind}"}
+
+
+@pytest.mark.parametrize(("code", "events", "why", "expected"), [
+    (0, [*OPEN, {"event": "finished", "rank": 0}], "", (False, 0)),
+    (0, [], "", (False, 0)),                                            # --dry-run
+    (0, OPEN, "", (False, 1)),                                          # every rank left with os._exit(0)
+    (1, [failed("configuration")], "", (False, 2)),
+    (1, [*OPEN, failed("error"), failed("peer", 1)], "", (False, 1)),   # would repeat
+    (1, [*OPEN, failed("non_finite")], "", (False, 1)),
+    (1, [*OPEN, failed("out_of_memory")], "", (False, 1)),
+    (1, [*OPEN, failed("save")], "", (False, 1)),
+    (1, [*OPEN, failed("memory"), failed("peer", 1)], "", (True, 1)),   # a smaller micro-batch helps
+    (1, [*OPEN, failed("hang"), failed("hang", 1)], "", (True, 124)),
+    (1, [*OPEN, failed("peer")], "", (True, 1)),                        # rank 1 was killed
+    (1, OPEN, "", (True, 1)),                                           # both were
+    (-9, OPEN, "no heartbeat", (True, 124)),
+    (1, [*OPEN, {"event": "stopped", "rank": 0}, {"event": "stopped", "rank": 1}], "", (False, 143)),
+    (1, [*OPEN, {"event": "stopped", "rank": 0}], "", (True, 1)),       # passed on by the launcher after rank 1 died
+    (1, [*OPEN, failed("stopped"), failed("stopped", 1)], "", (False, 143)),
+    (3, [], "", (False, 3)),                                            # the script could not be read
+])
+def test_what_is_started_again(code, events, why, expected):
+    assert verdict(code, events, why)[:2] == expected
+
+
+def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
+    assert verdict(1, [*OPEN, failed("peer"), failed("memory", 1)])[2] == "rank 1: cause memory"
+
+
+def command(folder, work: str, *options: str) -> list[str]:
+    """The supervisor with a Python script in place of accelerate launch."""
+    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
+            "launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())")
+    return [sys.executable, "-c", code, *options, "script.py", SCRIPT, str(folder), work]
+
+
+def supervise(folder, work: str, *options: str) -> tuple[int, str, int]:
+    """Exit code, what was said, and number of starts."""
+    done = subprocess.run(command(folder, work, *options), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr, len(list(folder.glob("attempt*")))
+
+
+def test_a_death_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path):
+    code, said, starts = supervise(tmp_path, "save(count)\nif count < 5: die()\ntell('finished')", "--restarts", "1")
+    assert code == 0 and starts == 6   # more than --restarts, because there was progress each time
+    assert "processes died without a word" in said and "Starting again from the checkpoint of step 4" in said
+
+
+def test_a_crash_loop_ends(tmp_path):
+    code, said, starts = supervise(tmp_path, "die()", "--restarts", "2")
+    assert code == 1 and starts == 3
+    assert "giving up after 2 restarts without a new checkpoint" in said and "The same command tries again" in said
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("configuration", 2), ("error", 1)])
+def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected):
+    code, said, starts = supervise(tmp_path, f"tell('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)")
+    assert code == expected and starts == 1 and "not started again: rank 0: because" in said
+
+
+def test_exit_code_0_of_a_stage_that_is_not_finished_is_a_failure(tmp_path):
+    code, said, _ = supervise(tmp_path, "os._exit(0)")
+    assert code == 1 and "all ranks left before the stage was finished" in said
+
+
+def test_nothing_that_was_started_survives(tmp_path):
+    work = ("child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+            "(folder / 'child').write_text(str(child.pid)); tell('finished')")
+    assert supervise(tmp_path, work)[0] == 0
+    assert process_state(int((tmp_path / "child").read_text())) is None
+
+
+def test_a_killed_supervisor_takes_its_launcher_along(tmp_path):
+    process = subprocess.Popen(command(tmp_path, "time.sleep(300)"), cwd=ROOT)
+    while not (tmp_path / "attempt0").exists() or not (tmp_path / "attempt0").read_text():
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    pid, until = int((tmp_path / "attempt0").read_text()), time.monotonic() + 10
+    while process_state(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert process_state(pid) is None
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_reach_the_ranks_and_are_not_followed_by_a_start(tmp_path, number, expected):
+    work = ("import signal\n"
+            "def stop(number, frame): (folder / 'told').write_text(str(int(number))); tell('stopped'); sys.exit(143)\n"
+            "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop); save(1); time.sleep(300)")
+    def listen() -> None:   # a suite in the background of a shell has SIGINT ignored, and the supervisor keeps to that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    process = subprocess.Popen(command(tmp_path, work), cwd=ROOT, preexec_fn=listen)
+    while not (tmp_path / "state" / "step_000000001").exists():
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(number)
+    assert process.wait(20) == expected
+    assert (tmp_path / "told").read_text() == str(int(number)) and len(list(tmp_path.glob("attempt*"))) == 1
+
+
+def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
+    work = "save(count)\nif count == 0: os.kill(os.getpid(), 19)\ntell('finished')"
+    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
+            "launch.STOPPED_S = 0.5; sys.exit(launch.main())")
+    done = subprocess.run([sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work], cwd=ROOT, capture_output=True,
+                          text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "is stopped. Starting again from the checkpoint of step 0" in done.stderr
+
+
+def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_path):
+    def words(settings: dict, *more: str) -> list[str]:
+        path = tmp_path / "topology.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        return launcher_command(["--config_file", str(path), *more, "train_operator.py"])
+
+    assert "--main_process_port" in words({"num_processes": 2})
+    assert "--main_process_port" not in words({"num_processes": 2, "main_process_port": 0})
+    assert "--main_process_port" not in words({"num_processes": 16, "num_machines": 2})
+    assert words({"num_processes": 2}, "--main_process_port", "1234").count("--main_process_port") == 1
+    for path in (ROOT / "accelerate_configs").glob("*.yaml"):
+        assert "29500" not in path.read_text() + " ".join(launcher_command(["--config_file", str(path), "x.py"]))
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--config_file", "nowhere.yaml", "x.py"], "no topology file nowhere.yaml; expected one of accelerate_configs/"),
+    (["--config_file", "nowhere.yaml"], "no script; expected accelerate launch's options, a script and its arguments"),
+])
+def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
+    done = subprocess.run([sys.executable, "-m", "ups.launch", *words], cwd=ROOT, capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_supervisor_starts_without_torch():
+    code = "import sys, ups.launch; sys.exit('torch' in sys.modules or 'accelerate' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
+def test_make_starts_stages_through_the_supervisor():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "-m ups.launch --config_file $(TOPOLOGY_FILE)" in makefile and "accelerate.commands.launch" not in makefile
+
+
+def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):
+    from ups.guard import tell
+
+    monkeypatch.delenv(EVENTS, raising=False)
+    tell("open", directory="/x")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv(EVENTS, str(tmp_path / "events"))
+    monkeypatch.setenv("RANK", "3")
+    tell("open", directory="/x")
+    assert json.loads((tmp_path / "events").read_text()) == {"event": "open", "rank": 3, "directory": "/x"}
+    assert launch.FINAL.keys() >= {"configuration", "error"} and os.environ["RANK"] == "3"

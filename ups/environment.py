@@ -1,0 +1,110 @@
+"""What a run depends on outside its mathematics: which keys decide it, the device it gets, random generators, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import accelerate
+import numpy
+import torch
+from torch import Tensor, nn
+
+from ups.config import ROOT
+
+# Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
+SECTIONS = ("data", "cache", "task", "sampling")
+FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place", "cache.device_fraction", "cache.chunk"}
+FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s", "timeout_s"}
+
+
+def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
+    """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
+
+    def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                yield from walk(inner, f"{key}.{name}")
+        else:
+            yield key, value
+
+    free = FREE_KEYS | {f"{section}.train.{name}" for name in FREE_TRAIN_KEYS}
+    tasks = config["data"]["tasks"]
+    found = {"run.seed": config["run"]["seed"]}
+    for name in (*SECTIONS, section):
+        found.update(walk(config[name], name))
+    return {key: value for key, value in found.items()
+            if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
+
+
+def asks_for_cpu() -> bool:
+    """Whether the launch says that the CPU is meant: ACCELERATE_USE_CPU, or no visible GPU by choice (cpu2.yaml)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    is_hidden = visible is not None and not visible.replace("-1", "").strip(", ")
+    return is_hidden or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller micro-batch can cure `error`. An asynchronous CUDA error is not curable: the context is lost."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they are."""
+    torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                block.compile()
+
+
+def torch_random_state(device: torch.device) -> list[Tensor]:
+    """torch's generators on this rank: CPU and, where used, the GPU."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """All generators of this rank as tensors and plain values."""
+    name, keys, position, has_gauss, gauss = numpy.random.get_state()
+    return {"torch": torch_random_state(device), "python": random.getstate(),
+            "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]}
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    set_torch_random_state(state["torch"], device)
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, keys, *rest = state["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
+def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
+    """Versions, hardware, revision and command line of this start."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if device.type == "cuda" else []
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world, "device": str(device),
+        "python": platform.python_version(), "torch": torch.__version__, "accelerate": accelerate.__version__,
+        "numpy": numpy.__version__, "platform": platform.platform(), "cpus": os.cpu_count(), "gpus": gpus,
+        "git_revision": git("rev-parse", "HEAD"), "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
+    }

@@ -1,0 +1,94 @@
+"""Processes of this machine: which live, whose children they are, and ties between parent and child. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36   # linux/prctl.h
+
+
+def process_state(pid: int) -> tuple[str, int] | None:
+    """(state letter, start time in ticks) of a process of this machine; None if it is gone. ("?", 0) without /proc."""
+    try:
+        fields = _fields(Path(f"/proc/{pid}/stat"))
+        return None if fields[0] in "ZX" else (fields[0], int(fields[19]))
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass  # it exists, and is not ours
+    return "?", 0
+
+
+def _fields(stat: Path) -> list[str]:
+    """What follows the name in a process's stat file, state first (proc_pid_stat(5)); the name may hold anything."""
+    return stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+
+
+def this_place() -> str:
+    """Name of what process numbers are unique in: machine, boot and container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def descendants(pid: int) -> list[int]:
+    """Living processes below `pid`, from /proc (none without it); those of its orphans too if it adopts them."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = _fields(entry)
+        except (FileNotFoundError, ProcessLookupError):
+            continue   # ended while we looked
+        if fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def control_process(option: int, value: int) -> None:
+    """prctl(2) of this process; nothing where there is none."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(option, value, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that none escapes."""
+    control_process(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when `parent`, the process that started this one, dies. For a child before its exec."""
+    control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:   # it died before we asked
+        os._exit(1)
+
+
+def end_processes(pids: Callable[[], list[int]], grace_s: float) -> None:
+    """SIGTERM, then after `grace_s` SIGKILL, to pids() until there are none (at most 10 s more)."""
+    for number, limit in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        until, told = time.monotonic() + limit, set()
+        while time.monotonic() < until and (left := pids()):
+            for pid in set(left) - told if number == signal.SIGTERM else left:
+                told.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(0.05)
