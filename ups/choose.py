@@ -28,7 +28,7 @@ from ups.rollout import rollout
 from ups.sampling import generator
 
 MAX_WINDOWS = 2000     # per parameter value, in the normal equations: some fifty times the unknowns of one mode
-NUM_ROLLOUTS = 16      # validation trajectories per candidate, spread over the parameter values
+NUM_ROLLOUTS = 64      # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 BATCH = 32
 
 

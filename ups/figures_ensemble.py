@@ -300,7 +300,8 @@ def spectrum_errors(models: dict) -> Figure | None:
 
 @_styled
 def steady_cases(sample: dict, field: int) -> Figure:
-    """Steady 2D prior: per observation case (rows) what was seen, truth, mean, one member, spread, error of the mean."""
+    """Steady 2D prior: per observation case (rows) what was seen, truth, mean, one member, spread, error of the mean; the last
+    two on a scale of the case."""
     cases, name = sample["cases"], sample["fields"][field]
     titles = ("observed", "truth", "mean", "one member", "spread", "error of mean")
     fig = _figure(9.2, _height(sample, len(cases), len(titles)))
@@ -313,16 +314,20 @@ def steady_cases(sample: dict, field: int) -> Figure:
         shown[case] = [np.asarray(entry["observed"], dtype=float), ref, mean, members[0], spread, np.abs(mean - ref)]
     seen = _range(*[panels[0] for panels in shown.values()])
     low, high = _range(*[u for panels in shown.values() for u in panels[1:4]])
-    top = _range(np.zeros(1), *[u for panels in shown.values() for u in panels[4:]])[1]
-    limits = [("cividis", *seen), *[(figures.FIELD_MAP, low, high)] * 3, *[(SPREAD_MAP, 0.0, top)] * 2]
     for row, (case, panels) in zip(axes, shown.items(), strict=True):
+        top = _range(np.zeros(1), *panels[4:])[1]          # of this case: what is certain and what is not differ by decades
+        limits = [("cividis", *seen), *[(figures.FIELD_MAP, low, high)] * 3, *[(SPREAD_MAP, 0.0, top)] * 2]
         images = [_panel(ax, u, sample, *limit) for ax, u, limit in zip(row, panels, limits, strict=True)]
         row[0].set_ylabel(f"{case_name(case)}\ny")
+        bar = fig.colorbar(images[4], ax=row[4:], fraction=0.05, pad=0.02, aspect=12)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=7)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(3))
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
     for ax in axes[-1]:
         ax.set_xlabel("x")
-    _bars(fig, ((images[0], axes[:, :1], "observed"), (images[1], axes[:, 1:4], name), (images[4], axes[:, 4:], f"in {name}")))
+    _bars(fig, ((images[0], axes[:, :1], "observed"), (images[1], axes[:, 1:4], name)))
     return fig
 
 

@@ -348,7 +348,7 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
              "<p class=note>Mean over trajectories with its 95 % bootstrap interval. Context frames are given to every model and "
              "are not scored.</p></section>", f"<section id=gates><h2>Gates</h2>{gates}</section>"]
     parts += [_task_section(name, task, samples.get(name, []), draw) for name, task in results["tasks"].items()]
-    parts += [f"<section><h2>{html.escape(title)}</h2>{body}</section>" for title, body in sections]
+    parts += [f'<section id="{html.escape(title)}"><h2>{html.escape(title)}</h2>{body}</section>' for title, body in sections]
     if history:
         figure = draw(figures.training(history), "training", "Training loss, validation score and learning rate.")
         parts.append(f"<section id=training><h2>Training</h2>{figure}</section>")
@@ -359,7 +359,7 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
     meanings = [[html.escape(label), html.escape(meaning)] for label, meaning in METRICS.values() if meaning]
     parts.append(f"<section id=reproduce class=facts><h2>Reproduce</h2>{_table(('', ''), rows)}<h2>Definitions</h2>"
                  f"{_table(('', ''), meanings)}</section>")
-    anchors = ("summary", "gates", *results["tasks"], "reproduce")
+    anchors = ("summary", "gates", *results["tasks"], *[title for title, _ in sections], "reproduce")
     fill = {"TITLE": html.escape(f"UPS report: {results['run']}"), "DATE": html.escape(results["created"]),
             "BADGE": f"<em class={'fail' if failed else 'pass'}>{_fail(failed) if failed else 'all gates pass'}</em>",
             "LINKS": "".join(f'<a href="#{html.escape(name)}">{html.escape(name)}</a>' for name in anchors),

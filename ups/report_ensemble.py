@@ -163,6 +163,7 @@ def steady_section(entry: dict, sample: dict, name: str) -> str:
         if any(len(shape) != 2 for shape in shapes.values()):
             raise ValueError(f"observed fields have shapes {shapes}; expected (nx, ny) in steady_section. Pass 2D fields, NaN "
                              "where nothing was seen.")
-        caption = f"{sample['fields'][0]} of {name}, {sample['label']}; grey cells were not seen. Spread and error share a scale."
+        caption = (f"{sample['fields'][0]} of {name}, {sample['label']}; grey cells were not seen. Spread and error share the "
+                   f"scale of their row.")
         out.append(_figure(figures_ensemble.steady_cases(sample, 0), caption))
     return "".join(out)
