@@ -28,7 +28,7 @@ loop_stage._context.set_forkserver_preload(["loop_stage", "train_operator", "tra
 
 FSDP = {"options": {"fsdp": True, "blocks": True}, "environment": forced_fsdp.ENVIRONMENT}
 PLAIN = {"options": {"blocks": True}}
-STEPS = ("operator.train.steps=50", "operator.optim.muon_lr=2e-4", "operator.optim.adamw_lr=5e-4")   # low: bf16 in Muon is chaotic
+STEPS = ("operator.train.steps=50", "operator.optim.muon_lr=2e-4", "operator.optim.adamw_lr=5e-4")   # as Muon amplifies rounding
 
 
 def launch(root, *overrides, how=FSDP, world=2, **more):
@@ -215,7 +215,7 @@ def overrides_of(root, *more):
             "operator.base_steps=5", "diffusion.scale_steps=5", "steady.scale_steps=5",
             *[f"{section}.{key}" for section in ("operator", "diffusion", "consistency", "steady") for key in (
                 "train.steps=6", "train.validate_every=3", "train.validate_trajectories=3", "train.log_every=1",
-                "train.precision='no'", "train.timeout_s=20")],
+                "train.precision='no'", "train.timeout_s=60")],
             "operator.model.depth=1", "diffusion.model.depth=1", "steady.model.depth=1", *more]
 
 
@@ -268,10 +268,10 @@ def both(data, stage, module, *flags, parents=()):
     logged = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in folders]
     for name in ("train/loss", "train/gradient_norm", "validation/score"):
         values = [torch.tensor([line[name] for line in lines if name in line]) for lines in logged]
-        assert len(values[0]) == (2 if "validation" in name else 6) and values[0].isfinite().all()
+        assert len(values[0]) >= (2 if "validation" in name else 6) and values[0].isfinite().all()
         torch.testing.assert_close(*values, rtol=1e-4, atol=0.0)
     torch.testing.assert_close(*[load_file(folder / "model.safetensors") for folder in folders], rtol=1e-3, atol=1e-5)
-    assert not (folders[1] / "state" / "step_000000006" / "rank_1.pt").stat().st_size < 10_000   # it holds shards
+    assert max((folders[1] / "state").glob("step_*/rank_1.pt")).stat().st_size > 100_000   # it holds shards
 
 
 def test_the_operators_script_gives_the_same_sharded_or_not(data):
