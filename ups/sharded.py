@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+
+if TYPE_CHECKING:   # FSDP2 and DTensor take almost a second to import, so they are imported where they are used
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import FullyShardedDataParallelPlugin
 
 STATE = ("model", "optimizer", "ema", "best_weights")   # of a checkpoint, what is shared out
 
@@ -43,16 +42,23 @@ class Loss(nn.Module):
 # ---------------------------------------------------------------- parts of a tensor
 
 
+def is_shared(tensor: Tensor) -> bool:
+    """Whether this is a DTensor, of which every rank holds a part."""
+    return hasattr(tensor, "device_mesh")
+
+
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this rank holds, in the same memory; all of it where it is not shared out."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local().detach() if is_shared(tensor) else tensor
 
 
 def like(parameter: Tensor, piece: Tensor) -> Tensor:
     """`piece`, this rank's part, as a tensor that is shared out as `parameter` is."""
-    if not isinstance(parameter, DTensor):
+    if not is_shared(parameter):
         return piece
+    from torch.distributed.tensor import DTensor
+
     # shape and stride are given because torch would take them from this rank's part, and parts may be unequal
     return DTensor.from_local(piece, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
                               stride=parameter.stride())
@@ -61,12 +67,12 @@ def like(parameter: Tensor, piece: Tensor) -> Tensor:
 def whole(parameter: Tensor, piece: Tensor) -> Tensor:
     """All of a tensor that is shared out as `parameter` is and of which this rank holds `piece`. A collective."""
     tensor = like(parameter, piece)
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_shared(tensor) else tensor
 
 
 def part(parameter: Tensor, tensor: Tensor) -> Tensor:
     """This rank's part of a whole `tensor`, to be shared out as `parameter` is."""
-    if not isinstance(parameter, DTensor):
+    if not is_shared(parameter):
         return tensor
     mesh = parameter.device_mesh
     return cut(tensor, parameter.placements[0].dim, mesh.get_local_rank(), mesh.size())
@@ -90,12 +96,14 @@ def axis_of(shape: torch.Size, world: int) -> int:
 
 def plugin_of(state: AcceleratorState, batch_size: int, is_overlapped: bool) -> FullyShardedDataParallelPlugin | None:
     """The launcher's setting of FSDP2, None if it was not asked for. Raises ValueError if it cannot be had as asked for."""
-    is_active = state.distributed_type == DistributedType.FSDP
+    is_active = state.distributed_type.value == "FSDP"
     if not is_active and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
     if not is_active:
         raise ValueError(f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected FSDP, which it "
                          "has for GPUs only. Use another file of accelerate_configs/, such as cpu2.yaml.")
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
     plugin = state.fsdp_plugin
     wanted = {"fsdp_version: 2": plugin.fsdp_version == 2, "fsdp_offload_params: false":
               not isinstance(plugin.cpu_offload, CPUOffloadPolicy) and plugin.cpu_offload is not True,
@@ -122,6 +130,10 @@ class Sharding:
     """
 
     def __init__(self, model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device, world: int) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Shard
+
         other = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
         if other:
             raise ValueError(f"parameter {next(iter(other))} has type {next(iter(other.values()))}; expected float32 with FSDP. "
@@ -180,7 +192,7 @@ def load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 def split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """STATE of this rank as (what of the model is equal on all ranks, its part of the rest)."""
     model = state["model"]
-    shards = {name: local(value) for name, value in model.items() if isinstance(value, DTensor)}
+    shards = {name: local(value) for name, value in model.items() if is_shared(value)}
     return {name: value for name, value in model.items() if name not in shards}, state | {"model": shards}
 
 
