@@ -59,7 +59,8 @@ class Block(torch.nn.Module):
 
 
 class Blocks(torch.nn.Module):
-    """What the real networks have: blocks called twice, frozen ones, heads of which a step uses one, an empty parameter."""
+    """What the real networks have: blocks called twice and without gradients, frozen ones, heads of which a step uses one, an
+    empty parameter."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +75,7 @@ class Blocks(torch.nn.Module):
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         h = self.into(x)
         with torch.no_grad():
-            condition = self.frozen(h)
+            condition = self.frozen(self.blocks[0](h))
         for _ in range(2):
             for block in self.blocks:
                 h = block(h + 0.1 * condition)

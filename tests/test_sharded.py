@@ -47,7 +47,7 @@ def close(one, two, rtol=1e-5):
     scores = [torch.tensor([line["validation/score"] for line in outcome.lines() if "validation/score" in line])
               for outcome in (one, two)]
     torch.testing.assert_close(*scores, rtol=rtol, atol=0.0)
-    torch.testing.assert_close(weights(one), weights(two), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights(one), weights(two), rtol=1e-4, atol=3e-5)   # Muon's iteration is in bfloat16
 
 
 @pytest.fixture(scope="module")
