@@ -40,7 +40,7 @@ PY := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu smoke test lint bench dry-run \
+.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test lint bench dry-run \
   leaderboard remove clean-smoke
 
 help:           ## This list
@@ -56,7 +56,8 @@ train-cpu2:     ## train, on two CPU processes
 train-2gpu:     ## train, on 2 GPUs of this machine
 train-4gpu:     ## train, on 4 GPUs
 train-8gpu:     ## train, on 8 GPUs
-train-cpu2 train-2gpu train-4gpu train-8gpu: train-%:
+train-fsdp:     ## train, on 8 GPUs, the model sharded over them (FSDP2)
+train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp: train-%:
 	@$(MAKE) --no-print-directory train TOPOLOGY=$*
 
 data: $(ENVIRONMENT)          ## Generate, or download and check, the data files

@@ -143,7 +143,7 @@ def main() -> None:
                                                        f"{e['spread_skill']:.2f}" for name, e in found.items()))
 
     # ---- finish
-    run.ema.write(run.best_weights or run.ema.averages)
+    run.take_best()
     found = validate(student, residuals, held_out, run)
     run.finish({"validation": found, "is_tuned": not is_rival and run.best_score < 1.0}, teacher.description)
 

@@ -176,7 +176,7 @@ def main() -> None:
             run.print(f"step {run.step}: validation nRMSE {shown}")
 
     # ---- finish: the network serves a task only where it helps
-    run.ema.write(run.best_weights or run.ema.averages)   # what is exported
+    run.take_best()
     errors = validate(operator, caches, config, run)
     for name, error in errors.items():
         operator.heads[name].network_weight.fill_(float(error["network"] < error["base"]))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import forced_fsdp
 import torch
 import torch._dynamo  # torch's Optimizer imports it when the first is built; here once for all forks
 
@@ -43,7 +44,50 @@ class FailInBackward(torch.autograd.Function):
         raise torch.OutOfMemoryError("injected")
 
 
-def build_model() -> torch.nn.Module:
+class Block(torch.nn.Module):
+    """Parameters whose axes divide evenly among few ranks, or not at all."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.mix = torch.nn.Parameter(torch.randn(2, 3, width, width) / width)
+        self.up, self.down = torch.nn.Linear(width, 25, bias=False), torch.nn.Linear(25, width)
+        self.up.weight.is_hidden_matrix = self.down.weight.is_hidden_matrix = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = torch.einsum("bi,smij->bj", x, self.mix)
+        return x + self.down(torch.nn.functional.gelu(self.up(x + mixed)))
+
+
+class Blocks(torch.nn.Module):
+    """What the real networks have: blocks called twice and without gradients, frozen ones, heads of which a step uses one, an
+    empty parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = 0
+        self.into = torch.nn.Linear(6, 16)
+        self.frozen = Block(16).requires_grad_(False)
+        self.blocks = torch.nn.ModuleList(Block(16) for _ in range(2))
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(16, 1) for _ in range(2))
+        self.none = torch.nn.Parameter(torch.zeros(0))
+        self.register_buffer("scale", torch.ones(()))
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.into(x)
+        with torch.no_grad():
+            condition = self.frozen(self.blocks[0](h))
+        for _ in range(2):
+            for block in self.blocks:
+                h = block(h + 0.1 * condition)
+        return self.heads[self.turn % 2](h) * self.scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:   # as in the real ones, another way in than the loss takes
+        return self.predict(x)
+
+
+def build_model(has_blocks: bool = False) -> torch.nn.Module:
+    if has_blocks:
+        return Blocks()
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 16),
                                 torch.nn.GELU(), torch.nn.Linear(16, 1))
     model[3].weight.is_hidden_matrix = True
@@ -79,6 +123,8 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
 def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: dict) -> None:
     torch.set_num_threads(1)
     config = load_config(None, [f"run.root={root}", *SETTINGS, *overrides])
+    if options.get("fsdp", False):
+        forced_fsdp.force()
     if options.get("impatient", False):
         ups.loop.LOCK_WAIT_S = 0.2
     run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents,
@@ -86,9 +132,11 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     if run.is_finished:
         return run.print("nothing to do")
     run.seed_all()
-    model = build_model()
-    if not options.get("dropout", False):
+    model = build_model(options.get("blocks", False))
+    if not options.get("dropout", False) and not options.get("blocks", False):
         model[2].p = 0.0
+    if options.get("double", False) and options.get("blocks", False):
+        model.none.data = model.none.data.double()
     run.attach(model)
     data = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
     schedule = Schedule({"a": (40, 1)}, config.operator.train.batch_size, seed=config.run.seed)
@@ -109,7 +157,8 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
             x = data[batch.rows[rows]]
             if len(x) > options.get("fits", 99) and run.rank == run.world - 1:
                 raise torch.OutOfMemoryError("injected")
-            error = model(x).squeeze(-1) - x.square().sum(-1)
+            model.turn = run.step
+            error = (model.predict if options.get("blocks", False) else model)(x).squeeze(-1) - x.square().sum(-1)
             return inject(fault, run, error.square().mean(), len(calls)), {"absolute": error.abs().mean()}
 
         return loss_function
@@ -130,12 +179,16 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         if run.is_due(config.operator.train.validate_every):
             with run.ema_weights(), torch.no_grad():
                 model.eval()
+                for _ in range(run.rank):   # ranks may call the model unequally often
+                    model(data)
                 local = run.agreed(lambda: (model(data).squeeze(-1) - data.square().sum(-1)).square().mean(), "validation")
                 model.train()
             score = float(run.reduce_mean(local))
             run.validated(options["scores"].pop(0) if "scores" in options else score, {"error": score})
         if fault.get("kind") == "return" and run.step == fault["step"]:
             return None
+    if options.get("fsdp", False):
+        run.take_best()
     digest = [float(p.detach().double().sum()) for p in model.parameters()]
     assert all(other == digest for other in run.gather(digest)), "ranks differ"
     run.finish({"digest": digest})

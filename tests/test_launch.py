@@ -93,6 +93,16 @@ def test_a_crash_loop_ends(tmp_path):
     assert "giving up after 2 restarts without a new checkpoint" in said and "The same command tries again" in said
 
 
+def test_a_smaller_micro_batch_is_progress_and_the_same_again_is_not(tmp_path):
+    short = ("tell('failed', kind='memory', code=1, cause=f'out of memory with a micro-batch of {max(16 >> count, LEAST)}'); "
+             "sys.exit(1)")
+    code, said, starts = supervise(tmp_path, f"LEAST = 1\nif count < 5: {short}\ntell('finished')", "--restarts", "1")
+    assert code == 0 and starts == 6 and "micro-batch of 1. Starting again from the beginning" in said
+    (tmp_path / "again").mkdir()
+    code, said, starts = supervise(tmp_path / "again", f"LEAST = 8\n{short}", "--restarts", "1")
+    assert code == 1 and starts == 4 and "giving up after 1 restarts" in said   # 16, 8, and 8 twice more
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("configuration", 2), ("error", 1)])
 def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected):
     code, said, starts = supervise(tmp_path, f"tell('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)")

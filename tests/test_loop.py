@@ -358,7 +358,7 @@ def test_ranks_with_different_configurations_are_refused(tmp_path):
     (1, {"UPS_EXPECT_WORLD": "2"}, [], "2 processes were asked for (UPS_EXPECT_WORLD), but this launch has 1"),
     (1, {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "1"}, [], "asked for several processes and started one"),
     (2, {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": "0"}, [], "this machine shows none; each would believe"),
-    (2, {"ACCELERATE_USE_FSDP": "true"}, [], "FSDP was asked for and Accelerate made MULTI_CPU; expected a replicated model"),
+    (2, {"ACCELERATE_USE_FSDP": "true"}, [], "FSDP was asked for and Accelerate made MULTI_CPU; expected FSDP"),
     (2, {}, ["operator.train.batch_size=1", "operator.train.micro_batch=1"], "at least one row for each of the 2 processes"),
 ])
 def test_launches_that_would_not_give_what_was_asked_for_are_refused(tmp_path, world, environment, overrides, text):
@@ -463,7 +463,8 @@ PRODUCT = {path: ast.parse(path.read_text(encoding="utf-8")) for path in [*ROOT.
 COLLECTIVES = {"all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier", "reduce",
                "gather", "gather_object", "scatter", "reduce_scatter", "all_to_all", "send", "recv", "monitored_barrier",
                "wait_for_everyone"}
-OF_RUN = {"gather", "agreed", "reduce_sum", "reduce_mean", "attach", "update", "validated", "finish", "probe"}
+OF_RUN = {"gather", "agreed", "reduce_sum", "reduce_mean", "attach", "update", "validated", "finish", "probe", "take_best",
+          "ema_weights", "_hold_whole"}
 
 
 def calls(tree: ast.AST, within: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.Call, tuple[ast.AST, ...]]]:

@@ -269,6 +269,12 @@ class Checkpoints:
         manifest = read_record(path / MANIFEST, "a committed checkpoint", self._remedy(path), world=int)
         return shared, self._read_part(path / f"rank_{self.rank}.pt") if manifest["world"] == world else None
 
+    def parts(self, step: int) -> list[dict[str, Any]]:
+        """What each rank wrote as its own, in rank order. Raises DamagedError as `read` does."""
+        path = self.path(step)
+        world = read_record(path / MANIFEST, "a committed checkpoint", self._remedy(path), world=int)["world"]
+        return [self._read_part(path / f"rank_{rank}.pt") for rank in range(world)]
+
     def taken(self, step: int, take: Callable[[int], None]) -> None:
         """take(step), which reads the checkpoint and loads it. Raises DamagedError if it does not fit what it is loaded into."""
         try:

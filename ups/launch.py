@@ -4,10 +4,10 @@
 
 Everything but --restarts goes to accelerate launch. Every start is a new process tree in a session of its own, with a free
 port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712). Started again are: processes that died, hangs that
-the guard ended, out of memory where a smaller micro-batch helps; and only while new checkpoints appear. Not started again are:
-configurations that were refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told
-to stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is read from
-the lines that ups.guard.tell writes. Starts without torch; the scripts also run under plain accelerate launch.
+the guard ended, out of memory where a smaller micro-batch helps; and only while checkpoints appear or micro-batches shrink. Not
+started again are: configurations that were refused (exit code 2) and failures that all ranks understood, for they would repeat
+(1); what was told to stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank
+is read from the lines that ups.guard.tell writes. Starts without torch; the scripts also run under plain accelerate launch.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:   # as nohup sets it
             signal.signal(number, note)
     with tempfile.TemporaryDirectory(prefix="ups-launch-") as folder:
-        newest, num_failed = -1, 0
+        newest, num_failed, shortages = -1, 0, set()
         for count in range(sys.maxsize):
             attempt = Attempt(command, Path(folder) / f"{count}.jsonl")
             if told and not attempt.asked:
@@ -210,7 +210,9 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
                     say(f"not started again: {reason}")
                 return code
             step, reason = attempt.newest_step(), reason.rstrip(".")
-            num_failed, newest = 0 if step > newest else num_failed + 1, max(newest, step)
+            told_of = {event["cause"] for event in attempt.events if event["event"] == "failed" and event["kind"] == "memory"}
+            is_progress = step > newest or bool(told_of - shortages)   # a cause names its micro-batch, so it comes once
+            num_failed, newest, shortages = 0 if is_progress else num_failed + 1, max(newest, step), shortages | told_of
             if num_failed > restarts:
                 say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step {newest}): {reason}. "
                     "The same command tries again.")

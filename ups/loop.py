@@ -18,6 +18,7 @@ whatever happened on a rank: the flat gradient buffer with the counts of ranks t
 failed behind it. All ranks then decide the same: step, skip (non-finite), halve the micro-batch and repeat the same batch,
 raise, or save and stop. docs/reliability.md has what it costs against DDP, and what every fault that was injected led to.
 What no agreement can cover (a rank that is killed, hangs, or fails where the others do not look) is the guard's: ups/guard.py.
+Where gradients are reduced in the backward pass (ddp.overlap, FSDP: ups/sharded.py) a rank's failure is of that kind.
 """
 
 from __future__ import annotations
@@ -41,13 +42,12 @@ import torch
 import torch.distributed as dist
 import yaml
 from accelerate import Accelerator, InitProcessGroupKwargs
-from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ups import checkpoint, ending
+from ups import checkpoint, ending, sharded
 from ups.checkpoint import DONE, MODEL, Checkpoints, file_hash, finished_stage, value_hash, write_atomic, write_json
 from ups.config import Config, OptimConfig, TrainConfig, read_yaml, to_dict
 from ups.ending import Preempted, StageError, main_guard
@@ -63,29 +63,17 @@ from ups.environment import (
     torch_random_state,
 )
 from ups.guard import Guard, tell
-from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate
+from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, place_gradients
 from ups.sampling import generator
+from ups.sharded import Loss, Sharding
 from ups.track import Tracker, check_tracker
 
-ALIGN = 16  # elements between starts of gradients in the flat buffer: 64 bytes, a cache line
-STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS = range(5)  # what follows the gradients in the buffer; summed over ranks
+STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # what follows the gradients in the buffer; summed over ranks
 MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
 
 __all__ = ["Run", "StageError", "main_guard"]
-
-
-class Overlapped(nn.Module):
-    """What DDP is given to call: the loss function, with the model's parameters as its own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.values = model, {}
-
-    def forward(self, loss_function: Callable[[slice], tuple[Tensor, dict[str, Tensor]]], rows: slice) -> Tensor:
-        loss, self.values = loss_function(rows)
-        return loss
 
 
 class Run:
@@ -144,7 +132,9 @@ class Run:
         self._is_updated, self._is_open, self._is_recorded = True, False, False
         self._saved: int | None = None   # step of the last checkpoint
         self._log_error: OSError | None = None   # of rank 0; raised where all ranks hear of it
-        self._overlapped: DistributedDataParallel | None = None
+        self.sharding: Sharding | None = None
+        self._overlapped: nn.Module | None = None   # what to call for a loss where gradients are reduced in the backward pass
+        self._why = "with ddp.overlap, where ranks cannot agree to repeat a batch"
         self._lock = None
 
     @property
@@ -218,10 +208,7 @@ class Run:
         if (state.num_processes, state.process_index) != (self.world, self.rank):
             raise ValueError(f"Accelerate sees process {state.process_index} of {state.num_processes}; expected {self.rank} of "
                              f"{self.world} as the launcher says. Start with a file from accelerate_configs/.")
-        is_fsdp_asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-        if is_fsdp_asked or state.distributed_type == DistributedType.FSDP:
-            raise ValueError(f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected a replicated "
-                             "model, the mode this version trains in. Use accelerate_configs/8gpu.yaml.")
+        self._plugin = sharded.plugin_of(state, self.train.batch_size, self.config.ddp.overlap)
         if state.mixed_precision != self.train.precision:
             raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {self.train.precision!r} as "
                              f"{self.section}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
@@ -404,16 +391,22 @@ class Run:
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor, 0)
         self._seed(generator(self.config.run.seed, "rank", self.rank).initial_seed())
+        if self.train.compile:
+            compile_blocks(model)
+        if self._plugin is not None:
+            with self.guard.waiting("sharing the model out"):
+                self.sharding = Sharding(model, self._plugin, self.device, self.world)
+            self._overlapped, self._why = self.sharding.loss, "with a sharded model, whose ranks cannot agree to repeat a batch"
         self.optimizer = build_optimizer(model, self.optim)
         self.optimizer.allocate()
         self.ema = EMA(model, self.optim.ema_decay)
         self._place_gradients()
-        if self.train.compile:
-            compile_blocks(model)
         if self.config.ddp.overlap and self.world > 1:
-            self._overlapped = DistributedDataParallel(Overlapped(model), find_unused_parameters=True, forward_sync_buffers=False)
-            self.print("gradients are reduced during the backward pass (ddp.overlap): a rank that runs out of memory or fails "
-                       "ends all of them; the same command continues from the last checkpoint")
+            self._overlapped = DistributedDataParallel(Loss(model), find_unused_parameters=True, forward_sync_buffers=False)
+        if self._overlapped is not None:
+            mode = "the model is sharded (FSDP)" if self.sharding else "gradients are reduced in the backward pass (ddp.overlap)"
+            self.print(f"{mode}: a rank that runs out of memory or fails ends all of them; the same command continues from the "
+                       "last checkpoint")
         num_parameters = sum(p.numel() for p in model.parameters())
         self.print(f"{num_parameters} parameters, {sum(p.numel() for p in self._muon_parameters())} of them under Muon")
         self._resume()
@@ -424,27 +417,32 @@ class Run:
 
     def _place_gradients(self) -> None:
         """One flat float32 buffer: every gradient is a view of it, the agreement's counts are its end."""
-        spans, offset = [], 0
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        for parameter in parameters:
-            if parameter.dtype not in (torch.float32, torch.complex64):
-                raise ValueError(f"a parameter has type {parameter.dtype}; expected float32 (or complex64). Build the model in "
-                                 "float32: bf16 belongs to train.precision.")
-            length = parameter.numel() * (2 if parameter.is_complex() else 1)
-            spans.append((offset, length))
-            offset += -(-length // ALIGN) * ALIGN
-        self._flat = torch.zeros(offset + LOSS + 1, device=self.device)
-        self._gradients, self._counts = self._flat[:offset], self._flat[offset:]
-        for parameter, (first, length) in zip(parameters, spans, strict=True):
-            piece = self._flat[first : first + length]
-            parameter.grad = (torch.view_as_complex(piece.view(*parameter.shape, 2)) if parameter.is_complex()
-                              else piece.view(parameter.shape))
+        self._flat = place_gradients(self.model, self.device, SQUARES + 1)
+        self._gradients, self._counts = self._flat[: -SQUARES - 1], self._flat[-SQUARES - 1 :]
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Inside, the model holds its averaged weights."""
+        """Inside, the model holds its averaged weights, all of them on every rank. Entering is a collective."""
         with self.ema.swap():
-            yield
+            self._hold_whole()
+            try:
+                yield
+            finally:
+                if self.sharding:
+                    self.sharding.share_out()
+
+    def take_best(self) -> None:
+        """From here on the model holds what `finish` exports, whole on every rank; nothing is trained after it. A collective."""
+        self.ema.write(self._exported())
+        self._hold_whole()
+
+    def _exported(self) -> dict[str, Tensor]:
+        return self.best_weights if self.best_weights is not None else self.ema.averages
+
+    def _hold_whole(self) -> None:
+        if self.sharding:
+            with self.guard.waiting("gathering the weights"):
+                self.sharding.hold_whole()
 
     # ---------------------------------------------------------------- loop
 
@@ -528,9 +526,12 @@ class Run:
         with self.guard.phase(doing):
             metrics, cause = self._backward(loss_function, size)
         with self.guard.waiting("summing gradients"):
+            if self.sharding:
+                self._counts[SQUARES] = self._gradients.norm().square()
             if self.world > 1:
                 dist.all_reduce(self._flat if self._overlapped is None else self._counts)
-            norm, *counts = torch.cat((self._gradients.norm()[None], self._counts)).tolist()
+            norm = self._counts[SQUARES].sqrt() if self.sharding else self._gradients.norm()
+            norm, *counts = torch.cat((norm[None], self._counts)).tolist()
         if counts[FATAL]:
             self._raise_if_any(cause, doing)
         return metrics, counts, norm
@@ -549,14 +550,14 @@ class Run:
                     with self.accelerator.autocast():
                         loss, values = self._loss(loss_function, rows)
                     loss = loss.float() * num_rows
-                    (loss if self._overlapped is None else loss * self.world).backward()  # DDP divides by the world
+                    (loss if self._overlapped is None else loss * self.world).backward()  # DDP and FSDP divide by the world
                 loss_sum = loss_sum + loss.detach()
                 metrics += [(name, torch.as_tensor(value).detach().float(), num_rows) for name, value in values.items()]
         except Exception as error:  # reported through the buffer: all ranks take part in the all-reduce that follows
             status = OUT_OF_MEMORY if is_out_of_memory(error) else FATAL
             if self._overlapped is not None:
                 if status == OUT_OF_MEMORY:
-                    raise self._want_of_memory("with ddp.overlap, where ranks cannot agree to repeat a batch") from error
+                    raise self._want_of_memory(self._why) from error
                 raise
             if status == FATAL:
                 cause = self._record_error(error)
@@ -569,11 +570,11 @@ class Run:
     def _loss(self, loss_function: Callable, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         if self._overlapped is None:
             return loss_function(rows)
-        return self._overlapped(loss_function, rows), self._overlapped.module.values
+        return self._overlapped(loss_function, rows), getattr(self._overlapped, "module", self._overlapped).values
 
     def _synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Inside, DDP (if asked for) reduces gradients in the last pass and accumulates in those before."""
-        is_quiet = self._overlapped is not None and not is_last
+        """Inside, DDP (if asked for) reduces gradients in the last pass and accumulates in those before; FSDP in every pass."""
+        is_quiet = self._overlapped is not None and not self.sharding and not is_last
         return self._overlapped.no_sync() if is_quiet else contextlib.nullcontext()
 
     def _apply(self, factor: float) -> None:
@@ -688,17 +689,22 @@ class Run:
     def _save(self, is_required: bool) -> None:
         """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
         self.agreed(lambda: self.is_main and self._flush_log(), "writing metrics.jsonl")
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
+                 "best_weights": self.best_weights}
         shared = {
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
-            "best_weights": self.best_weights, "best_score": self.best_score, "step": self.step,
+            "is_sharded": self.sharding is not None, "best_score": self.best_score, "step": self.step,
             "micro_batch": self.micro_batch, "micro_batch_asked": self.train.micro_batch,
             "num_skipped": self.num_skipped, "num_skipped_in_row": self.num_skipped_in_row,
             "num_without_better": self.num_without_better, "is_stopped_early": self.is_stopped_early,
         }
-        local = {"random": random_state(self.device), "window": {name: [float(total), rows]
-                                                                 for name, (total, rows) in self._window.items()}}
+        own = {"random": random_state(self.device),
+               "window": {name: [float(total), rows] for name, (total, rows) in self._window.items()}}
+        if self.sharding:
+            shared["model"], own["shards"] = sharded.split(state)
+        else:
+            shared |= state
         try:
-            self.checkpoints.save(self.step, shared, local, {"world": self.world, "config_hash": self.config_hash})
+            self.checkpoints.save(self.step, shared, own, {"world": self.world, "config_hash": self.config_hash})
             self.num_failed_saves, self._saved = 0, self.step
         except StageError as error:
             self.num_failed_saves += 1
@@ -725,20 +731,23 @@ class Run:
         self.agreed(lambda: self.is_main and self.tracker.rewind(self.step), "cutting metrics.jsonl back to the resumed step")
 
     def _load(self, step: int) -> None:
-        shared, local = self.checkpoints.read(step, self.world)
-        self.model.load_state_dict(shared["model"])
-        self.optimizer.load_state_dict(shared["optimizer"])
-        self.ema.load_state_dict(shared["ema"])
-        if shared["best_weights"] is not None:
-            self.ema.check(shared["best_weights"])
-        for name in ("best_weights", "best_score", "step", "num_skipped", "num_skipped_in_row", "num_without_better",
+        shared, own = self.checkpoints.read(step, self.world)
+        state = sharded.joined(shared, own, lambda: self.checkpoints.parts(step), sharded.shapes_of(self.model, self.optimizer),
+                               (self.rank, self.world) if self.sharding else None)
+        sharded.load(self.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.ema.load_state_dict(state["ema"])
+        self.best_weights = state["best_weights"]
+        if self.best_weights is not None:
+            self.ema.check(self.best_weights)
+        for name in ("best_score", "step", "num_skipped", "num_skipped_in_row", "num_without_better",
                      "is_stopped_early"):
             setattr(self, name, shared[name])
         if shared["micro_batch_asked"] == self.train.micro_batch:  # else the user asked for another since
             self.micro_batch = min(shared["micro_batch"], self.micro_batch)
-        if local is not None:  # else another number of processes: the streams of `_seed` stay, batches are functions of step
-            set_random_state(local["random"], self.device)
-            self._window = local["window"]
+        if own is not None:  # else another number of processes: the streams of `_seed` stay, batches are functions of step
+            set_random_state(own["random"], self.device)
+            self._window = own["window"]
 
     # ---------------------------------------------------------------- end
 
@@ -750,16 +759,15 @@ class Run:
         """
         if self.step < self.train.steps and not self.is_stopped_early:
             raise RuntimeError(f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end.")
-        self.agreed(lambda: self.is_main and self._export(results, model_config or self.extra), "writing the results")
+        with self.guard.waiting("gathering the weights"):
+            tensors = sharded.gathered(self.model, self._exported(), self.is_main)
+        self.agreed(lambda: self.is_main and self._export(tensors, results, model_config or self.extra), "writing the results")
         self.is_finished = True
         self._tell_machine("finished")
         self.print(f"finished {self.stage}: {self.directory / DONE}")
 
-    def _export(self, results: dict[str, Any], model_config: dict[str, Any]) -> None:
+    def _export(self, tensors: dict[str, Tensor], results: dict[str, Any], model_config: dict[str, Any]) -> None:
         self._flush_log()
-        weights = self.best_weights if self.best_weights is not None else self.ema.averages
-        tensors = {name: weights.get(name, value).to("cpu", copy=True).contiguous()
-                   for name, value in self.model.state_dict().items()}
         temporary = self.directory / f".{MODEL}.tmp"
         save_file(tensors, temporary)
         checkpoint.flush(temporary)
@@ -787,4 +795,4 @@ class Run:
             for parameter in self.model.parameters():
                 parameter.grad = None
         self.model = self.optimizer = self.ema = self.best_weights = self._flat = self._gradients = self._counts = None
-        self.bar = self.tracker = self._overlapped = None
+        self.bar = self.tracker = self._overlapped = self.sharding = None

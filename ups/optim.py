@@ -2,7 +2,8 @@
 
 Muon (Jordan et al. 2024): momentum, then the update is replaced by its nearest orthogonal matrix through five
 Newton-Schulz iterations in bfloat16; its size is scaled by 0.2 sqrt(max(rows, columns)) to match AdamW's (Liu et al. 2025,
-arXiv 2502.16982). One class for both, because two optimizers break Accelerate's FSDP2 saving.
+arXiv 2502.16982). One class for both, because two optimizers break Accelerate's FSDP2 saving. Of a parameter that is shared
+out over the ranks (ups/sharded.py), moments and averages are this rank's part, as plain tensors; only Muon gathers, its updates.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from ups.config import OptimConfig
+from ups.sharded import like, local, part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
 NEWTON_SCHULZ_STEPS = 5
 NORM_EPS = 1e-7
 ADAM_EPS = 1e-8
+ALIGN = 16  # elements between starts of gradients in the flat buffer: 64 bytes, a cache line
 UPDATE_RMS = 0.2  # of AdamW in practice (Liu et al. 2025, section 2.2)
 
 
@@ -67,12 +70,13 @@ class MuonAdamW(torch.optim.Optimizer):
                 state = self.state[parameter]
                 if state:
                     continue
+                own = local(parameter)
                 if group["kind"] == "muon":
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                    state["momentum_buffer"] = torch.zeros_like(own)
                 else:
                     state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                    state["exp_avg"] = torch.zeros_like(own)
+                    state["exp_avg_sq"] = torch.zeros_like(own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state. Raises ValueError if it belongs to other parameters; torch would take it."""
@@ -109,21 +113,22 @@ class MuonAdamW(torch.optim.Optimizer):
         for parameter in parameters:
             by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
         for (shape, _), members in by_shape.items():
-            gradients = [p.grad for p in members]
+            own, gradients = [local(p) for p in members], [local(p.grad) for p in members]
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
-            stacked = torch.stack(updates).reshape(-1, *shape[-2:])
-            directions = list(orthogonalize(stacked).to(members[0].dtype).reshape(len(members), *shape))
-            torch._foreach_mul_(members, 1.0 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(members, directions, alpha=-group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:])))
+            stacked = torch.stack([whole(p, update) for p, update in zip(members, updates, strict=True)]).reshape(-1, *shape[-2:])
+            directions = orthogonalize(stacked).to(members[0].dtype).reshape(len(members), *shape)
+            directions = [part(p, direction) for p, direction in zip(members, directions, strict=True)]
+            torch._foreach_mul_(own, 1.0 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(own, directions, alpha=-group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:])))
 
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         states = [self.state[p] for p in parameters]
         has_complex = any(p.is_complex() for p in parameters)
         adamw(
-            parameters,
-            [p.grad for p in parameters],
+            [local(p) for p in parameters],
+            [local(p.grad) for p in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -175,6 +180,28 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
     return MuonAdamW([group for group in groups if group["params"]])
 
 
+def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> Tensor:
+    """One flat float32 buffer of zeros whose views the gradients of `model` are from now on; its last `num_counts` are free.
+
+    Raises ValueError for a parameter that is neither float32 nor complex64.
+    """
+    spans, offset = [], 0
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        if parameter.dtype not in (torch.float32, torch.complex64):
+            raise ValueError(f"a parameter has type {parameter.dtype}; expected float32 (or complex64). Build the model in "
+                             "float32: bf16 belongs to train.precision.")
+        length = local(parameter).numel() * (2 if parameter.is_complex() else 1)
+        spans.append((offset, length))
+        offset += -(-length // ALIGN) * ALIGN
+    flat = torch.zeros(offset + num_counts, device=device)
+    for parameter, (first, length) in zip(parameters, spans, strict=True):
+        piece, shape = flat[first : first + length], local(parameter).shape
+        parameter.grad = like(parameter, torch.view_as_complex(piece.view(*shape, 2)) if parameter.is_complex()
+                              else piece.view(shape))
+    return flat
+
+
 def learning_rate(step: int, total_steps: int, optim: OptimConfig) -> float:
     """Factor on the base rates at `step` (0-based): linear warm-up, constant, linear to zero at total_steps."""
     warmup = (step + 1) / optim.warmup_steps if optim.warmup_steps > 0 else 1.0
@@ -200,7 +227,7 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.num_updates = decay, 0
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = {name: local(p) for name, p in model.named_parameters() if p.requires_grad}
         self.averages = {name: p.detach().clone().to(torch.promote_types(p.dtype, torch.float32))
                          for name, p in self.parameters.items()}
 

@@ -1,0 +1,324 @@
+"""ups/sharded.py: the same numbers as without FSDP2, resumption on any ranks, and one rank's failure ends all, then goes on.
+
+Ranks are processes that talk over gloo; tests/forced_fsdp.py makes Accelerate do on the CPU what it does on GPUs.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import forced_fsdp
+import loop_stage
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import prepare_cache
+import prepare_data
+from ups import sharded
+from ups.config import ROOT
+from ups.sharded import axis_of, cut
+
+loop_stage._context.set_forkserver_preload(["loop_stage", "train_operator", "train_consistency", "train_steady"])
+
+FSDP = {"options": {"fsdp": True, "blocks": True}, "environment": forced_fsdp.ENVIRONMENT}
+PLAIN = {"options": {"blocks": True}}
+STEPS = ("operator.train.steps=50", "operator.optim.muon_lr=2e-4", "operator.optim.adamw_lr=5e-4")   # as Muon amplifies rounding
+
+
+def launch(root, *overrides, how=FSDP, world=2, **more):
+    options = how["options"] | more.pop("options", {})
+    return loop_stage.launch(root, *overrides, world=world, **{**how, **more, "options": options})
+
+
+def weights(outcome):
+    return load_file(outcome.directory / "model.safetensors")
+
+
+def close(one, two, rtol=1e-5):
+    """Losses, validation scores and exported weights agree to rounding."""
+    assert len(one.losses()) == len(two.losses()) > 0
+    torch.testing.assert_close(torch.tensor(one.losses()), torch.tensor(two.losses()), rtol=rtol, atol=0.0)
+    scores = [torch.tensor([line["validation/score"] for line in outcome.lines() if "validation/score" in line])
+              for outcome in (one, two)]
+    torch.testing.assert_close(*scores, rtol=rtol, atol=0.0)
+    torch.testing.assert_close(weights(one), weights(two), rtol=1e-4, atol=3e-5)   # Muon's iteration is in bfloat16
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run on two ranks that each hold the whole model."""
+    outcome = launch(tmp_path_factory.mktemp("plain"), *STEPS, how=PLAIN)
+    assert outcome.codes == [0, 0], outcome.logs
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """The same run, sharded."""
+    outcome = launch(tmp_path_factory.mktemp("shared"), *STEPS)
+    assert outcome.codes == [0, 0], outcome.logs
+    return outcome
+
+
+# ---------------------------------------------------------------- equalities
+
+
+def test_fifty_steps_are_those_of_the_default_mode(plain, shared):
+    close(plain, shared)
+    assert len(shared.losses()) == 50 and shared.losses()[-1] < 0.5 * shared.losses()[0]
+    assert "the model is sharded (FSDP): a rank that runs out of memory or fails ends all" in shared.logs[0]
+    norms = [torch.tensor([line["train/gradient_norm"] for line in outcome.lines() if "train/gradient_norm" in line])
+             for outcome in (plain, shared)]
+    torch.testing.assert_close(*norms, rtol=1e-4, atol=0.0)
+
+
+def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_rank(plain, shared):
+    exported = weights(shared)
+    assert {name: tensor.shape for name, tensor in exported.items()} == {n: t.shape for n, t in weights(plain).items()}
+    assert {"none", "scale", "frozen.mix"} <= exported.keys() and all(type(t) is torch.Tensor for t in exported.values())
+    folder = shared.directory / "state" / "step_000000050"
+    common = torch.load(folder / "shared.pt", weights_only=True)
+    assert set(common["model"]) == {"scale"} and "optimizer" not in common and common["is_sharded"]
+    parts = [torch.load(folder / f"rank_{rank}.pt", weights_only=True)["shards"] for rank in (0, 1)]
+    for name, whole in exported.items():
+        if name != "scale":
+            assert sum(part["model"][name].numel() for part in parts) == whole.numel(), name
+    assert [part["model"]["blocks.0.mix"].shape for part in parts] == [(1, 3, 16, 16)] * 2   # the axis of 2
+    assert [part["model"]["blocks.0.up.weight"].shape for part in parts] == [(25, 8)] * 2    # 25 does not divide evenly
+    assert [part["model"]["blocks.0.down.bias"].shape for part in parts] == [(8,)] * 2
+    assert [part["model"]["heads.0.bias"].shape for part in parts] == [(1,), (0,)]
+    averages = torch.cat([part["ema"]["averages"]["blocks.0.mix"] for part in parts])
+    assert averages.dtype == torch.float32 and averages.shape == exported["blocks.0.mix"].shape
+
+
+def test_accumulation_changes_nothing(plain, tmp_path):
+    close(plain, launch(tmp_path, *STEPS, "operator.train.micro_batch=2"))
+
+
+# ---------------------------------------------------------------- resume
+
+
+def test_a_killed_run_resumes_bitwise_also_from_the_checkpoint_before_a_damaged_one(shared, tmp_path):
+    killed = launch(tmp_path / "cut", *STEPS, fault={"kind": "kill", "rank": 1, "step": 12})
+    assert killed.codes[1] == -9 and killed.codes[0] != 0
+    shutil.copytree(tmp_path / "cut", tmp_path / "damaged")
+    part = tmp_path / "damaged" / "default" / "operator" / "state" / "step_000000010" / "rank_1.pt"
+    part.write_bytes(part.read_bytes()[:-100])
+    for folder, words in (("cut", ["resumed at step 10"]),
+                          ("damaged", ["rank_1.pt is damaged", "going back to step 5", "resumed at step 5"])):
+        resumed = launch(tmp_path / folder, *STEPS)
+        assert resumed.codes == [0, 0] and all(word in resumed.logs[0] for word in words), resumed.logs
+        assert shared.losses() == resumed.losses()
+        a, b = weights(shared), weights(resumed)
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_continues_on_other_ranks_sharded_or_not(plain, tmp_path):
+    """Sharded over 2, then over 4, then whole on 1, then sharded over 2 again."""
+    for step, world, how, before in ((7, 2, FSDP, ""), (17, 4, FSDP, "8 (written by 2 processes)"),
+                                     (27, 1, PLAIN, "18 (written by 4 processes)"), (99, 2, FSDP, "28 (written by 1 processes)")):
+        outcome = launch(tmp_path, *STEPS, how=how, world=world, fault={"kind": "term", "rank": 0, "step": step})
+        assert outcome.codes == [0 if step == 99 else 143] * world, outcome.logs
+        assert f"resumed at step {before}" in outcome.logs[0] or not before
+    close(plain, outcome, rtol=1e-4)   # rounding, over 50 steps and four orders of summation
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_what_is_not_finite_on_one_rank_is_skipped_by_both(tmp_path):
+    outcome = launch(tmp_path, fault={"kind": "nan", "rank": 1, "step": 3})
+    assert outcome.codes == [0, 0], outcome.logs
+    assert "step 3 skipped: loss nan or its gradient is not finite (1 in a row)" in outcome.logs[0]
+    assert outcome.json("done.json")["num_skipped"] == 1
+
+
+@pytest.mark.parametrize("kind", ["memory_backward", "error"])
+def test_a_rank_that_fails_ends_both_and_is_named(tmp_path, kind):
+    outcome = launch(tmp_path, fault={"kind": kind, "rank": 1, "step": 7})
+    assert outcome.codes[1] == 1 and outcome.codes[0] in (1, 124), outcome.logs
+    expected = "out of memory with a micro-batch of 4 with a sharded model" if kind != "error" else "KeyError: 'injected cause'"
+    assert expected in outcome.logs[1].splitlines()[-1] and "rank 1 failed: " in outcome.logs[0]
+    record = outcome.json("errors/rank1.json")
+    assert record.get("micro_batch") == (2 if kind != "error" else None)
+
+
+def topology(tmp_path):
+    """accelerate_configs/fsdp.yaml for two processes that see no GPU."""
+    settings = yaml.safe_load((ROOT / "accelerate_configs" / "fsdp.yaml").read_text())
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(settings | {"num_processes": 2, "gpu_ids": "-1,-1"}))
+    return path
+
+
+def supervise(tmp_path, script):
+    path = tmp_path / "script.py"
+    path.write_text(f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}, {str(ROOT)!r}]\n{script}\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
+    return subprocess.run([sys.executable, "-m", "ups.launch", "--config_file", str(topology(tmp_path)), str(path)], cwd=ROOT,
+                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_out_of_memory_on_one_rank_starts_both_again_with_half_the_micro_batch(tmp_path):
+    done = supervise(tmp_path, f"from loop_stage import stage\nstage({str(tmp_path)!r}, [], {{}}, {{}}, "
+                               "{'fsdp': True, 'blocks': True, 'fits': 2})")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("Starting again") == 1
+    assert "out of memory with a micro-batch of 4 with a sharded model" in done.stderr
+    assert "passes of at most 2" in done.stdout and "finished operator" in done.stdout
+    directory = tmp_path / "default" / "operator"
+    assert (directory / "done.json").is_file()
+
+
+@pytest.mark.parametrize(("overrides", "environment", "text"), [
+    (["ddp.overlap=true"], {}, "ddp.overlap is true and FSDP was asked for; expected one of them"),
+    ([], {"FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "FULL_SHARD"}, "fsdp_config has no fsdp_version: 2"),
+    ([], {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_config has no fsdp_offload_params: false"),
+    ([], {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "fsdp_config has no fsdp_activation_checkpointing: false"),
+    ([], {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "fsdp_config has no fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"),
+])
+def test_what_cannot_be_had_is_refused_before_anything_is_made(tmp_path, overrides, environment, text):
+    outcome = launch(tmp_path, *overrides, environment=forced_fsdp.ENVIRONMENT | environment)
+    assert outcome.codes == [2, 2] and all(text in log for log in outcome.logs), outcome.logs
+    assert not outcome.directory.exists()
+
+
+def test_unequal_shares_are_refused(tmp_path):
+    outcome = launch(tmp_path, world=3)
+    assert outcome.codes == [2] * 3 and not outcome.directory.exists()
+    assert "the batch of 8 rows does not divide into 3 equal shares; expected that with FSDP" in outcome.logs[0]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_model_that_cannot_be_sharded_is_refused(tmp_path, blocks):
+    """Without a block of the class that is named; with a parameter that is not float32."""
+    outcome = launch(tmp_path, options={"blocks": blocks, "double": True})
+    assert outcome.codes == [1, 1], outcome.logs
+    assert ("parameter none has type torch.float64; expected float32 with FSDP" if blocks else
+            "the model has no module of class Block (fsdp_transformer_layer_cls_to_wrap)") in outcome.logs[0]
+
+
+# ---------------------------------------------------------------- real stages
+
+
+def overrides_of(root, *more):
+    return ["--config", str(ROOT / "configs" / "smoke.yaml"), f"data.root={root}/data", f"cache.root={root}/cache",
+            "data.tasks=[burgers1d,darcy2d_grf]", "task.burgers1d.resolution=32", "task.darcy2d_grf.resolution=16",
+            "task.burgers1d.reserve=0.5", "task.burgers1d.num_frames=10", "task.burgers1d.t_end=0.45", "task.burgers1d.reach=8",
+            "evaluate.context_frames=4", "diffusion.min_residual_ratio=0.001", "diffusion.max_whitened_std=1000.0",
+            "operator.base_steps=5", "diffusion.scale_steps=5", "steady.scale_steps=5",
+            *[f"{section}.{key}" for section in ("operator", "diffusion", "consistency", "steady") for key in (
+                "train.steps=6", "train.validate_every=3", "train.validate_trajectories=3", "train.log_every=1",
+                "train.precision='no'", "train.timeout_s=60")],
+            "operator.model.depth=1", "diffusion.model.depth=1", "steady.model.depth=1", *more]
+
+
+def _script(log, module, arguments, environment):
+    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    if "ACCELERATE_USE_FSDP" in environment:
+        forced_fsdp.force()
+    sys.argv = [f"{module}.py", *arguments]
+    importlib.import_module(module).main()
+
+
+def run_stage(root, module, *arguments, is_sharded):
+    port, logs, processes = loop_stage.free_port(), [], []
+    for rank in (0, 1):
+        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
+                 **(forced_fsdp.ENVIRONMENT if is_sharded else {})}
+        logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
+        processes.append(loop_stage._context.Process(target=_script, args=(str(logs[-1]), module, list(arguments), group)))
+        processes[-1].start()
+    for process in processes:
+        process.join(60)
+    hung = [process for process in processes if process.is_alive()]
+    for process in hung:
+        process.kill()
+    texts = [log.read_text() for log in logs]
+    assert not hung and [process.exitcode for process in processes] == [0, 0], texts
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Data files and caches of a task in time and a steady one."""
+    root = tmp_path_factory.mktemp("stages")
+    prepared = overrides_of(root)
+    assert prepare_data.main([*prepared, "--workers", "1"]) == 0 and prepare_cache.main(prepared) == 0
+    return root
+
+
+def both(data, stage, module, *flags, parents=()):
+    """The stage on two ranks in the default mode, and sharded from the same parents; the two must agree."""
+    for mode in ("plain", "shared"):
+        for parent in parents if mode == "shared" else ():
+            shutil.copytree(data / "plain" / "smoke" / parent, data / mode / "smoke" / parent, dirs_exist_ok=True)
+        run_stage(data, module, *flags, *overrides_of(data, f"run.root={data / mode}"), is_sharded=mode == "shared")
+    folders = [data / mode / "smoke" / stage for mode in ("plain", "shared")]
+    logged = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in folders]
+    for name in ("train/loss", "train/gradient_norm", "validation/score"):
+        values = [torch.tensor([line[name] for line in lines if name in line]) for lines in logged]
+        assert len(values[0]) >= (2 if "validation" in name else 6) and values[0].isfinite().all()
+        torch.testing.assert_close(*values, rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(*[load_file(folder / "model.safetensors") for folder in folders], rtol=1e-3, atol=1e-5)
+    assert max((folders[1] / "state").glob("step_*/rank_1.pt")).stat().st_size > 100_000   # it holds shards
+
+
+def test_the_operators_script_gives_the_same_sharded_or_not(data):
+    both(data, "operator", "train_operator")
+
+
+@pytest.mark.slow
+def test_the_other_stages_scripts_do_so_too(data):
+    if not (data / "plain" / "smoke" / "operator" / "done.json").is_file():
+        both(data, "operator", "train_operator")
+    both(data, "diffusion", "train_diffusion", parents=["operator"])
+    both(data, "consistency", "train_consistency", parents=["operator", "diffusion"])
+    both(data, "rival", "train_consistency", "--rival", parents=["operator", "diffusion"])
+    both(data, "steady", "train_steady", parents=["operator"])
+
+
+# ---------------------------------------------------------------- small parts
+
+
+@pytest.mark.parametrize("shape", [(25, 16), (2, 3, 16, 16), (5,), (1,), (0,), (3, 0), (16, 6)])
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_parts_put_together_are_the_whole(shape, world):
+    tensor, axis = torch.randn(shape), axis_of(torch.Size(shape), world)
+    parts = [cut(tensor, axis, rank, world) for rank in range(world)]
+    assert torch.equal(torch.cat(parts, axis), tensor)
+    assert axis == 0 or len({part.shape for part in parts}) == 1   # torch divides other axes evenly or not at all
+
+
+def test_a_state_of_three_ranks_is_read_by_two_and_by_one():
+    whole = {"model": {"a": torch.arange(10.0), "b": torch.arange(12.0).view(2, 6)}, "best_weights": None,
+             "ema": {"num_updates": 7, "averages": {"a": torch.arange(10.0) + 1}},
+             "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.arange(10.0) + 2}},
+                           "param_groups": [{"params": [0], "betas": (0.9, 0.95)}]}}
+    shapes = {"a": torch.Size([10]), "b": torch.Size([2, 6]), 0: torch.Size([10])}
+    common = {"model": {"buffer": torch.ones(3)}, "step": 4}
+
+    def of(rank, world):
+        return sharded.joined(whole | {"is_sharded": False}, None, list, shapes, (rank, world))
+
+    parts = [{"shards": {name: value for name, value in of(rank, 3).items()}} for rank in range(3)]
+    assert [part["shards"]["model"]["a"].tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [part["shards"]["model"]["b"].shape for part in parts] == [(2, 2)] * 3
+    for place in (None, (1, 2)):
+        found = sharded.joined(common | {"is_sharded": True}, None, lambda: parts, shapes, place)
+        wanted = whole if place is None else of(*place)
+        assert torch.equal(found["model"]["buffer"], torch.ones(3)) and found["optimizer"]["state"][0]["step"] == 3
+        assert found["optimizer"]["param_groups"] == whole["optimizer"]["param_groups"] and found["best_weights"] is None
+        for read in (lambda s: s["model"]["a"], lambda s: s["model"]["b"], lambda s: s["ema"]["averages"]["a"],
+                     lambda s: s["optimizer"]["state"][0]["exp_avg"]):
+            assert torch.equal(read(found), read(wanted))
