@@ -4,7 +4,8 @@ The root that torch shards is the loss with the model's parameters as its own, s
 outside the blocks is gathered when the loss begins, each block when it is called, and both are let go again. Blocks and
 setting come from the launcher (accelerate_configs/fsdp.yaml), the wrapping is torch's fully_shard itself: Accelerate's prepare
 would cast heads and scales, which compute in float32, to bfloat16, and wrap the optimizer. Every parameter is divided along the
-first axis that divides evenly (spectral weights begin with an axis of 2), else along the first.
+first axis that divides evenly (spectral weights begin with an axis of 2), else along the first. What ranks gather pairs, because
+all do the same task in a step (ups/sampling.py), in equally many passes of equally many rows; validation gathers nothing.
 
 Between steps everything is plain local tensors: `local(p)` is the part of a parameter, gradient or average that this rank holds,
 and the same tensor where nothing is shared out, so optimizer, average and checkpoints need no second version. Only Muon, which
@@ -105,8 +106,8 @@ def plugin_of(state: AcceleratorState, batch_size: int, is_overlapped: bool) -> 
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     plugin = state.fsdp_plugin
-    wanted = {"fsdp_version: 2": plugin.fsdp_version == 2, "fsdp_offload_params: false":
-              not isinstance(plugin.cpu_offload, CPUOffloadPolicy) and plugin.cpu_offload is not True,
+    wanted = {"fsdp_version: 2": plugin.fsdp_version == 2,
+              "fsdp_offload_params: false": not isinstance(plugin.cpu_offload, CPUOffloadPolicy),
               "fsdp_activation_checkpointing: false": not plugin.activation_checkpointing,
               "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP": bool(plugin.transformer_cls_names_to_wrap)}
     for setting, is_met in wanted.items():
