@@ -27,7 +27,6 @@ from ups.corrector import (
     MAX_FACTS,
     Corrector,
     CorrectorHead,
-    fit_eofs,
     fit_head,
     gaussian_nll,
     largest_mode,
@@ -45,9 +44,8 @@ from ups.tasks import get_task
 MODEL = ModelConfig(width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)
 OPTIM = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, adamw_lr=0.01, adamw_betas=[0.9, 0.99],
                     adamw_weight_decay=0.0, warmup_steps=10, decay_fraction=0.7, clip_norm=1.0, ema_decay=0.99)
+TASKS = [{"name": "burgers1d_hidden", "dim": 3, "num_conditions": 5}, {"name": "diff_react2d", "dim": 4, "num_conditions": 2}]
 TOKENS = {"burgers1d_hidden": (8,), "diff_react2d": (6, 4)}
-TASKS = [{"name": "burgers1d_hidden", "dim": 3, "num_conditions": 5, "tokens": [8]},
-         {"name": "diff_react2d", "dim": 4, "num_conditions": 2}]   # the first with patterns, the second without
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +70,8 @@ def build(precision: str = "no") -> Corrector:
         for head in corrector.heads.values():
             for name in ("r_mean", "c_mean"):
                 getattr(head, name).normal_()
-            for name in ("r_std", "c_std", "eof_std", "rest_std"):
+            for name in ("r_std", "c_std"):
                 getattr(head, name).uniform_(0.1, 3.0)
-            if len(head.eofs) == 0:
-                head.rest_std.fill_(1.0)
-            else:
-                head.eofs.copy_(torch.linalg.qr(torch.randn(head.eofs.shape).mT).Q.mT)
     return corrector
 
 
@@ -101,13 +95,8 @@ def test_whitening_and_its_inverse_are_those_of_the_formula(name):
     torch.testing.assert_close(corrector.whiten(corrector.unwhiten(r, condition), condition), r, rtol=1e-3, atol=1e-4)
     mean, log_scale = head.predict_gaussian((tokens - head.c_mean) / head.c_std, torch.nn.functional.pad(facts, (0, 6)))
     assert torch.equal(condition.mean, mean) and log_scale.abs().max() > 0.01 < mean.abs().max()
-    by_hand = (((r - head.r_mean) / head.r_std - log_scale.exp() * mean) / log_scale.exp()).flatten(1)
-    assert len(head.eofs) == (12 if name == "burgers1d_hidden" else 0)
-    rest = torch.eye(by_hand.shape[1])
-    if len(head.eofs):
-        rest = (rest - head.eofs.mT @ head.eofs) / head.rest_std + head.eofs.mT @ (head.eofs / head.eof_std[:, None])
-    torch.testing.assert_close(white.flatten(1), by_hand @ rest, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(head.correlate(white), by_hand.view_as(white), rtol=1e-3, atol=1e-4)
+    by_hand = ((r - head.r_mean) / head.r_std - log_scale.exp() * mean) / log_scale.exp()
+    torch.testing.assert_close(white, by_hand, rtol=1e-3, atol=1e-4)
 
 
 def test_the_rows_of_a_condition_are_the_conditions_of_those_rows():
@@ -227,27 +216,6 @@ def test_the_largest_mode_is_found_whatever_its_shape(kind):
     noisy = 3 * amplitude * field + noise(200, 16, key=1)
     exact = torch.linalg.eigvalsh(noisy.T @ noisy / 200)[-1].sqrt()
     assert float(largest_mode(noisy)) == pytest.approx(float(exact), rel=1e-4)
-
-
-def test_patterns_leave_unit_variance_in_every_direction_of_residuals_they_were_not_fitted_on():
-    """A field whose variance lies in two waves: 10 and 4 standard deviations, the rest 0.2; few samples, as in a stage."""
-    head = CorrectorHead({"name": "burgers1d_hidden", "dim": 4, "num_conditions": 1, "tokens": [32]}, MODEL)
-    x = 2 * math.pi * torch.arange(128) / 128
-    waves = torch.stack([x.sin(), (2 * x).cos()]) / 8   # unit norm
-
-    def field(count: int, key: int) -> Tensor:
-        amplitudes = noise(count, 2, key=key) * torch.tensor([10.0, 4.0])
-        return (amplitudes @ waves + 0.2 * noise(count, 128, key=key + 1)).view(-1, 32, 4)
-
-    fit_eofs(head, field(200, 0), field(200, 2))
-    assert head.eofs.shape == (32, 128) and len(head.eofs) < 200
-    torch.testing.assert_close(head.eofs @ head.eofs.mT, torch.eye(32), rtol=0, atol=1e-5)
-    assert head.eof_std[:2].tolist() == pytest.approx([10, 4], rel=0.15)
-    assert head.eof_std[2:].tolist() == pytest.approx([0.2] * 30, rel=0.25)   # those of the first half would be up to 0.36
-    white = head.decorrelate(field(4000, 4)).flatten(1)
-    assert float(largest_mode(white)) < 1.7 and float(white.std()) == pytest.approx(1.0, abs=0.05)   # it was 50 times the rest
-    again = head.correlate(noise(4000, 32, 4, key=9)).flatten(1)   # and noise gets them
-    assert (again @ waves.mT).std(0).tolist() == pytest.approx([10, 4], rel=0.15)
 
 
 def fitted(draw: Callable, steps: int, dim: int, num_conditions: int) -> tuple[CorrectorHead, dict[str, float]]:

@@ -1,13 +1,11 @@
 """The corrector: a distribution over what a frozen predictor leaves, r = z_ref - z_pred, given what the predictor saw.
 
-    r = mean_k + std_k exp(h) (m + E r~),   (m, h) = Gaussian(c),   r~ ~ diffusion with velocity F(x, angle, c)
+    r = mean_k + std_k exp(h) (m + r~),   (m, h) = Gaussian(c),   r~ ~ diffusion with velocity F(x, angle, c)
 
 mean_k, std_k: per task and coefficient. m, h: a small network's conditional mean and log-scale, fitted by maximum likelihood
-before the diffusion and then frozen; they alone are the baseline N(mean, scale^2) that the diffusion must beat. E: a fixed matrix
-that restores the few joint patterns (empirical orthogonal functions) in which residuals vary most; a network would learn them
-last, for they are few of many numbers, and errors of the whole field are made of them. r~ is then white with unit variance,
-whatever the size of r, which is what the angles of ups/diffusion.py are made for. Conditions c are tokens (batch, *tokens, C)
-(states and prediction) and facts (batch, K) (parameters, time step, observation).
+before the diffusion and then frozen; they alone are the baseline N(mean, scale^2) that the diffusion must beat. r~ is then
+white with unit variance, whatever the size of r, which is what the angles of ups/diffusion.py are made for. Conditions c are
+tokens (batch, *tokens, C) (states and prediction) and facts (batch, K) (parameters, time step, observation).
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ from ups.tasks import get_task
 MAX_FACTS = 8
 FREQUENCIES = (1, 2, 4, 8, 16)   # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
 LARGEST_LOG_SCALE = math.log(1e4)   # |h| stays below: a coefficient known to 1e-4 of its marginal spread is known
-NUM_EOFS = 32                    # patterns in E
-EOF_BATCHES = 32                 # that give the patterns, and as many others that give their standard deviations
 STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
 
 
@@ -68,10 +64,6 @@ class CorrectorHead(nn.Module):
         for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
                                   ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0), ("marginal_std", dim, 1.0)):
             self.register_buffer(name, torch.full((size,), value))
-        size = math.prod(description.get("tokens", ())) * dim if "tokens" in description else 0
-        self.register_buffer("eofs", torch.zeros(min(NUM_EOFS, size // 2), size))   # orthonormal rows; zero: E = 1
-        self.register_buffer("eof_std", torch.ones(len(self.eofs)))
-        self.register_buffer("rest_std", torch.ones(()))      # of every other direction
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
@@ -85,21 +77,6 @@ class CorrectorHead(nn.Module):
 
     def gaussian_parts(self) -> list[nn.Module]:
         return [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
-
-    def decorrelate(self, r: Tensor) -> Tensor:
-        """E^-1 r, (batch, *tokens, dim): unit variance along every pattern and in every other direction."""
-        return self._scale_patterns(r / self.rest_std, self.rest_std / self.eof_std)
-
-    def correlate(self, r: Tensor) -> Tensor:
-        """E r: the inverse of `decorrelate`."""
-        return self._scale_patterns(r * self.rest_std, self.eof_std / self.rest_std)
-
-    def _scale_patterns(self, r: Tensor, factor: Tensor) -> Tensor:
-        if len(self.eofs) == 0:
-            return r
-        with torch.autocast(r.device.type, enabled=False):
-            amplitude = r.flatten(1).to(self.eofs.dtype) @ self.eofs.mT
-            return r + (((factor - 1) * amplitude) @ self.eofs).view_as(r)
 
     def predict_gaussian(self, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Tensor]:
         """(m, h), each (batch, *tokens, dim), from standardised tokens."""
@@ -140,12 +117,12 @@ class Corrector(nn.Module):
     def whiten(self, r: Tensor, condition: Condition) -> Tensor:
         """r (batch, *tokens, dim), latent units, to r~."""
         head = self.heads[condition.name]
-        return head.decorrelate((r - head.r_mean) / head.r_std * torch.exp(-condition.log_scale) - condition.mean)
+        return (r - head.r_mean) / head.r_std * torch.exp(-condition.log_scale) - condition.mean
 
     def unwhiten(self, r: Tensor, condition: Condition) -> Tensor:
         """r~ to latent units."""
         head = self.heads[condition.name]
-        return head.r_mean + head.r_std * condition.log_scale.exp() * (condition.mean + head.correlate(r))
+        return head.r_mean + head.r_std * condition.log_scale.exp() * (condition.mean + r)
 
     def velocity(self, condition: Condition) -> Velocity:
         """F(x, angle) of these conditions; float32 in and out, the trunk in bf16 where `precision` says so."""
@@ -223,9 +200,7 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
         head.gaussian_out.weight[: len(factor)].div_(factor[:, None])
         bias.div_(factor)
         white = white / factor
-        fit_eofs(head, *[torch.cat([_whitened(head, *draw(-17 - i)) for i in range(first, first + EOF_BATCHES)])
-                         for first in (0, EOF_BATCHES)])
-        head.largest_std.copy_(largest_mode(head.decorrelate(white)))
+        head.largest_std.copy_(largest_mode(white))
         val = torch.cat([_whitened(head, *part) for part in validation])
         rms_val = torch.cat([part[0] for part in validation]).square().mean().sqrt()
         size_val = torch.cat([_log_size(part[0]) for part in validation])
@@ -236,20 +211,6 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
     return {"ratio": float(ratio), "ratio_error": float(error), "nll": float(nll), "std_train": float(white.std()),
             "std_val": float(val.std()), "largest_std": float(head.largest_std), "kurtosis": float(kurtosis),
             "rms_val": float(rms_val)}
-
-
-def fit_eofs(head: CorrectorHead, r: Tensor, fresh: Tensor) -> None:
-    """Patterns from r (n, *tokens, dim), their standard deviations from `fresh` alike: those of r are too large in the very
-    directions that it singles out."""
-    if len(head.eofs) == 0:
-        return
-    flat, num = fresh.flatten(1), len(head.eofs)
-    patterns = torch.linalg.svd(r.flatten(1), full_matrices=False).Vh[:num]
-    head.eofs[: len(patterns)].copy_(patterns)                             # fewer samples than patterns: the others stay zero
-    variance = (flat @ head.eofs.mT).square().mean(0)
-    rest = (flat.square().sum(1).mean() - variance.sum()) / (flat.shape[1] - len(patterns))
-    head.rest_std.copy_(rest.clamp_min(1e-12).sqrt())
-    head.eof_std.copy_(torch.where(head.eofs.square().sum(1) > 0, variance.clamp_min(1e-12).sqrt(), head.rest_std))
 
 
 def _log_size(r: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Ensembles:
         self.evaluations = 0
         for network in (self.corrector, *networks.values()):
             network.backbone.register_forward_hook(self._count)
-        self.draws: dict[str, Draw] = {"dressed_conditional": lambda c, noise, second: self.head.decorrelate(noise),
+        self.draws: dict[str, Draw] = {"dressed_conditional": lambda c, noise, second: noise,
                                        "corrector": partial(self._teacher, config.diffusion.sampler_steps)}
         if "consistency" in networks:
             student = networks["consistency"]

@@ -62,8 +62,7 @@ class TransientResiduals:
         self.name = self.cache.task.name
         self.head = self.operator.heads[self.name]
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description = {"name": self.name, "dim": bundle * dim, "num_conditions": (history + bundle) * dim,
-                            "tokens": list(self.head.codec.tokens)}
+        self.description = {"name": self.name, "dim": bundle * dim, "num_conditions": (history + bundle) * dim}
 
     def windows(self, split: str) -> tuple[int, int]:
         first = self.config.task[self.name].train_from
@@ -174,7 +173,7 @@ def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: 
     head.marginal_std.copy_(r.std(0))
     facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, optim,
                      (residuals.windows("reserved")[0], residuals.windows("val")[0]))
-    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "eof", "rest_std", "marginal", "gaussian")
+    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
     state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items() if name.startswith(kept)}
     partial = path.with_suffix(".partial")
     save_file(state, partial)

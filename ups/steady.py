@@ -99,8 +99,7 @@ class SteadyResiduals:
         self.head = self.operator.heads[self.name]
         codec, dim = self.head.input_codec, self.head.codec.dim
         num_cells = codec.patch**self.head.task.ndim
-        self.description = {"name": self.name, "dim": dim, "num_conditions": 3 * codec.width + num_cells + dim,
-                            "tokens": list(self.head.codec.tokens)}
+        self.description = {"name": self.name, "dim": dim, "num_conditions": 3 * codec.width + num_cells + dim}
         known = codec.decode(self.cache.inputs(self.cache.split["train"], self.device)[:, 0])
         self.linear = LinearGuess(known)
         some = self.cache.batch(self.cache.split["train"][:64], 0, 1, self.device)
@@ -166,15 +165,15 @@ def posterior_draws(corrector: Corrector, residuals: SteadyResiduals, observatio
     """
     guess, tokens, facts = residuals.predict(observation, parameters)
     noise = member_noise(guess.shape[1:], seed, rows, 0, num_members).flatten(0, 1).to(guess.device)
-    head = corrector.heads[residuals.name]
     if kind == "dressed":
+        head = corrector.heads[residuals.name]
         r = head.marginal_mean + head.marginal_std * noise
     else:
         conditions, parts = corrector.condition(residuals.name, tokens, facts), []
         which = torch.arange(len(guess), device=guess.device).repeat_interleave(num_members)
         for some, row in zip(noise.split(STATES), which.split(STATES), strict=True):
             condition = conditions.rows(row)
-            some = sample(corrector.velocity(condition), some, num_steps) if kind == "prior" else head.decorrelate(some)
+            some = sample(corrector.velocity(condition), some, num_steps) if kind == "prior" else some
             parts.append(corrector.unwhiten(some, condition))
         r = torch.cat(parts)
     r = r.unflatten(0, (-1, num_members))
