@@ -58,6 +58,7 @@ from ups.config import DEFAULT, Config, load_config, save_config, to_dict
 from ups.doctor import examine
 from ups.generate import generation_settings, write_data
 from ups.operator import Operator, load_operator
+from ups.sharded import gathered
 from ups.pdebench import open_data
 from ups.tasks import get_task
 
@@ -185,7 +186,7 @@ def prepare(folder: Path) -> None:
     run.directory.mkdir(exist_ok=True)
     run._write_start()
     run.tracker.finish(0)
-    run._export({"error": 0.1}, run.model.description)
+    run._export(gathered(run.model, run._exported(), True), {"error": 0.1}, run.model.description)
 
 
 @functools.lru_cache

@@ -25,6 +25,7 @@ from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, get_task
 from ups.tokenizer import Tokenizer
 
 BOUNDARIES = (PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW)
+BASE_LR = 0.2        # of the rate: how fast a learnt base moves while the network learns what it leaves; at 1 it wanders
 FLOOR = 1e-4         # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 
@@ -45,6 +46,8 @@ class TaskHead(nn.Module):
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = _empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
         self.base = make_base(description["base"]["kind"], description["base"]["settings"])
+        for parameter in self.base.parameters():
+            parameter.lr_factor = BASE_LR
         values = description["parameter_values"]
         self.register_buffer("parameter_values", torch.tensor(values or [1.0], dtype=torch.float64))
         logs = self.parameter_values.log()

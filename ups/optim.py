@@ -166,18 +166,22 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
-    """The optimizer of `model`; vectors and scalars (biases, gains) do not decay."""
+    """The optimizer of `model`; vectors and scalars (biases, gains) do not decay.
+
+    A parameter for AdamW whose builder set `parameter.lr_factor` learns at that multiple of the rate.
+    """
     muon, rest = split_parameters(model)
-    adamw_group = {"kind": "adamw", "lr": optim.adamw_lr, "betas": tuple(optim.adamw_betas), "fused": True}
-    groups = [
-        {"kind": "muon", "params": muon, "lr": optim.muon_lr, "momentum": optim.muon_momentum,
-         "weight_decay": optim.muon_weight_decay},
-        {**adamw_group, "params": [p for p in rest if p.ndim >= 2], "weight_decay": optim.adamw_weight_decay},
-        {**adamw_group, "params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
-    ]
     if not muon and not rest:
         raise ValueError("the model has no parameter that requires a gradient; expected at least one. Check the model.")
-    return MuonAdamW([group for group in groups if group["params"]])
+    groups: dict[tuple, dict[str, Any]] = {(): {"kind": "muon", "params": muon, "lr": optim.muon_lr,
+                                                "momentum": optim.muon_momentum, "weight_decay": optim.muon_weight_decay}}
+    for parameter in rest:
+        factor, decay = getattr(parameter, "lr_factor", 1.0), optim.adamw_weight_decay if parameter.ndim >= 2 else 0.0
+        group = groups.setdefault((factor, parameter.ndim >= 2), {
+            "kind": "adamw", "params": [], "lr": factor * optim.adamw_lr, "betas": tuple(optim.adamw_betas), "fused": True,
+            "weight_decay": decay})
+        group["params"].append(parameter)
+    return MuonAdamW([group for group in groups.values() if group["params"]])
 
 
 def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> Tensor:

@@ -144,7 +144,7 @@ class Sharding:
         if not blocks:
             raise ValueError(f"the model has no module of class {' or '.join(names)} (fsdp_transformer_layer_cls_to_wrap); "
                              "expected one. Use accelerate_configs/fsdp.yaml.")
-        hidden = {name for name, p in model.named_parameters() if getattr(p, "is_hidden_matrix", False)}
+        marks = {name: vars(p) for name, p in model.named_parameters()}   # is_hidden_matrix, lr_factor
         self.loss, self._frees = Loss(model), bool(plugin.reshard_after_forward)
         mesh = init_device_mesh(device.type, (world,))
         self._units = [*reversed(blocks), self.loss]
@@ -152,7 +152,7 @@ class Sharding:
             fully_shard(unit, mesh=mesh, reshard_after_forward=self._frees and unit is not self.loss,
                         shard_placement_fn=lambda p: Shard(axis_of(p.shape, world)))
         for name, parameter in model.named_parameters():   # torch made new ones
-            parameter.is_hidden_matrix = name in hidden
+            vars(parameter).update(marks[name])
         with torch.no_grad():   # the first that is called is taken for the root, and validation may come before training
             self.loss(lambda _: (torch.zeros((), device=device), {}), slice(0))
         self.share_out()
