@@ -58,8 +58,8 @@ from ups.config import DEFAULT, Config, load_config, save_config, to_dict
 from ups.doctor import examine
 from ups.generate import generation_settings, write_data
 from ups.operator import Operator, load_operator
-from ups.sharded import gathered
 from ups.pdebench import open_data
+from ups.sharded import gathered
 from ups.tasks import get_task
 
 CASE_S = 20          # for one case
