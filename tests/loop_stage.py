@@ -175,6 +175,8 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         batch = schedule.batch(step).share(run.rank, run.world)
         if options.get("slow", False):
             time.sleep(0.1)
+        with (Path(root) / f"rows{run.rank}.jsonl").open("a") as file:
+            file.write(json.dumps([step, batch.rows.tolist()]) + "\n")
         run.update(loss_of(batch), size=len(batch))
         if run.is_due(config.operator.train.validate_every):
             with run.ema_weights(), torch.no_grad():
