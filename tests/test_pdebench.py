@@ -107,7 +107,7 @@ def test_group_files_have_the_published_layout(tmp_path):
         assert sorted(file) == [f"{i:04d}" for i in range(7)]
         assert file["0003/data"].shape == (5, 6, 6, 2) and file["0003/data"].compression == "lzf"
         assert file["0003/grid/t"].shape == (5,) and file["0003/grid/y"].shape == (6,)
-        assert "Du: 0.001" in file["0003"].attrs["config"] and "seed: 3" in file["0003"].attrs["config"]
+        assert b"Du: 0.001" in file["0003"].attrs["config"] and b"seed: 3" in file["0003"].attrs["config"]
 
 
 def test_config_of_a_group_file_is_found_in_both_places(tmp_path):

@@ -307,14 +307,12 @@ def finished_stage(directory: Path) -> dict[str, Any] | None:
     again = f"Delete {directory / DONE} and run the stage again; it resumes from its last checkpoint."
     try:
         done = read_record(directory / DONE, "the record of a finished stage", again, model_sha256=str, fingerprint=str,
-                           config_hash=str, parents=dict, stage=str, step=int)
+                           config_hash=str, parents=dict, stage=str, step=int, seal=str)
     except FileNotFoundError:
         return None
     record = {name: done[name] for name in RECORDED if name in done}
     is_whole = done["fingerprint"] == value_hash(record) and done["stage"] == directory.name
-    if "seal" in done:
-        is_whole = is_whole and done["seal"] == value_hash({name: value for name, value in done.items() if name != "seal"})
-    if not is_whole:
+    if not is_whole or done["seal"] != value_hash({name: value for name, value in done.items() if name != "seal"}):
         raise DamagedError(f"{directory / DONE} was altered (its fingerprint is not that of its content); expected the record as "
                            f"it was written. {again}")
     for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):

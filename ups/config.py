@@ -408,7 +408,8 @@ def parse_arguments(description: str) -> tuple[Config, bool]:
 
 def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
     if path.resolve() in seen:
-        raise ValueError(f"{path} includes itself (through {' -> '.join(map(str, seen))}); remove one include.")
+        raise ValueError(f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain of files that ends. "
+                         "Remove one include.")
     data = read_yaml(path)
     include = data.pop("include", None)
     before = _overlays(path.parent / str(include), (*seen, path.resolve())) if include else []

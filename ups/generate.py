@@ -125,7 +125,7 @@ def _grid(spec: Task, settings: dict[str, Any], num_times: int) -> dict[str, np.
 
 def _create(file: h5py.File, spec: Task, settings: dict[str, Any]) -> None:
     """Attributes and, in the array layout, coordinates and every array at full size (contiguous, not filled)."""
-    file.attrs.update({SETTINGS: json.dumps(settings, sort_keys=True), PROGRESS: 0})
+    file.attrs.update({SETTINGS: _text(json.dumps(settings, sort_keys=True)), PROGRESS: 0})
     if spec.layout == "groups":
         return
     file.attrs.update(spec.attributes(settings["parameter"]))
@@ -144,6 +144,11 @@ def _create(file: h5py.File, spec: Task, settings: dict[str, Any]) -> None:
         file.create_dataset(array.key, shape, np.float32, dcpl=properties)
 
 
+def _text(text: str) -> np.bytes_:
+    """A text attribute of fixed length: of variable length, HDF5 may look for it in a damaged file for ever."""
+    return np.bytes_(text.encode("ascii"))
+
+
 def _store(file: h5py.File, spec: Task, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
     """Write u (n, time, channel, *space) as trajectories first, first + 1, .."""
     if spec.layout == "groups":
@@ -156,7 +161,8 @@ def _store(file: h5py.File, spec: Task, settings: dict[str, Any], first: int, u:
             group.create_dataset("data", data=values, compression="lzf")
             for axis, points in _grid(spec, settings, settings["num_frames"]).items():
                 group[f"grid/{axis}"] = points
-            group.attrs["config"] = yaml.safe_dump({"sim": {**sim, "index": index}, "generator": settings["generator"]})
+            config = {"sim": {**sim, "index": index}, "generator": settings["generator"]}
+            group.attrs["config"] = _text(yaml.safe_dump(config))
         return
     channel = 0
     for array in arrays_of(spec):

@@ -162,8 +162,9 @@ class Trajectories:
             raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype}; expected real floating-point numbers, "
                              f"as in the first trajectory. {AGAIN}")
         expected = tuple(-(-size // stride) for size in shape[len(at) + (not array.steady):][:task.ndim])
-        frames = 1 if array.steady else -(-(shape[len(at)] - self.first_frame) // self.time_stride)
-        if (frames, expected) != (self.num_frames, self.space):
+        frames = 1 if array.steady else -(-(shape[len(at)] - self.first_frame) // self.time_stride) if len(shape) > len(at) else 0
+        channels = shape[len(at) + (not array.steady) + task.ndim:]
+        if (frames, expected, channels) != (self.num_frames, self.space, (array.channels,) if array.vector else ()):
             raise ValueError(f"{self.path}: {dataset.name} has shape {shape}, unlike the first trajectory; expected one shape "
                              f"for all. Remove that trajectory, or download or generate the file again with `make data`.")
         frame_bytes = int(np.prod(shape[-(task.ndim + array.vector):])) * dataset.dtype.itemsize
