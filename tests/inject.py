@@ -682,6 +682,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)   # a background shell has it ignored, and so would every process here
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def some(allowed: Any) -> Callable[[str], list[str]]:

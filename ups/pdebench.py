@@ -272,7 +272,9 @@ def _open(path: Path, task: str) -> Iterator[h5py.File]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, UnicodeError) as error:   # h5py's, by kind of damage
+    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:   # h5py's, by kind of damage
+        if isinstance(error, ValueError) and str(path) in str(error):   # our own, which name the file
+            raise
         raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. Delete it and run "
                          f"`make data`.") from error
 
