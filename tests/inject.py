@@ -508,6 +508,7 @@ def cache_case(references: References, number: int) -> Result:
             result.problems.append(f"killed after {after:.3f} of {duration:.3f} s, the same command did not give the same caches")
             break
     shutil.rmtree(folder / "cache", ignore_errors=True)
+    (folder / "log").unlink()   # the limit is on it, too
     code, _ = wait([build(limit=20_000)], time.monotonic() + CASE_S)
     if code != [1] or not re.search(r"cannot write .*File too large", (folder / "log").read_text()):
         result.problems.append(f"without space it ended with {code} and no clear message")
@@ -682,7 +683,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)   # a background shell has it ignored, and so would every process here
+    signal.signal(signal.SIGINT, signal.default_int_handler)   # ignored in a background shell, and so in what it starts
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def some(allowed: Any) -> Callable[[str], list[str]]:
