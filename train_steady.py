@@ -1,6 +1,7 @@
 """Steady prior: the solution of a steady equation given a partly observed coefficient, as a distribution.
 
-    r = u - O(mask * a),  whitened and diffused as in train_diffusion.py, given (mask * a, mask, O(mask * a))
+    r = log u - log O(a_guess),  whitened and diffused as in train_diffusion.py
+    given: what was seen of the coefficient a, and the linear guess of the rest
     observations: all, nothing, random points, block averages, noise (ups/observe.py)
 
 Reads:  RUN/operator/ (finished), cache/TASK.h5 of every steady task with reserved trajectories.

@@ -160,7 +160,9 @@ def finish(tmp_path, stage="operator"):
     directory = tmp_path / stage
     directory.mkdir()
     (directory / "model.safetensors").write_bytes(b"weights")
-    record = {"model_sha256": file_hash(directory / "model.safetensors"), "config_hash": "c", "parents": {"cache": "p"}}
+    (directory / "config.json").write_text("{}")
+    record = {"model_sha256": file_hash(directory / "model.safetensors"), "config_sha256": file_hash(directory / "config.json"),
+              "config_hash": "c", "parents": {"cache": "p"}}
     done = {"stage": stage, "step": 3, "fingerprint": value_hash(record), **record}
     write_json(directory / "done.json", done | {"seal": value_hash(done)})
     return directory
@@ -172,6 +174,10 @@ def test_a_finished_stage_is_believed_only_with_its_own_model(tmp_path):
     assert require_stage(tmp_path, "operator", {"cache": "p"})["step"] == 3
     (directory / "model.safetensors").write_bytes(b"others!")
     with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete .*done.json"):
+        finished_stage(directory)
+    (directory / "model.safetensors").write_bytes(b"weights")
+    (directory / "config.json").unlink()
+    with pytest.raises(DamagedError, match="config.json is missing; expected .* as done.json says"):
         finished_stage(directory)
     (directory / "done.json").write_text("{")
     with pytest.raises(DamagedError, match="done.json is not readable"):

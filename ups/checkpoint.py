@@ -306,19 +306,18 @@ def finished_stage(directory: Path) -> dict[str, Any] | None:
     """The record of a finished stage, or None if it is not finished. Raises DamagedError if it is not as it was left."""
     again = f"Delete {directory / DONE} and run the stage again; it resumes from its last checkpoint."
     try:
-        done = read_record(directory / DONE, "the record of a finished stage", again, model_sha256=str, fingerprint=str,
-                           config_hash=str, parents=dict, stage=str, step=int, seal=str)
+        done = read_record(directory / DONE, "the record of a finished stage", again, model_sha256=str, config_sha256=str,
+                           fingerprint=str, config_hash=str, parents=dict, stage=str, step=int, seal=str)
     except FileNotFoundError:
         return None
-    record = {name: done[name] for name in RECORDED if name in done}
-    is_whole = done["fingerprint"] == value_hash(record) and done["stage"] == directory.name
+    is_whole = done["fingerprint"] == value_hash({name: done[name] for name in RECORDED}) and done["stage"] == directory.name
     if not is_whole or done["seal"] != value_hash({name: value for name, value in done.items() if name != "seal"}):
         raise DamagedError(f"{directory / DONE} was altered (its fingerprint is not that of its content); expected the record as "
                            f"it was written. {again}")
     for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):
         path = directory / name
         found = file_hash(path) if path.is_file() else "missing"
-        if key in done and found != done[key]:
+        if found != done[key]:
             raise DamagedError(f"{path} is {found[:12]}; expected {done[key][:12]} as {DONE} says. {again}")
     return done
 
