@@ -45,7 +45,8 @@ def loss_of(student: Corrector, teacher: Corrector, residuals: dict[str, Residua
     is_tuned = is_rival or step >= tune_start(config)
     total, metrics = 0.0, {}
     if is_rival:
-        draw = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, RIVAL, "augment", number))
+        draw = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, RIVAL, "augment", number),
+                           is_disturbed=True)
         condition = student.condition(batch.task, *draw[1:])
         r = student.whiten(draw[0], condition)
     else:

@@ -36,7 +36,8 @@ def loss_of(corrector: Corrector, residuals: Residuals, seed: int, size: int, no
             part: slice) -> tuple:
     """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows, each under `noises`."""
     device = residuals.device
-    r, tokens, facts = residuals.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", step))
+    r, tokens, facts = residuals.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", step),
+                                      is_disturbed=True)
     condition = corrector.condition(batch.task, tokens, facts)
     r, largest = corrector.whiten(r, condition), float(corrector.heads[batch.task].largest_std)
     again = torch.arange(len(r), device=device).repeat_interleave(noises)

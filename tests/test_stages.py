@@ -38,7 +38,7 @@ from ups.ensemble import Ensembles, one_step, rollouts
 from ups.observe import observe_case, row_generators
 from ups.operator import Operator, augment, load_operator
 from ups.optim import split_parameters
-from ups.residual import TransientResiduals, schedule_of, validation
+from ups.residual import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
 from ups.rollout import member_noise, rollout
 from ups.sampling import generator
 from ups.steady import SPREAD_FLOOR, SteadyResiduals, posterior_draws
@@ -101,9 +101,9 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
         return update(run, *rest)
 
     def disturbed(draw):
-        def call(residuals, split: str, *rest):
+        def call(residuals, split: str, *rest, **options):
             read.setdefault("drawn", set()).add(split)
-            r, tokens, facts = draw(residuals, split, *rest)
+            r, tokens, facts = draw(residuals, split, *rest, **options)
             return (r * math.nan if 0 <= nan_from <= step[0] else r), tokens, facts
         return call
 
@@ -351,11 +351,13 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     torch.testing.assert_close(r + z_pred[:, 0], z[:, 1], rtol=0, atol=1e-6)
     dim = hidden.head.codec.dim
     assert torch.equal(tokens[..., :dim], z[:, 0]) and r.abs().max() > 1e-3
-    torch.testing.assert_close(tokens[..., :dim] + tokens[..., dim:] + r, z[:, 1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim :] + r, z[:, 1], rtol=0, atol=1e-6)
+    before = hidden.cache.batch(hidden.cache.split["reserved"][places], torch.tensor([0, 0, 6]), 1)[:, 0]
+    assert torch.equal(tokens[..., dim : 2 * dim], z[:, 0] - before) and not tokens[1, :, dim : 2 * dim].any()
     assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt))]] * 3
     shifted, tokens, _ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
     [moved] = augment(hidden.operator, HIDDEN, [(z, hidden.head.codec)], generator(1))
-    torch.testing.assert_close(tokens[..., :dim] + tokens[..., dim:] + shifted, moved[:, 1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim :] + shifted, moved[:, 1], rtol=0, atol=1e-5)
     assert (moved - z).abs().max() > 0.1
 
 
@@ -370,7 +372,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
     residuals = TransientResiduals(operator, cache, config, CPU)
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
-    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "num_conditions": 5 * 4}
+    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "num_conditions": 6 * 4}
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
     r, tokens, _ = residuals.draw("reserved", places, starts, None)
     z = cache.batch(cache.split["reserved"][places], starts + 1, 5)   # starts count from train_from
@@ -378,7 +380,8 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     codec = operator.heads[HIDDEN].codec
     expected = codec.decode(z[:, 2:]) - codec.decode(z_pred)
     torch.testing.assert_close(residuals.decode(r), expected, rtol=0, atol=1e-5)
-    assert residuals.decode(r).shape == (2, 3, 1, 32) and tokens.shape == (2, 8, 20)
+    assert residuals.decode(r).shape == (2, 3, 1, 32) and tokens.shape == (2, 8, 24)
+    torch.testing.assert_close(tokens[..., 8:12], z[:, 0] - cache.batch(cache.split["reserved"][places], starts, 1)[:, 0])
     members = residuals.decode(r[:, None].expand(-1, 6, -1, -1))
     torch.testing.assert_close(members, expected[:, None].expand(-1, 6, -1, -1, -1), rtol=0, atol=1e-5)
 
@@ -421,13 +424,41 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
 def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
     source = hidden if name == HIDDEN else steady
     places, starts = torch.tensor([5, 1, 7, 0, 2, 6]), torch.tensor([3, 0, 5, 1, 2, 4]) * (name == HIDDEN)
-    whole = source.draw("reserved", places, starts, generator(4))
+    whole = source.draw("reserved", places, starts, generator(4), True)
     for cut in (1, 2, 4):
-        parts = [source.draw("reserved", *part, generator(4)) for part in zip(places.split(cut), starts.split(cut), strict=True)]
+        parts = [source.draw("reserved", *part, generator(4), True)
+                 for part in zip(places.split(cut), starts.split(cut), strict=True)]
         for one, pieces in zip(whole, zip(*parts, strict=True), strict=True):
             torch.testing.assert_close(torch.cat(pieces), one, rtol=1e-4, atol=1e-5)
     other = source.draw("reserved", places, starts, generator(5))
     assert (other[1] - whole[1]).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_half_of_the_training_states_carry_an_error_like_a_rollouts(hidden):
+    """The frames given are exact; the error is a residual of that frame, moved, or noise as large; the truth stays."""
+    count, start = 400, 4
+    z = hidden.cache.batch(hidden.cache.split["reserved"][:1], start - 1, 2).expand(count, -1, -1, -1)
+    error = hidden.disturb(z, torch.full((count,), start), [generator(7, i) for i in range(count)]) - z
+    size = error.square().flatten(2).mean(2).sqrt()[:, 1]
+    assert abs(float((size > 0).float().mean()) - DISTURBED) < 4 * 0.5 / count**0.5
+    left = hidden.left[start - 1]                       # what a call leaves on frame 4, the last that is seen
+    largest, smallest = (f(left.square().flatten(1).mean(1).sqrt().tolist()) for f in (max, min))
+    seen = size[size > 0]
+    assert 0.7 * SMALLEST * smallest < seen.min() < 0.1 * seen.max() < 0.13 * LARGEST * largest
+    rolled = torch.stack([left.roll(k, 1) for k in range(left.shape[1])]).flatten(0, 1).flatten(1)
+    alike = torch.nn.functional.normalize(error[size > 0, 1].flatten(1)) @ torch.nn.functional.normalize(rolled).mT
+    share = float((alike.amax(1) > 0.999).float().mean())
+    assert abs(share - 0.5) < 4 * 0.5 / len(seen) ** 0.5          # with structure; the rest is white
+    given = hidden.disturb(z, torch.zeros(count, dtype=torch.long), [generator(7, i) for i in range(count)])
+    assert torch.equal(given, z)
+    first = hidden.disturb(z, torch.ones(count, dtype=torch.long), [generator(7, i) for i in range(count)]) - z
+    assert not first[:, 0].any() and first[:, 1].any()
+    places, starts, dim = torch.arange(8), torch.full((8,), start), hidden.head.codec.dim
+    clean, off = (hidden.draw("reserved", places, starts, generator(3), is_disturbed) for is_disturbed in (False, True))
+    truth, same = (r + tokens[..., :dim] + tokens[..., 2 * dim :] for r, tokens, _ in (clean, off))
+    torch.testing.assert_close(same, truth, rtol=0, atol=1e-5)
+    assert not torch.equal(off[1], clean[1])
 
 
 @pytest.mark.parametrize("name", [HIDDEN, STEADY])

@@ -105,6 +105,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     for some in rows.split(max(1, STATES // num_members)):
         parameters = cache.parameters[some].to(device).repeat_interleave(num_members, 0)
         context = cache.batch(some, 0, config.context(ensembles.name), device)
+        context = torch.cat([context[:, :1], context], 1)          # where nothing is before the first frame: no change
         start = head.codec.denormalise(head.codec.decode(context[:, -1])).repeat_interleave(num_members, 0)
 
         def step(z: Tensor, lead: int, some: Tensor = some, parameters: Tensor = parameters, start: Tensor = start) -> Tensor:
@@ -117,7 +118,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
             u = guard(head.task, head.codec.denormalise(head.codec.decode(z_next)), start)
             return head.codec.encode(head.codec.normalise(u))
 
-        z = ensemble_rollout(step, context, num_frames, head.history, num_members)
+        z = ensemble_rollout(step, context, num_frames, 1 + head.history, num_members)
         parts.append(head.codec.denormalise(head.codec.decode(z)).cpu())
     return torch.cat(parts)
 
@@ -163,7 +164,7 @@ def milliseconds_per_state(ensembles: Ensembles, model: str, batch_size: int) ->
     source: TransientResiduals = ensembles.residuals
     cache, device = source.cache, ensembles.device
     rows = cache.split["test"][:batch_size]
-    z, parameters = cache.batch(rows, 0, source.head.history, device), cache.parameters[rows].to(device)
+    z, parameters = cache.batch(rows, 0, 1 + source.head.history, device), cache.parameters[rows].to(device)
     noise, second = (part.flatten(0, 1) for part in ensembles.noise(rows, 0, 1))
     seconds = []
     for _ in range(TIMED + 2):

@@ -66,7 +66,7 @@ def print_corrector_plan(config: Config, stage: str, train: TrainConfig, names: 
         width = settings.patch**task.ndim
         dim = settings.dim or width * len(task.fields)
         steady = (3 * len(task.inputs) + 1) * width + dim   # ups/steady.py: what was seen, the guess, its spread, the mask
-        num_conditions = steady if task.is_steady else (settings.history + settings.bundle) * dim
+        num_conditions = steady if task.is_steady else (settings.history + 1 + settings.bundle) * dim
         outputs = dim * (1 if task.is_steady else settings.bundle)
         descriptions.append({"name": name, "dim": outputs, "num_conditions": num_conditions})
         tokens = max(tokens, (-(-settings.resolution // settings.space_stride) // settings.patch) ** task.ndim)

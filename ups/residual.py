@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +26,9 @@ from ups.sampling import Schedule, generator
 VALIDATION_BATCHES = 8
 NATURAL_BATCHES = 16   # from which the marginal spread is taken
 START_ROWS = 32        # trajectories from which the residual's size at each start is taken
+DISTURBED = 0.5        # share of the states in training that carry an error as a rollout's own would
+SMALLEST = 10**-2.25   # its size over that of a residual: log-uniform from here
+LARGEST = 10**-0.25    # to here; a sampler of a small run leaves some 5 %
 
 
 class Residuals(Protocol):
@@ -42,15 +47,21 @@ class Residuals(Protocol):
     def decode(self, r: Tensor) -> Tensor:
         """Residual latents (..., *tokens, dim) to the field; linear."""
 
-    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(r, tokens, facts) of rows `places` (positions in the split) and window starts; draw: augmentation, None: none."""
+    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
+             is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(r, tokens, facts) of rows `places` (positions in the split) and window starts; draw: augmentation, None: none.
+
+        is_disturbed: as a network is trained. A state then may carry an error such as it has in a rollout of its own.
+        """
 
 
 @dataclass
 class TransientResiduals:
     """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
 
-    Conditions: the operator's history and its predicted change as tokens; standardised log-parameters and log dt as facts.
+    Conditions: the operator's history, the change that led to it (zero where no frame is before) and the predicted change as
+    tokens; standardised log-parameters and log dt as facts. The change before is what a member knows of its own past: where a
+    parameter is hidden it says which one the member follows, without it every call would draw it anew.
     """
 
     operator: Operator
@@ -62,37 +73,68 @@ class TransientResiduals:
         self.name = self.cache.task.name
         self.head = self.operator.heads[self.name]
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description = {"name": self.name, "dim": bundle * dim, "num_conditions": (history + bundle) * dim}
+        self.description = {"name": self.name, "dim": bundle * dim, "num_conditions": (history + 1 + bundle) * dim}
 
     def windows(self, split: str) -> tuple[int, int]:
         first = self.config.task[self.name].train_from
         return len(self.cache.split[split]), self.cache.num_frames - first - self.head.history - self.head.bundle + 1
 
-    @torch.no_grad()
+    @cached_property
+    def left(self) -> Tensor:
+        """What the operator leaves on some reserved trajectories: (starts, START_ROWS or fewer, *tokens, bundle * dim)."""
+        num_rows, num_starts = self.windows("reserved")
+        places = torch.arange(num_rows)[:: max(1, num_rows // START_ROWS)][:START_ROWS]
+        return torch.stack([self.draw("reserved", places, torch.full((len(places),), start), None)[0]
+                            for start in range(num_starts)])
+
     def start_weights(self) -> dict[str, Tensor]:
         """Half of the windows start anywhere alike, half in proportion to the residual's size at that start.
 
         Which conditions are trained on does not change what is right for any of them, and where little is uncertain little can
         be learnt: with hidden parameters that is everywhere but in the first frames.
         """
-        num_rows, num_starts = self.windows("reserved")
-        places = torch.arange(num_rows)[:: max(1, num_rows // START_ROWS)][:START_ROWS]
-        rms = torch.stack([self.draw("reserved", places, torch.full((len(places),), start), None)[0].square().mean().sqrt()
-                           for start in range(num_starts)]).double().cpu()
+        rms = self.left.square().flatten(1).mean(1).sqrt().double().cpu()
         if not bool(rms.isfinite().all()):
             frame = int((~rms.isfinite()).nonzero()[0]) + self.config.task[self.name].train_from
             raise ValueError(f"the residuals of {self.name} that start at frame {frame} are not finite; expected finite ones. "
                              f"Look at the data with the doctor, or train the operator again.")
-        weights = 0.5 / num_starts + 0.5 * rms / rms.sum().clamp_min(1e-30)
+        weights = 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
         return {self.name: weights}
 
+    def disturb(self, z: Tensor, starts: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
+        """z (batch, frames, *tokens, dim) from window starts - 1 on, some rows with an error as a rollout's: one source a row.
+
+        Half of them get what the operator leaves on that frame of another trajectory, moved along the tokens (an error with
+        structure), half white noise as large (what a sampler leaves); frames of the context are exact. Trained without, a
+        corrector answers the noise of its own draws with more of it, and rollouts grow it.
+        """
+        history, bundle = self.head.history, self.head.bundle
+        z, ndim = z.clone(), z.ndim - 3
+        for row, source in enumerate(sources):
+            is_clean, size, is_white, which = torch.rand(4, generator=source).tolist()
+            shifts = [int(torch.randint(n, (), generator=source)) for n in self.left.shape[2 : 2 + ndim]]
+            if is_clean >= DISTURBED:
+                continue
+            for frame in range(z.shape[1]):
+                call, part = divmod(int(starts[row]) - 1 + frame - history, bundle)   # that predicts the frame
+                if call < 0:
+                    continue
+                error = self.left[min(call * bundle, len(self.left) - 1), int(which * self.left.shape[1])]
+                error = error.unflatten(-1, (bundle, -1))[..., part, :].roll(shifts, tuple(range(ndim)))
+                if is_white >= 0.5:
+                    noise = torch.randn(error.shape, generator=source).to(error)
+                    error = noise * error.square().flatten(0, -2).mean(0).sqrt()
+                z[row, frame] += SMALLEST * (LARGEST / SMALLEST) ** size * error
+        return z
+
     def predict(self, z: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z (batch, history, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens, facts)."""
+        """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens, facts)."""
+        before, z = z[:, :1], z[:, -self.head.history :]
         with torch.autocast(z.device.type, enabled=False):   # the operator's trunk turns it on for itself
             full = self.operator(z, self.name, parameters)
         standard, _ = self.head.standardise(parameters)
-        change = full - z[:, -1:]
-        tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in (z, change)], -1)
+        parts = (z, z[:, :1] - before, full - z[:, -1:])
+        tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in parts], -1)
         dt = torch.full((len(z), 1), self.head.description["log_dt"], device=z.device)
         return full.movedim(1, -2).flatten(-2), tokens, torch.cat([standard, dt], 1)
 
@@ -102,14 +144,20 @@ class TransientResiduals:
         return self.head.codec.decode(r.unflatten(-1, (self.head.bundle, -1)).movedim(-2, -2 - ndim))
 
     @torch.no_grad()
-    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        rows, starts = self.cache.split[split][places], starts + self.config.task[self.name].train_from
-        z = self.cache.batch(rows, starts, self.head.history + self.head.bundle, self.device)
+    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
+             is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        rows, first, history = self.cache.split[split][places], self.config.task[self.name].train_from, self.head.history
+        z = self.cache.batch(rows, (starts + first - 1).clamp_min(0), 1 + history + self.head.bundle, self.device)
+        is_start = (starts + first == 0).to(z.device).view(-1, *[1] * (z.ndim - 1))
+        z = torch.where(is_start, torch.cat([z[:, :1], z[:, :-1]], 1), z)      # no frame is before: no change
         if draw is not None:
             [z] = augment(self.operator, self.name, [(z, self.head.codec)], draw)
-        history = self.head.history
-        z_pred, tokens, facts = self.predict(z[:, :history], self.cache.parameters[rows].to(self.device))
-        return z[:, history:].movedim(1, -2).flatten(-2) - z_pred, tokens, facts
+        seen, z_ref = z[:, : 1 + history], z[:, 1 + history :]
+        if is_disturbed:
+            keys = zip(places.tolist(), starts.tolist(), strict=True)
+            seen = self.disturb(seen, starts, [generator(draw.initial_seed(), "disturb", *key) for key in keys])
+        z_pred, tokens, facts = self.predict(seen, self.cache.parameters[rows].to(self.device))
+        return z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts
 
 
 def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int) -> Schedule:
@@ -164,7 +212,7 @@ def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: 
 
     def draw(step: int) -> tuple[Tensor, Tensor, Tensor]:
         batch = schedule.batch(step if step >= 0 else steps - step)   # statistics: batches after those that are fitted
-        return residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "scale", residuals.name, step))
+        return residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "scale", residuals.name, step), step >= 0)
 
     natural = [residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "natural", residuals.name, i))[0]
                for i, batch in enumerate(anywhere.batch(i) for i in range(NATURAL_BATCHES))]

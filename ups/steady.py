@@ -145,8 +145,12 @@ class SteadyResiduals:
         return self.head.codec.denormalise(self.head.codec.decode(z))
 
     @torch.no_grad()
-    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(r, tokens, facts) of rows `places` (positions in the split); draw: symmetry and observations, never None."""
+    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
+             is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(r, tokens, facts) of rows `places` (positions in the split); draw: symmetry and observations, never None.
+
+        is_disturbed changes nothing: no state is fed back.
+        """
         z_in, z_ref, parameters = self.fields(split, places)
         z_in, z_ref = augment(self.operator, self.name, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
         v = self.head.input_codec.decode(z_in[:, 0])

@@ -23,7 +23,8 @@ def solve(teacher: Corrector, residuals: dict[str, Residuals], schedule: Schedul
     seed, size = config.run.seed, config.consistency.train.batch_size
     batch = schedule.batch(number).share(*share)
     mine, source = batch.within(part), residuals[batch.task]
-    draw = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", number))
+    draw = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", number),
+                       is_disturbed=True)
     condition = teacher.condition(batch.task, *draw[1:])
     r = teacher.whiten(draw[0], condition)
     largest = float(teacher.heads[batch.task].largest_std)
