@@ -31,7 +31,6 @@ from ups.consistency import (
     consistency_loss,
     draw_members,
     draw_starts,
-    endpoint,
     endpoint_loss,
     ensemble_loss,
     sample_student,
@@ -467,8 +466,7 @@ def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
     angle = draw_starts(count, draws, model.log["largest"])
     x = diffuse(r, normal(*r.shape, draws=draws), angle)
     parts = torch.arange(count).split(4096)   # a batch that stays in the processor's cache
-    y = torch.cat([endpoint(lambda rows, part=part: model.teacher.given(c[part][rows]), x[part], angle[part], STEPS)
-                   for part in parts])
+    y = torch.cat([sample(model.teacher.given(c[part]), x[part], STEPS, angle[part]) for part in parts])
     return Pool(x, angle, c, y, r)
 
 

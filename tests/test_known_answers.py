@@ -11,7 +11,7 @@ import pytest
 import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
-from ups.consistency import almost_fair_crps, draw_starts, endpoint, endpoint_loss, sample_student
+from ups.consistency import almost_fair_crps, draw_starts, endpoint_loss, sample_student
 from ups.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
 from ups.probabilistic import fair_crps, spread_skill
 from ups.rollout import ensemble_rollout, member_noise
@@ -133,7 +133,7 @@ def test_teacher_and_student_follow_the_gaussian_flow(line):
     exact = mean + std * (x.double() - mean * cos) / (std**2 * cos**2 + sin**2).sqrt()
     velocity = known.gaussian_velocity(mean, std)
     torch.testing.assert_close(sample(velocity, x.double(), 256, angle.double()), exact, rtol=0, atol=1e-3 * std)
-    assert not known.judge_map(endpoint(lambda rows: model.teacher.given(c[rows]), x, angle, STEPS), exact, std, 0.03, "rms")
+    assert not known.judge_map(sample(model.teacher.given(c), x, STEPS, angle), exact, std, 0.03, "rms")
     with torch.no_grad():
         assert not known.judge_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
         assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms")   # undistilled
@@ -161,7 +161,7 @@ def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
     model, student = quantiles
     c, x, angle = starts_of(model, "T4", "learnt")
     exact = model.problem.mixture.endpoint(x, angle)
-    assert not known.judge_map(endpoint(lambda rows: model.teacher.given(c[rows]), x, angle, STEPS), exact, 1, 0.05, "absolute")
+    assert not known.judge_map(sample(model.teacher.given(c), x, STEPS, angle), exact, 1, 0.05, "absolute")
     with torch.no_grad():
         assert not known.judge_map(denoise(student.given(c), x, angle), exact, 1, 0.05, "absolute")
         assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute")   # undistilled
@@ -468,7 +468,7 @@ def test_both_losses_reach_every_weight_with_finite_gradients(bimodal):
     c, r = model.draw(64, draws)
     noise, angle = normal(*r.shape, draws=draws), draw_starts(64, draws)
     x = diffuse(r, noise, angle)
-    y = endpoint(lambda rows: model.teacher.given(c[rows]), x, angle, STEPS)
+    y = sample(model.teacher.given(c), x, STEPS, angle)
     velocity = model.teacher.given(c)
     for loss in (diffusion_loss(velocity, r, noise, angle), endpoint_loss(velocity, x, angle, y)):
         assert loss.shape == (64,)

@@ -151,7 +151,8 @@ def test_signals_reach_the_ranks_and_are_not_followed_by_a_start(tmp_path, numbe
 
 
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
-    work = "save(count)\nif count == 0: os.kill(os.getpid(), 19)\ntell('finished')"
+    work = ("save(count); (folder / 'state' / 'step_of_mine').mkdir(exist_ok=True)\n"      # which is no checkpoint
+            "if count == 0: os.kill(os.getpid(), 19)\ntell('finished')")
     code = ("import sys; from ups import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
             "launch.STOPPED_S = 0.5; sys.exit(launch.main())")
     done = subprocess.run([sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work], cwd=ROOT, capture_output=True,

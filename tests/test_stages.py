@@ -435,7 +435,7 @@ def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
 
 
 @torch.no_grad()
-def test_half_of_the_training_states_carry_an_error_like_a_rollouts(hidden):
+def test_training_states_carry_an_error_like_a_rollouts(hidden):
     """The frames given are exact; the error is a residual of that frame, moved, or noise as large; the truth stays."""
     count, start = 400, 4
     z = hidden.cache.batch(hidden.cache.split["reserved"][:1], start - 1, 2).expand(count, -1, -1, -1)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ups.diffusion import NOISE, Velocity, column, denoise, diffuse, draw_angles, sample
+from ups.diffusion import NOISE, Velocity, column, denoise, diffuse, draw_angles
 from ups.sampling import generator
 
 HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
@@ -31,28 +31,13 @@ def draw_starts(count: int, generator: torch.Generator | None = None, largest_st
     return angle
 
 
-@torch.no_grad()
-def endpoint(velocity: Callable[[Tensor], Velocity], x: Tensor, angle: Tensor, num_steps: int) -> Tensor:
-    """The end of the teacher's ODE from x (batch, ...) at angle (batch,): num_steps from pi/2, in proportion below (at least 4).
-
-    velocity(rows) is the teacher with the conditions of those rows (indices into the batch): rows of about equal angles are
-    solved together.
-    """
-    steps = (4 * (num_steps * angle / NOISE / 4).ceil()).clamp(4, max(4, num_steps)).long()
-    y = torch.empty_like(x)
-    for count in steps.unique().tolist():
-        rows = (steps == count).nonzero()[:, 0]
-        y[rows] = sample(velocity(rows), x[rows], count, angle[rows])
-    return y
-
-
 def pseudo_huber(difference: Tensor) -> Tensor:
     """sqrt(mean d^2 + c^2) - c per row (batch,), c = HUBER."""
     return (difference.square().flatten(1).mean(1) + HUBER**2).sqrt() - HUBER
 
 
 def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor) -> Tensor:
-    """pseudo_huber(f(x, angle) - y) per row (batch,); y = `endpoint` of the teacher from the same x."""
+    """pseudo_huber(f(x, angle) - y) per row (batch,); y = the end of the teacher's ODE from the same x."""
     return pseudo_huber(denoise(student, x, angle) - y)
 
 

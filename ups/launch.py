@@ -134,7 +134,8 @@ class Attempt:
     def newest_step(self) -> int:
         """Step of the newest checkpoint of the stage, -1 if there is none."""
         found = (self.directory / "state").glob("step_*") if self.directory is not None else ()
-        return max((int(path.name.removeprefix("step_")) for path in found), default=-1)
+        numbers = (path.name.removeprefix("step_") for path in found)
+        return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[bool, int, str]:

@@ -26,9 +26,8 @@ from ups.sampling import Schedule, generator
 VALIDATION_BATCHES = 8
 NATURAL_BATCHES = 16   # from which the marginal spread is taken
 START_ROWS = 32        # trajectories from which the residual's size at each start is taken
-DISTURBED = 0.5        # share of the states in training that carry an error as a rollout's own would
-SMALLEST = 10**-2.25   # its size over that of a residual: log-uniform from here
-LARGEST = 10**-0.25    # to here; a sampler of a small run leaves some 5 %
+DISTURBED = 0.75       # share of the states in training that carry an error as a rollout's own would
+SMALLEST, LARGEST = 0.01, 1.0   # its size over that of a residual, log-uniform; a sampler of a small run leaves some 5 %
 
 
 class Residuals(Protocol):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ups.config import Config
-from ups.consistency import almost_fair_crps, draw_members, draw_starts, endpoint, energy_score, ensemble_loss
+from ups.consistency import almost_fair_crps, draw_members, draw_starts, energy_score, ensemble_loss
 from ups.corrector import Condition, Corrector
 from ups.diffusion import diffuse, sample
 from ups.loop import Run
@@ -31,7 +31,7 @@ def solve(teacher: Corrector, residuals: dict[str, Residuals], schedule: Schedul
     angle = draw_starts(size, generator(seed, STAGE, "angle", number), largest)[mine].to(source.device)
     noise = torch.randn(size, *r.shape[1:], generator=generator(seed, STAGE, "noise", number))[mine].to(source.device)
     x = diffuse(r, noise, angle)
-    y = endpoint(lambda rows: teacher.velocity(condition.rows(rows)), x, angle, config.diffusion.sampler_steps)
+    y = sample(teacher.velocity(condition), x, config.diffusion.sampler_steps, angle)
     return condition, r, x, angle, y
 
 
