@@ -10,7 +10,6 @@ processes with ddp.overlap=true against two without, in turns. Writes bench/out/
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
@@ -52,11 +51,12 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
         schedule = build_schedule({TASK: cache}, config)
         run = Run.start(config, "operator", train, optim, {TASK: cache.fingerprint})
         fact = fit_and_save(cache, config, run.directory / "bases", config.run.seed, run.device)
-        run.seed_all()
-        operator = build({TASK: cache}, config, [fact["description"]])
-        load_base(operator.heads[TASK], run.directory / "bases")
-        bare = copy.deepcopy(operator)
-        operator = run.attach(operator)
+        both = []
+        for _ in range(2):   # a copy of a parameter forgets which optimizer it is for
+            run.seed_all()
+            both.append(build({TASK: cache}, config, [fact["description"]]))
+            load_base(both[-1].heads[TASK], run.directory / "bases")
+        operator, bare = run.attach(both[0]), both[1]
         parameters, optimizer, ema = list(bare.parameters()), build_optimizer(bare, optim), EMA(bare, optim.ema_decay)
 
         def bare_step(step: int) -> None:
@@ -87,10 +87,11 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
                 started = time.perf_counter()
                 function(step)
                 times[name].append(time.perf_counter() - started)
+            if step + 1 == WARM_UP:   # later what is rounded differently has grown: Muon rounds to bf16
+                pairs = zip(operator.parameters(), parameters, strict=True)
+                apart = max(float((a - b).norm() / (a.norm() + 1e-3)) for a, b in ((a.detach(), b.detach()) for a, b in pairs))
+                assert apart < 0.01, f"the bare loop does not compute the same: weights {apart:.1e} apart"
         share = (thread_seconds(guard) - used) / (time.perf_counter() - begun)
-        pairs = list(zip(operator.parameters(), parameters, strict=True))
-        apart = max(float((a - b).norm() / (a.norm() + 1e-3)) for a, b in pairs)
-        assert apart < 0.05, f"the bare loop does not compute the same: weights {apart:.1e} apart"   # Muon rounds to bf16
         found.update({name: statistics.fmean(values[WARM_UP:]) for name, values in times.items()}, guard=share,
                      median_ratio=statistics.median(a / b for a, b in zip(times["run"], times["bare"], strict=True)))
         run.finish({})

@@ -61,6 +61,7 @@ from ups.environment import (
     set_random_state,
     set_torch_random_state,
     torch_random_state,
+    wait_for,
 )
 from ups.guard import Guard, tell
 from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, place_gradients
@@ -529,7 +530,7 @@ class Run:
             if self.sharding:
                 self._counts[SQUARES] = self._gradients.norm().square()
             if self.world > 1:
-                dist.all_reduce(self._flat if self._overlapped is None else self._counts)
+                wait_for(dist.all_reduce(self._flat if self._overlapped is None else self._counts, async_op=True), self.device)
             norm = self._counts[SQUARES].sqrt() if self.sharding else self._gradients.norm()
             norm, *counts = torch.cat((norm[None], self._counts)).tolist()
         if counts[FATAL]:
