@@ -299,23 +299,24 @@ def test_residuals_that_are_not_finite_are_refused_by_the_fit(where):
         fitted(draw, 5, 3, 2)
 
 
-FACTS = {"ratio": 1.0, "ratio_error": 0.02, "std_train": 1.0, "std_val": 1.0}
+FACTS = {"ratio": 1.0, "ratio_error": 0.02, "std_train": 1.0, "std_val": 1.0, "std_val_error": 0.02}
 
 
 @pytest.mark.parametrize(("wrong", "text"), [
     ({"ratio": 0.8994}, r"residuals of burgers1d where the corrector trains are 0.899 times those of validation "
                         r"\(standard error 0.020\); expected at least 0.9 \(diffusion.min_residual_ratio\)"),
-    ({"std_val": 1.2}, r"the whitened residual of burgers1d has a standard deviation of 1.000 in training and 1.200 in "
-                       r"validation; expected 0.95 to 1.05 and 0.87 to 1.15 \(diffusion.max_whitened_std\)"),
-    ({"std_val": 0.8}, "of 1.000 in training and 0.800 in validation; expected 0.95"),
-    ({"std_train": 0.9}, "of 0.900 in training and 1.000 in validation; expected 0.95"),
-    ({"std_val": math.nan}, "of 1.000 in training and nan in validation"),
+    ({"std_val": 1.2}, r"the whitened residual of burgers1d has a standard deviation of 1.000 in training and 1.200 "
+                       r"\(standard error 0.020\) in validation; expected 0.95 to 1.05 and 0.87 to 1.15 \(diffusion.max_wh"),
+    ({"std_val": 0.8}, "of 1.000 in training and 0.800 .standard error 0.020. in validation; expected 0.95"),
+    ({"std_train": 0.9}, "of 0.900 in training and 1.000 .standard error 0.020. in validation; expected 0.95"),
+    ({"std_val": math.nan}, "of 1.000 in training and nan .standard error 0.020. in validation"),
     ({"ratio": math.nan}, "burgers1d where the corrector trains are nan times those of validation"),
 ])
 def test_residuals_that_would_make_a_corrector_dishonest_are_refused(wrong, text):
     config = load_config()
     refuse("burgers1d", FACTS, config)
     refuse("burgers1d", FACTS | {"ratio": 0.88, "ratio_error": 0.1}, config)   # too few trajectories to tell it from 1
+    refuse("burgers1d", FACTS | {"std_val": 1.2, "std_val_error": 0.03}, config)
     with pytest.raises(ValueError, match=text):
         refuse("burgers1d", FACTS | wrong, config)
 

@@ -158,8 +158,8 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
 
     draw(step): a training batch, also for the steps below `steps` that are negative (statistics). num_rows: trajectories behind
     training and validation. Returns ratio (geometric mean of the residual's size in training over that in validation) and its
-    standard error, rms_val, std_train and std_val of the whitened residual, its
-    largest_std and kurtosis, and nll of validation.
+    standard error, rms_val, std_train and std_val of the whitened residual, the latter's standard error, its largest_std and
+    kurtosis, and nll of validation.
     """
     probe = [draw(-1 - i) for i in range(16)]
     r, tokens = torch.cat([p[0] for p in probe]).flatten(0, -2), torch.cat([p[1] for p in probe]).flatten(0, -2)
@@ -202,6 +202,8 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
         white = white / factor
         head.largest_std.copy_(largest_mode(white))
         val = torch.cat([_whitened(head, *part) for part in validation])
+        squares = val.square().flatten(1).mean(1)
+        val_error = (squares.var() / min(len(squares), num_rows[1])).sqrt() / (2 * val.std())
         rms_val = torch.cat([part[0] for part in validation]).square().mean().sqrt()
         size_val = torch.cat([_log_size(part[0]) for part in validation])
         ratio = (size_train.mean() - size_val.mean()).exp()
@@ -209,8 +211,8 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
         nll = torch.cat([gaussian_nll(*_gaussian(head, *part)) for part in validation]).mean() + factor.log().mean()
     kurtosis = white.pow(4).mean() / white.var() ** 2 - 3
     return {"ratio": float(ratio), "ratio_error": float(error), "nll": float(nll), "std_train": float(white.std()),
-            "std_val": float(val.std()), "largest_std": float(head.largest_std), "kurtosis": float(kurtosis),
-            "rms_val": float(rms_val)}
+            "std_val": float(val.std()), "std_val_error": float(val_error), "largest_std": float(head.largest_std),
+            "kurtosis": float(kurtosis), "rms_val": float(rms_val)}
 
 
 def _log_size(r: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ def fit_heads(all_residuals: dict[str, Residuals], corrector: Corrector, run: Ru
 
     run.agreed(fit_mine, "fitting the scale of the residuals")
     again = f"Delete {directory} and train again."
-    numbers = dict.fromkeys(("ratio", "ratio_error", "std_train", "std_val"), float)
+    numbers = dict.fromkeys(("ratio", "ratio_error", "std_train", "std_val", "std_val_error"), float)
     facts = {name: read_record(directory / f"{name}.json", "the fit of a head", again, **numbers) for name in all_residuals}
     for name in all_residuals:
         state = read_weights(directory / f"{name}.safetensors", again)
@@ -239,11 +239,13 @@ def refuse(name: str, facts: dict[str, float], config: Config) -> None:
                          f"validation (standard error {facts['ratio_error']:.3f}); expected at least "
                          f"{least} (diffusion.min_residual_ratio): it would learn too small a "
                          f"spread. Reserve trajectories with task.{name}.reserve and train the operator again.")
-    largest = config.diffusion.max_whitened_std
-    if not (0.95 <= facts["std_train"] <= 1.05 and 1 / largest <= facts["std_val"] <= largest):
+    largest, error = config.diffusion.max_whitened_std, 2 * facts["std_val_error"]
+    is_wide, is_narrow = facts["std_val"] - error > largest, facts["std_val"] + error < 1 / largest
+    if is_wide or is_narrow or not (0.95 <= facts["std_train"] <= 1.05 and math.isfinite(facts["std_val"])):
         raise ValueError(f"the whitened residual of {name} has a standard deviation of {facts['std_train']:.3f} in training and "
-                         f"{facts['std_val']:.3f} in validation; expected 0.95 to 1.05 and {1 / largest:.2f} to {largest} "
-                         f"(diffusion.max_whitened_std). Reserve more trajectories (task.{name}.reserve) or lower scale_steps.")
+                         f"{facts['std_val']:.3f} (standard error {facts['std_val_error']:.3f}) in validation; expected 0.95 to "
+                         f"1.05 and {1 / largest:.2f} to {largest} (diffusion.max_whitened_std). Reserve more trajectories "
+                         f"(task.{name}.reserve) or lower scale_steps.")
 
 
 def model_description(residuals: dict[str, Residuals], model: ModelConfig, precision: str) -> dict[str, Any]:
