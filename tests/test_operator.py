@@ -288,7 +288,7 @@ def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle
         target = z_ref[:, call * bundle:(call + 1) * bundle]
         full, z_base = operator.predict(z, "burgers1d", parameters)
         errors = [float(relative_error(pred.detach(), target, z_base, torch.tensor([0.2, 0.3]))) for pred in (full, z_base)]
-        total += errors[0] + field_weight * float(relative_field_error(full, target))
+        total += errors[0] + field_weight * float(relative_field_error(full.detach(), target))
         total += errors[1] if kind == "transport" else 0.0
         network, base = network + errors[0] / 2, base + errors[1] / 2
         z = torch.cat([z, full], 1)[:, -2:]
