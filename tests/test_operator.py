@@ -292,7 +292,7 @@ def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle
         total += errors[1] if kind == "transport" else 0.0
         network, base = network + errors[0] / 2, base + errors[1] / 2
         z = torch.cat([z, full], 1)[:, -2:]
-    assert float(loss) == pytest.approx(total / 2, rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(total / 2, rel=1e-5)
     assert float(metrics["network"]) == pytest.approx(network, rel=1e-5)
     assert float(metrics["base"]) == pytest.approx(base, rel=1e-5) and not metrics["base"].requires_grad
 
