@@ -145,10 +145,10 @@ class TransientResiduals:
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
              is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        rows, first, history = self.cache.split[split][places], self.config.task[self.name].train_from, self.head.history
-        z = self.cache.batch(rows, (starts + first - 1).clamp_min(0), 1 + history + self.head.bundle, self.device)
-        is_start = (starts + first == 0).to(z.device).view(-1, *[1] * (z.ndim - 1))
-        z = torch.where(is_start, torch.cat([z[:, :1], z[:, :-1]], 1), z)      # no frame is before: no change
+        rows, history = self.cache.split[split][places], self.head.history
+        frames = starts + self.config.task[self.name].train_from
+        before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)   # the first frame itself: no change
+        z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
         if draw is not None:
             [z] = augment(self.operator, self.name, [(z, self.head.codec)], draw)
         seen, z_ref = z[:, : 1 + history], z[:, 1 + history :]
@@ -240,8 +240,8 @@ def refuse(name: str, facts: dict[str, float], config: Config) -> None:
                          f"{least} (diffusion.min_residual_ratio): it would learn too small a "
                          f"spread. Reserve trajectories with task.{name}.reserve and train the operator again.")
     largest, error = config.diffusion.max_whitened_std, 2 * facts["std_val_error"]
-    is_wide, is_narrow = facts["std_val"] - error > largest, facts["std_val"] + error < 1 / largest
-    if is_wide or is_narrow or not (0.95 <= facts["std_train"] <= 1.05 and math.isfinite(facts["std_val"])):
+    is_near = facts["std_val"] - error <= largest and facts["std_val"] + error >= 1 / largest   # false for NaN
+    if not (0.95 <= facts["std_train"] <= 1.05 and is_near):
         raise ValueError(f"the whitened residual of {name} has a standard deviation of {facts['std_train']:.3f} in training and "
                          f"{facts['std_val']:.3f} (standard error {facts['std_val_error']:.3f}) in validation; expected 0.95 to "
                          f"1.05 and {1 / largest:.2f} to {largest} (diffusion.max_whitened_std). Reserve more trajectories "
