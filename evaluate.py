@@ -1,10 +1,12 @@
 """Report: rollouts of the test split by the finished operator and honest baselines, scored against the data files.
+evaluate.split=val, for choices: the same on the validation split, apart from the report.
 
 Reads:  data files, cache/TASK.h5, RUN/operator/ and, where they are, RUN/diffusion/, consistency/, rival/, steady/.
-Writes: RUN/report/: results.json, report.html, figures/, done.json, and a row of RUN/../leaderboard.jsonl. Exit
-status 1, with the reasons, when a gate fails (then there is no done.json).
+Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json; on the test split a row of
+RUN/../leaderboard.jsonl. Exit status 1, with the reasons, when a gate fails (then there is no done.json).
 
     python evaluate.py --config configs/small.yaml
+    python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_hidden]"
     python evaluate.py --config configs/small.yaml --dry-run
 
 Expected (configs/small.yaml): every gate passes; the numbers are in the README.
@@ -30,9 +32,10 @@ from ups.cache import Cache, open_cache
 from ups.cache_build import data_files, open_sources
 from ups.checkpoint import require_stage, value_hash, write_json
 from ups.config import Config, parse_arguments, to_dict
+from ups.gates import check_gates, check_verdicts
 from ups.loop import describe_environment
 from ups.operator import Operator, load_operator
-from ups.report import check_gates, write_report, write_results
+from ups.report import write_report, write_results
 from ups.report_ensemble import ensemble_section, steady_section
 from ups.rollout import rollout
 
@@ -40,14 +43,14 @@ CORRECTORS = ("diffusion", "consistency", "rival", "steady")   # stages whose dr
 
 
 class TestSet:
-    """The test trajectories of a task in physical units, read from the data files as they are asked for."""
+    """The evaluated trajectories of a task in physical units, read from the data files as they are asked for."""
 
     __test__ = False   # not a pytest class
 
     def __init__(self, config: Config, name: str, cache: Cache):
         self.cache = cache
         self.context = config.context(name)
-        self.rows = cache.split["test"]
+        self.rows = cache.split[config.evaluate.split]
         if config.evaluate.max_trajectories:
             order = torch.argsort(cache.trajectory[self.rows], stable=True)      # the same initial conditions of every parameter
             self.rows = self.rows[order[: config.evaluate.max_trajectories]]
@@ -157,7 +160,7 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
 def main() -> int:
     # ---- config
     config, is_dry_run = parse_arguments(__doc__)
-    directory = config.run_dir / "report"
+    directory = config.report_dir
     if is_dry_run:
         print(yaml.safe_dump(to_dict(config), sort_keys=False))
         print(f"parent: {config.run_dir / 'operator'}; writes {directory}: results.json, report.html, figures/, done.json")
@@ -182,19 +185,19 @@ def main() -> int:
     # ---- evaluate
     tasks: dict[str, Any] = {}
     samples: dict[str, list[dict]] = {}
-    for name in config.data.tasks:
+    for name in config.evaluated:
         started = time.perf_counter()
         tasks[name], samples[name] = evaluate_task(operator, config, name, device)
         row = tasks[name]["models"]["operator"]
         print(f"{name}: nRMSE {row['nrmse']['value']:.2e} [{row['nrmse']['low']:.2e}, {row['nrmse']['high']:.2e}] over "
-              f"{tasks[name]['num_trajectories']} test trajectories ({time.perf_counter() - started:.1f} s)", flush=True)
+              f"{tasks[name]['num_trajectories']} trajectories ({time.perf_counter() - started:.1f} s)", flush=True)
 
     ensembles, steady, sections = {}, {}, []
-    for name in config.corrected(is_steady=False) if "diffusion" in stages else []:
+    for name in config.corrected(False, config.evaluated) if "diffusion" in stages else []:
         ensembles[name], shown = assess_transient(config, operator, name, device)
         sections.append((f"{name}: ensembles", ensemble_section(ensembles[name], shown, name)))
-        print("\n".join(ensembles[name]["words"]), flush=True)
-    for name in config.corrected(is_steady=True) if "steady" in stages else []:
+        print(*ensembles[name]["words"], sep="\n", flush=True)
+    for name in config.corrected(True, config.evaluated) if "steady" in stages else []:
         steady[name], shown = assess_steady(config, operator, name, device)
         sections.append((f"{name}: prior of partly observed coefficients", steady_section(steady[name], shown, name)))
     print(f"stages beyond the operator: {', '.join(stages) or 'none is there, so the report is on the operator alone'}")
@@ -206,17 +209,19 @@ def main() -> int:
         "run": config.run.name, "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "config_hash": value_hash(to_dict(config)),
         "environment": describe_environment(1, device),
-        "protocol": {"split": "test", "context_frames": config.evaluate.context_frames, "seed": config.run.seed,
+        "protocol": {"split": config.evaluate.split, "context_frames": config.evaluate.context_frames, "seed": config.run.seed,
                      "legacy": config.evaluate.legacy, "bootstrap": config.evaluate.num_bootstrap},
-        "tasks": tasks, "ensembles": ensembles, "steady": steady, "gates": [],
+        "tasks": tasks, "ensembles": ensembles, "steady": steady,
         "training": {"steps": parent["step"], "parameters": sum(p.numel() for p in operator.parameters()),
                      "precision": operator.precision, "seconds": train_seconds(history)},
     }
-    results["gates"] = check_gates(results, config.evaluate)
+    results |= {"gates": check_gates(results, config.evaluate), "verdicts": check_verdicts(results)}
     directory.mkdir(parents=True, exist_ok=True)
     write_results(results, directory / "results.json")
     write_report(results, samples, history, directory / "report.html", sections)
-    leaderboard.add(results, Path(config.run.root) / "leaderboard.jsonl")
+    if config.evaluate.split == "test":
+        leaderboard.add(results, Path(config.run.root) / "leaderboard.jsonl")
+    print(*[f"{name}: {verdict['words']}" for name, verdict in results["verdicts"].items()], sep="\n")
     failed = [gate for gate in results["gates"] if not gate["passed"]]
     for gate in failed:
         print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)

@@ -31,7 +31,7 @@ def assess_transient(config: Config, operator: Operator, name: str, device: torc
     ensembles = Ensembles(config, source, device)
     steps = assess_one_step(ensembles, min(WINDOWS, 24 * settings.ensemble_trajectories), settings.members)
 
-    rows, context = spread(cache, "test", settings.ensemble_trajectories), config.context(name)
+    rows, context = spread(cache, settings.split, settings.ensemble_trajectories), config.context(name)
     num_frames = min(settings.ensemble_frames, cache.num_frames - context)
     codec = source.head.codec
     u_ref = codec.denormalise(codec.decode(cache.batch(rows, context, num_frames, device))).cpu()
@@ -51,10 +51,12 @@ def assess_transient(config: Config, operator: Operator, name: str, device: torc
              *[("student_1", "rival") for _ in [0] if "student_1" in scores and "rival" in scores]]
     comparisons = {f"{one} / {other}": probabilistic.compare_ensembles(scores[one], scores[other], settings.num_bootstrap,
                                                                        config.run.seed, groups) for one, other in pairs}
-    entry = {"task": name, "members": settings.members, "num_trajectories": len(rows), "models": models, "times": times,
+    entry = {"task": name, "members": settings.members, "split": settings.split,
+             "num_trajectories": len(rows), "models": models, "times": times,
              "comparisons": comparisons, "best_cheap": cheap, "checks": steps["checks"], "setting": setting_of(config, name)}
     sample = {"u_ref": u_ref[0].numpy(), "members": shown, "times": times, "fields": list(cache.task.fields),
-              "coordinates": [(torch.arange(n) + 0.5).numpy() / n for n in codec.space], "label": f"test row {int(rows[0])}"}
+              "coordinates": [(torch.arange(n) + 0.5).numpy() / n for n in codec.space],
+              "label": f"{settings.split} row {int(rows[0])}"}
     return {**entry, "words": words_of(entry)}, sample
 
 
@@ -63,7 +65,7 @@ def assess_one_step(ensembles: Ensembles, count: int, num_members: int) -> dict[
     draws, facts = one_step(ensembles, count, num_members, ensembles.names)
     source, unit = ensembles.residuals, ensembles.head.marginal_std.square().mean().sqrt()
     boundary, truth = source.cache.task.boundary, facts["truth"]
-    groups = source.cache.trajectory[source.cache.split["test"][facts["rows"]]]
+    groups = source.cache.trajectory[source.cache.split[ensembles.split][facts["rows"]]]
     field_ref = source.decode(truth)
     models, scores = {}, {}
     for model, members in draws.items():
@@ -111,7 +113,8 @@ def words_of(entry: dict[str, Any]) -> list[str]:
 
     step = {key: models["corrector"]["one_step"][key]["value"] for key in ("ssr", "coverage_90")}
     known = {key: "undefined" if value is None else f"{value:.2f}" for key, value in step.items()}
-    rows.append(f"Setting: {entry['setting']}. {entry['num_trajectories']} test trajectories, {entry['members']} members.")
+    rows.append(f"Setting: {entry['setting']}. {entry['num_trajectories']} {entry['split']} trajectories, "
+                f"{entry['members']} members.")
     over = {other: ratio("corrector", other, "crps") for other in ("operator", cheap)}
     joint = ratio("corrector", "dressed_conditional", "energy_score")
     rows.append(f"What the corrector adds over the operator: its fair CRPS over the rollout is {over['operator']} times the "
@@ -138,11 +141,11 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
     settings, cache = config.evaluate, open_cache(config, name)
     source, prior = SteadyResiduals(operator, cache, config, device), load_corrector(config.run_dir / "steady", device)
     codec, head = source.head.input_codec, source.head
-    places = torch.arange(min(settings.ensemble_trajectories, len(cache.split["test"])))
-    z_in, z_ref, parameters = source.fields("test", places)
+    places = torch.arange(min(settings.ensemble_trajectories, len(cache.split[settings.split])))
+    z_in, z_ref, parameters = source.fields(settings.split, places)
     v = codec.decode(z_in[:, 0])
     u_ref = source.physical(z_ref).cpu()
-    groups = cache.trajectory[cache.split["test"][places]]
+    groups = cache.trajectory[cache.split[settings.split][places]]
     kinds = {"dressed": "dressed", "gaussian": "dressed_conditional", "prior": "corrector"}
     cases, shown = {}, {}
     for case in CASES:
@@ -165,9 +168,9 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
         seen = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         shown[case] = {"observed": seen.cpu().numpy(), "u_ref": u_ref[0, 0].numpy(),
                        "members": members["corrector"][0, :, 0].numpy()}
-    words = [f"{len(places)} test fields, {settings.members} members each; distances to the exact posterior from "
+    words = [f"{len(places)} {settings.split} fields, {settings.members} members each; distances to the exact posterior from "
              f"{settings.truth_members} draws for each of {EXACT_ROWS} fields. One model serves every observation."]
     entry = {"task": name, "members": settings.members, "num_trajectories": len(places), "truth_members": settings.truth_members,
              "cases": cases, "words": words}
-    return entry, {"cases": shown, "fields": list(cache.task.fields), "label": f"test field {int(places[0])}",
+    return entry, {"cases": shown, "fields": list(cache.task.fields), "label": f"{settings.split} field {int(places[0])}",
                    "coordinates": [(torch.arange(n) + 0.5).numpy() / n for n in head.codec.space]}

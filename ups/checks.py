@@ -75,6 +75,13 @@ def check(config: Config) -> None:
              "a number above 1", "Use 1.15.")
     _require(len(config.evaluate.spread_skill) == 2 and 0 < config.evaluate.spread_skill[0] < config.evaluate.spread_skill[1],
              f"evaluate.spread_skill is {config.evaluate.spread_skill}", "a lower and an upper bound", "Use [0.8, 1.25].")
+    strange = [name for name in config.evaluate.tasks if name not in config.data.tasks]
+    _require(not strange, f"evaluate.tasks names {', '.join(strange)}", f"tasks of the run ({', '.join(config.data.tasks)})",
+             "Leave it out, or add it to data.tasks and train.")
+    _require(not config.evaluate.tasks or config.evaluate.split == "val",
+             f"evaluate.tasks is {config.evaluate.tasks} with evaluate.split test",
+             "every task in a report on the test split, which is for judging once",
+             "Add evaluate.split=val for a look at some tasks.")
     _check_shared_files(config)
 
 

@@ -173,6 +173,8 @@ class SteadyConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
+    split: Literal["test", "val"]
+    tasks: list[str]
     context_frames: int
     batch_size: int
     max_trajectories: int
@@ -216,6 +218,16 @@ class Config:
         """Folder that holds every stage of this run."""
         return Path(self.run.root) / self.run.name
 
+    @property
+    def report_dir(self) -> Path:
+        """Where the report goes: looks at validation data stay apart from the one at the test split."""
+        return self.run_dir / ("report" if self.evaluate.split == "test" else "report-val")
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The tasks of a report."""
+        return self.evaluate.tasks or self.data.tasks
+
     def cache_path(self, task: str) -> Path:
         return Path(self.cache.root) / f"{task}.h5"
 
@@ -227,9 +239,10 @@ class Config:
         entry = get_task(task)
         return 0 if entry.is_steady else self.task[task].history if entry.hides else self.evaluate.context_frames
 
-    def corrected(self, is_steady: bool) -> list[str]:
-        """The tasks whose operator errors are learnt: those with reserved trajectories."""
-        return [name for name in self.data.tasks if self.task[name].reserve > 0 and get_task(name).is_steady == is_steady]
+    def corrected(self, is_steady: bool, names: list[str] | None = None) -> list[str]:
+        """The tasks (of `names`, else all) whose operator errors are learnt: those with reserved trajectories."""
+        return [name for name in names or self.data.tasks
+                if self.task[name].reserve > 0 and get_task(name).is_steady == is_steady]
 
 
 class _Loader(yaml.SafeLoader):

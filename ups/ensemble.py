@@ -42,7 +42,7 @@ class Ensembles:
 
     def __init__(self, config: Config, residuals: Residuals, device: torch.device):
         self.config, self.residuals, self.device, self.name = config, residuals, device, residuals.name
-        self.seed = config.run.seed
+        self.seed, self.split = config.run.seed, config.evaluate.split
         self.corrector = load_corrector(config.run_dir / "diffusion", device)
         self.head = self.corrector.heads[self.name]
         networks = {name: load_corrector(config.run_dir / name, device) for name in ("consistency", "rival")
@@ -126,19 +126,19 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
 @torch.no_grad()
 def one_step(ensembles: Ensembles, count: int, num_members: int, names: list[str], num_steps: int = 0,
              shuffle: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One call from `count` windows of the test split: model -> residuals (count, M, *tokens, dim), and the windows' own facts.
+    """One call from `count` windows of the evaluated split: model -> residuals (count, M, *tokens, dim), and their facts.
 
     facts: truth (count, *tokens, dim), rows (positions, as groups). num_steps > 0: of the corrector's sampler. Windows are drawn
     as in training, half of them where the residual is large: drawn evenly, a handful of first frames would decide every score.
     shuffle: conditions of other windows, to see that they matter.
     """
     source = ensembles.residuals
-    windows = schedule_of({ensembles.name: source}, "test", count, ensembles.seed + 5).batch(0)
+    windows = schedule_of({ensembles.name: source}, ensembles.split, count, ensembles.seed + 5).batch(0)
     out: dict[str, list] = {name: [] for name in names}
     truths = []
     size = max(1, STATES // num_members)
     for first, (rows, starts) in enumerate(zip(windows.rows.split(size), windows.starts.split(size), strict=True)):
-        r, tokens, facts = source.draw("test", rows, starts, generator(ensembles.seed, "test", first))
+        r, tokens, facts = source.draw(ensembles.split, rows, starts, generator(ensembles.seed, "test", first))
         truths.append(r)
         if shuffle:
             tokens, facts = tokens.roll(1, 0), facts.roll(1, 0)
@@ -163,7 +163,7 @@ def milliseconds_per_state(ensembles: Ensembles, model: str, batch_size: int) ->
     """(median over TIMED calls of the time per step and state, operator and decoding included; evaluations per state)."""
     source: TransientResiduals = ensembles.residuals
     cache, device = source.cache, ensembles.device
-    rows = cache.split["test"][:batch_size]
+    rows = cache.split[ensembles.split][:batch_size]
     z, parameters = cache.batch(rows, 0, 1 + source.head.history, device), cache.parameters[rows].to(device)
     noise, second = (part.flatten(0, 1) for part in ensembles.noise(rows, 0, 1))
     seconds = []

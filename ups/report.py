@@ -5,7 +5,7 @@ results.json is strict JSON; null stands for "undefined or not finite". A number
 
     run, created (ISO 8601), config_hash: text
     environment: {"command", "git_revision", "device", ...: text, number, list}     shown in the reproducibility box
-    protocol: {"split": "test", "context_frames": 10, "seed": 0, "legacy": false, ...}
+    protocol: {"split": "test" or "val", "context_frames": 10, "seed": 0, "legacy": false, ...}
     tasks: TASK -> {
         "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names; "grid": cells per axis;
         "times": [T] time since the last context frame ([0.0] for a steady task);
@@ -13,7 +13,9 @@ results.json is strict JSON; null stands for "undefined or not finite". A number
         "spectra": metrics.summarise_spectra(...) or {} }
     ROW: metrics.summarise(...) -> metric: number with interval; "error_growth(_low, _high)": [T]; "nrmse_by_field": [C];
         "nonfinite_trajectories", "zero_frames": counts; and "ms_per_state", "evaluations_per_state": numbers
-    gates: [{"name", "passed": bool, "value", "threshold", "reason"}] from check_gates
+    gates: [{"stage": "operator" | "diffusion" | "consistency" | "rival" | "steady", "task", "name": "claim/task[/model]",
+        "value", "low", "high": number or null, "bound": text, "passed": bool, "reason": a sentence}] from ups.gates.check_gates
+    verdicts: {TASK: {"usable": bool, "words": one or two sentences}} from ups.gates.check_verdicts
     training: {"steps", "seconds", "parameters", ...}
 """
 
@@ -30,11 +32,11 @@ import numpy as np
 
 from ups import figures
 from ups.checkpoint import write_atomic
+from ups.gates import BASELINES
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-BASELINES = ("persistence", "train_mean")  # the trivial forecast of a time-dependent and of a steady task
 REQUIRED = {"run": str, "created": str, "config_hash": str, "environment": dict, "protocol": dict, "tasks": dict, "gates": list,
-            "training": dict}
+            "verdicts": dict, "training": dict}
 TASK_REQUIRED = {"num_trajectories": int, "num_frames_predicted": int, "parameters": list, "fields": list, "grid": list,
                  "times": list, "models": dict, "spectra": dict}
 METRICS = {  # name -> label, meaning
@@ -89,7 +91,9 @@ def validate_results(results: dict) -> None:
             if len(row.get("error_growth", ())) != len(task["times"]):
                 raise _bad(f"{where}models.{model}.error_growth", repr(row.get("error_growth")), f"{len(task['times'])} numbers")
     for i, gate in enumerate(results["gates"]):
-        _require(gate, {"name": str, "passed": bool, "reason": str}, f"gates.{i}.")
+        _require(gate, {"stage": str, "task": str, "name": str, "bound": str, "passed": bool, "reason": str}, f"gates.{i}.")
+    for name, entry in results["verdicts"].items():
+        _require(entry, {"usable": bool, "words": str}, f"verdicts.{name}.")
     _check_numbers(results, "")
 
 
@@ -106,51 +110,6 @@ def write_results(results: dict, path: str | Path) -> Path:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(Path(path), json.dumps(results, indent=1, allow_nan=False) + "\n")
     return Path(path)
-
-
-def check_gates(results: dict, evaluate_config: Any) -> list[dict]:
-    """The gates of `results` under evaluate_config.max_ratio_to_persistence and .max_nrmse (task -> limit).
-
-    finite/TASK/MODEL for every UPS model (not for baselines): no NaN or inf in any prediction. persistence/TASK: nRMSE of the
-    operator over persistence, every time-dependent task. nrmse/TASK: where a limit is set; a limit on a task that was not
-    evaluated fails. crps/TASK: corrector over the best cheap ensemble; spread_skill/TASK: of the corrector one step ahead, failed
-    where its 95 % interval lies outside of what is allowed (a point estimate there moves by a tenth with the windows).
-    """
-    gates = []
-
-    def add(name: str, value: float | None, threshold: float, what: str) -> None:
-        passed = value is not None and value <= threshold
-        shown = "undefined (not finite)" if value is None else f"{value:.4g}"
-        gates.append({"name": name, "passed": passed, "value": value, "threshold": threshold,
-                      "reason": f"{what} is {shown}; allowed is at most {threshold:g}"})
-
-    for name, task in results["tasks"].items():
-        models = task["models"]
-        for model in [model for model in models if model not in (*BASELINES, "codec_floor", "fno", "unet")]:
-            broken = models[model].get("nonfinite_trajectories")
-            add(f"finite/{name}/{model}", broken, 0, "the number of trajectories with NaN or inf")
-        ours = models["operator"]["nrmse"]["value"]
-        if "persistence" in models:
-            trivial = models["persistence"]["nrmse"]["value"]
-            add(f"persistence/{name}", ours / trivial if ours is not None and trivial else None,
-                evaluate_config.max_ratio_to_persistence, "nRMSE of the operator over that of persistence")
-    for name, entry in results.get("ensembles", {}).items():
-        pair = f"corrector / {entry['best_cheap']}"
-        add(f"crps/{name}", entry["comparisons"][pair]["crps"]["value"], evaluate_config.max_crps_ratio, f"fair CRPS, {pair},")
-        ssr, (low, high) = entry["models"]["corrector"]["one_step"]["ssr"], evaluate_config.spread_skill
-        ends = [ssr["value"] if end is None else end for end in (ssr["low"], ssr["high"])]
-        reason = (f"spread over skill of the corrector is {number(ssr['value'])} [{number(ends[0])}, {number(ends[1])}]; "
-                  f"allowed is {low:g} to {high:g}")
-        passed = ssr["value"] is not None and ends[0] <= high and ends[1] >= low
-        gates.append({"name": f"spread_skill/{name}", "passed": passed, "value": ssr["value"], "threshold": high,
-                      "reason": reason})
-    for name, limit in evaluate_config.max_nrmse.items():
-        if name in results["tasks"]:
-            add(f"nrmse/{name}", _nrmse(results["tasks"][name], "operator"), limit, "nRMSE of the operator")
-        else:
-            gates.append({"name": f"nrmse/{name}", "passed": False, "value": None, "threshold": limit,
-                          "reason": f"{name} was not evaluated, yet evaluate.max_nrmse sets a limit for it"})
-    return gates
 
 
 def number(value: Any) -> str:
@@ -341,9 +300,9 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
     validate_results(results)
     draw = _Figures(Path(path).parent / "figures")
     failed = sum(not gate["passed"] for gate in results["gates"])
-    gates = _table(("gate", "", "value", "limit", "reason"), [
+    gates = _table(("gate", "", "value", "allowed", "reason"), [
         [html.escape(g["name"]), f"<em class={'pass' if g['passed'] else 'fail'}>{'pass' if g['passed'] else 'FAIL'}</em>",
-         number(g.get("value")), number(g.get("threshold")), html.escape(g["reason"])] for g in results["gates"]])
+         number(g.get("value")), html.escape(g["bound"]), html.escape(g["reason"])] for g in results["gates"]])
     parts = [f"<section id=summary><h2>Summary</h2><p class=verdict>{html.escape(verdict(results))}</p>{_overview(results)}"
              "<p class=note>Mean over trajectories with its 95 % bootstrap interval. Context frames are given to every model and "
              "are not scored.</p></section>", f"<section id=gates><h2>Gates</h2>{gates}</section>"]

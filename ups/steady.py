@@ -211,12 +211,12 @@ def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def judge_case(corrector: Corrector, residuals: SteadyResiduals, case: str, row: int, config: Config) -> dict[str, dict]:
-    """`judge` of prior, gaussian and dressed draws against the solver's exact posterior ensemble, for one test row.
+    """`judge` of prior, gaussian and dressed draws against the solver's exact posterior, for one row of the evaluated split.
 
     Only for a task whose posterior is known (darcy2d_grf) and a partial observation.
     """
     seed, count = config.run.seed, config.evaluate.truth_members
-    z_in, _, parameters = residuals.fields("test", torch.tensor([row]))
+    z_in, _, parameters = residuals.fields(config.evaluate.split, torch.tensor([row]))
     codec = residuals.head.input_codec
     v = codec.decode(z_in[:, 0])
     observation = observe_case(v, case, row_generators(seed, case, rows=[row]))
