@@ -145,7 +145,7 @@ def main() -> None:
     def fit_mine() -> None:
         for name in list(caches)[run.rank :: run.world]:
             fit(caches[name])
-        wait_for_bases(bases, caches, run.directory / "errors")
+        wait_for_bases(bases, caches)
 
     run.agreed(fit_mine, "fitting the bases")
     facts = {name: fit(cache) for name, cache in caches.items()}   # all are on disk now: read

@@ -94,6 +94,18 @@ def test_a_rank_whose_peer_is_gone_does_not_wait_for_it(tmp_path, death, text):
     assert codes[0] == 124 and codes[1] != 124 and text in outputs[0] and seconds < 6
 
 
+def test_a_failure_before_the_wait_for_its_files_is_seen_by_the_rank_that_waits(tmp_path):
+    """A rank that failed blocks in a collective, to tell the others, while another looks for its files on disk."""
+    fails = f"guard.has_failed = True\n{WAITS}"
+    waits = ("time.sleep(0.8)\nwith ups.guard.waiting('files'):\n    while not ups.guard.peer_failed(): time.sleep(0.05)\n"
+             "print('seen'); os._exit(7)")
+    codes, outputs, _ = end(start(tmp_path, waits, fails))
+    assert codes[0] == 7 and "seen" in outputs[0]
+    (tmp_path / "sound").mkdir()
+    codes, outputs, _ = end(start(tmp_path / "sound", waits, WAITS))
+    assert codes == [124, 124] and "seen" not in outputs[0]   # a rank that waits in good health is no failure
+
+
 def test_an_agreed_end_of_a_peer_is_no_loss(tmp_path):
     codes, _, _ = end(start(tmp_path, "time.sleep(3)" if HANG_S > 3 else "guard.limit_s = 9; time.sleep(3)",
                             "guard.leave(143, True); guard.close(143); sys.exit(143)"))

@@ -21,7 +21,7 @@ from ups.base import fit_by_gradient, fit_propagators
 from ups.cache import Cache
 from ups.checkpoint import flush, read_record, read_weights, write_atomic
 from ups.config import Config
-from ups.guard import waiting
+from ups.guard import peer_failed, waiting
 from ups.metrics import nrmse_pooled
 from ups.operator import TaskHead, describe_tokenizer
 from ups.rollout import rollout
@@ -229,18 +229,14 @@ def fit_and_save(cache: Cache, config: Config, directory: Path, seed: int, devic
     return found
 
 
-def wait_for_bases(directory: Path, names: Iterable[str], errors: Path) -> None:
+def wait_for_bases(directory: Path, names: Iterable[str]) -> None:
     """Return when every base is on disk: other processes fit theirs, which may take longer than a collective would wait.
 
-    Raises RuntimeError as soon as a process that fits has written a newer file to the folder `errors`.
+    For use inside run.agreed: returns as soon as another process has failed, whose error the agreement then raises.
     """
-    started = time.time()
     missing = [directory / f"{name}.json" for name in names]
     with waiting("waiting for what other processes fit"):
-        while missing := [path for path in missing if not path.is_file()]:
-            if any(path.stat().st_mtime > started for path in errors.glob("rank*.json")):
-                raise RuntimeError(f"another process failed before it wrote {missing[0].name}; expected all bases in "
-                                   f"{directory}. See {errors}.")
+        while (missing := [path for path in missing if not path.is_file()]) and not peer_failed():
             time.sleep(0.2)
 
 

@@ -54,6 +54,11 @@ def waiting(doing: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if _active is None else _active.waiting(doing)
 
 
+def peer_failed() -> bool:
+    """Whether another rank has failed, and waits to tell so; for loops that wait for its files."""
+    return _active is not None and _active.peer_failed()
+
+
 def tell(event: str, **facts: Any) -> None:
     """Append a line to the supervisor's file; nothing without a supervisor."""
     path = os.environ.get(EVENTS)
@@ -97,6 +102,7 @@ class Guard:
         self.step, self.doing, self.limit_s, self.is_waiting = 0, "starting", hang_s, False
         self.num_collectives = self.num_beats = 0
         self.stop_signal, self.is_in_loop, self.is_leaving = 0, False, False
+        self.has_failed = False   # and says so in the next collective, which a rank that waits for its files never enters
         self.directory: Path | None = None
         self._stop_file = Path()
         self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0
@@ -208,6 +214,11 @@ class Guard:
                 return None
             time.sleep(0.05)
 
+    def peer_failed(self) -> bool:
+        """Whether another rank has failed; by heartbeats, because a full disk keeps an error from being recorded."""
+        self._look(time.monotonic())
+        return any(peer.record is not None and peer.record["has_failed"] for peer in self._peers.values())
+
     def _note(self, number: int, _frame: Any) -> None:
         if self.is_leaving:
             return
@@ -244,7 +255,7 @@ class Guard:
         return {"rank": self.rank, "pid": os.getpid(), "born": (process_state(os.getpid()) or ("", 0))[1], "place": self._place,
                 "stage": self.stage, "step": self.step, "doing": self.doing[:200], "is_waiting": self.is_waiting,
                 "limit_s": self.limit_s, "collectives": self.num_collectives, "beats": self.num_beats, "pulse": self._pulse,
-                "time": time.time(), "code": self._code, "is_agreed": self._is_agreed}
+                "time": time.time(), "has_failed": self.has_failed, "code": self._code, "is_agreed": self._is_agreed}
 
     def _write(self) -> None:
         if self._file is None:

@@ -322,6 +322,7 @@ class Run:
                 result = function()
             except Exception as error:  # told to all ranks, which raise
                 cause = self._record_error(error)
+            self.guard.has_failed = cause is not None
             self._raise_if_any(cause, doing)
         return result
 

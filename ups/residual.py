@@ -184,7 +184,7 @@ def fit_heads(all_residuals: dict[str, Residuals], corrector: Corrector, run: Ru
         for name in list(all_residuals)[run.rank :: run.world]:
             _fit_and_save(all_residuals[name], directory, config, corrector.description["model"], run.optim, scale_steps,
                           run.train.batch_size)
-        wait_for_bases(directory, all_residuals, run.directory / "errors")
+        wait_for_bases(directory, all_residuals)
 
     run.agreed(fit_mine, "fitting the scale of the residuals")
     again = f"Delete {directory} and train again."
