@@ -22,6 +22,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ups.files import flush, write_atomic
+
 MANIFEST, SHARED, DONE, MODEL = "manifest.json", "shared.pt", "done.json", "model.safetensors"
 RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, what its fingerprint is made of
 BLOCK = 1 << 22  # bytes hashed at a time
@@ -43,24 +45,6 @@ def file_hash(path: Path) -> str:
 def value_hash(value: Any) -> str:
     """SHA-256 of a plain value, independent of key order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Force a file, or a directory's entries, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the whole new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    flush(temporary)
-    os.replace(temporary, path)
-    flush(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,101 @@
+"""Temporary names and locks: nothing is written through a link, into a finished file, or by two at once."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ups import files
+from ups.files import create, explained, held, is_at, write_atomic
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def take(path: Path) -> None:
+    with held(path):
+        pass
+
+
+def plant(kind: str, path: Path, victim: Path) -> None:
+    victim.write_text("somebody's data")
+    {"symlink": lambda: path.symlink_to(victim), "hard link": lambda: path.hardlink_to(victim),
+     "dangling": lambda: path.symlink_to(victim.with_name("nothing")), "pipe": lambda: os.mkfifo(path),
+     "folder": path.mkdir}[kind]()
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe"])
+def test_a_new_file_is_not_written_through_what_lies_at_its_name(tmp_path, kind):
+    plant(kind, tmp_path / "new", tmp_path / "victim")
+    with create(tmp_path / "new") as file:
+        file.write(b"ours")
+    assert (tmp_path / "new").read_text() == "ours" and not (tmp_path / "new").is_symlink()
+    assert (tmp_path / "victim").read_text() == "somebody's data" and not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling"])
+def test_a_text_is_not_written_through_a_planted_temporary(tmp_path, kind):
+    plant(kind, tmp_path / ".record.json.tmp", tmp_path / "victim")
+    write_atomic(tmp_path / "record.json", "ours")
+    assert (tmp_path / "record.json").read_text() == "ours"
+    assert (tmp_path / "victim").read_text() == "somebody's data"
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "folder"])
+def test_a_file_to_be_continued_is_a_plain_file_of_one_name(tmp_path, kind):
+    plant(kind, tmp_path / "new.partial", tmp_path / "victim")
+    with pytest.raises(OSError, match="new.partial is a link or no plain file; expected .*Remove it"):
+        take(tmp_path / "new.partial")
+    assert (tmp_path / "victim").read_text() == "somebody's data" and not (tmp_path / "nothing").exists()
+
+
+def test_a_held_file_is_refused_to_others_and_free_once_its_holder_died(tmp_path):
+    code = ("import sys, time; from pathlib import Path; from ups.files import held\n"
+            f"with held(Path({str(tmp_path / 'a')!r})): print('ready', flush=True); time.sleep(60)")
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "ready\n"
+        with pytest.raises(BlockingIOError, match="written by another process; expected one at a time"):
+            take(tmp_path / "a")
+        holder.kill()
+        holder.wait()
+    with held(tmp_path / "a") as file:
+        file.write(b"ours")
+
+
+@pytest.mark.parametrize("end", ["renamed", "removed"])
+def test_a_file_that_its_holder_finished_before_we_had_the_lock_is_left_alone(tmp_path, monkeypatch, end):
+    partial, final, lock = tmp_path / "a.partial", tmp_path / "a", fcntl.flock
+    partial.write_text("finished")
+
+    def late(file, how):   # the holder ends between our open and our lock
+        if partial.exists() and partial.read_text() == "finished":
+            partial.rename(final) if end == "renamed" else partial.unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with held(partial) as file:
+        file.truncate(0)
+        assert is_at(partial, file)
+    assert not final.exists() or final.read_text() == "finished"
+
+
+def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with pytest.raises(OSError, match="a cannot be locked .No locks available.; expected .* locks.*Mount it"):
+        take(tmp_path / "a")
+
+
+def test_a_full_disk_is_explained_and_another_error_is_left_as_it_is(tmp_path):
+    told = "cannot write .*a .No space left.*and 3 MiB of room in it. .*change data.root"
+    with pytest.raises(OSError, match=told), explained(tmp_path / "a", 3 * 2**20, "data.root"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="^.Errno 5. broken$"), explained(tmp_path / "a", 1, "data.root"):
+        raise OSError(errno.EIO, "broken")
