@@ -41,7 +41,7 @@ def test_every_task_names_its_published_files():
         if not spec.parameters:
             known.add(published_file(task, None)[0])
             continue
-        values = [doctor.parameter_of(Path(name), spec) for name in PUBLISHED if name.startswith(spec.filename.split("{")[0])]
+        values = [spec.parameter_in(name) for name in PUBLISHED if name.startswith(spec.filename.split("{")[0])]
         assert values
         known |= {published_file(task, value)[0] for value in values}  # the name made from the number is the published one
     assert known == set(PUBLISHED)

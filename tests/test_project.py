@@ -28,7 +28,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
 SCRIPT_LINES, MODULE_LINES = 200, 400
 LONGER = {  # one thing that reads worse in two files; a budget all the same
-    "ups/loop.py": 800, "ups/config.py": 450, "evaluate.py": 250,
+    "ups/loop.py": 800, "ups/config.py": 480, "evaluate.py": 250,
 }
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

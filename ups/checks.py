@@ -1,18 +1,61 @@
-"""What a configuration may not say: impossible values and combinations, refused before anything is made."""
+"""What a configuration may not say: impossible values and combinations, refused at once before anything is made."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import yaml
+
 from ups.config import Config, TaskConfig
+from ups.published import PUBLISHED
 from ups.tasks import TASKS, get_task
 
+# of a folder beside leaderboard.jsonl and its lock
+NAME = re.compile(r"(?=.{1,100}$)(?!leaderboard\.)\w[\w+-]*(\.[\w+-]+)*", re.I)
 
-def _require(condition: bool, what: str, expected: str, do: str) -> None:
-    if not condition:
-        raise ValueError(f"{what}; expected {expected}. {do}")
+
+class _Problems(list[str]):
+    def require(self, condition: bool, what: str, expected: str, do: str) -> None:
+        if not condition:
+            self.append(f"{what}; expected {expected}. {do}")
+
+
+def section_text(name: str, keys: Iterable[str]) -> str:
+    """YAML to paste for `keys` of task.NAME: the published files' numbers, the plainest of what is a choice."""
+    task = get_task(name)
+    plain: dict[str, Any] = {
+        **{key: getattr(task, key) for key in ("num_trajectories", "resolution", "num_frames", "t_end")},
+        "parameters": [value for value in map(task.parameter_in, PUBLISHED) if value is not None],
+        "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 4, "dim": 0,
+        "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0,
+        "base": ["elliptic"] if task.is_steady else ["persistence", "propagator"],
+    }
+    text = yaml.safe_dump({key: plain[key] for key in keys}, sort_keys=False, default_flow_style=True,
+                          width=100)
+    return f"task:\n  {name}: {text.rstrip().replace(chr(10), chr(10) + '   ')}"
 
 
 def check(config: Config) -> None:
-    """Refuse impossible values and combinations. Raises ValueError naming the key."""
+    """Refuse impossible values and combinations. Raises one ValueError, a line for each key that is wrong."""
+    problems = _Problems()
+    _check_all(config, problems)
+    for name in [name for name in config.data.tasks if name in config.task]:
+        _check_task(name, config.task[name], problems)
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _check_all(config: Config, problems: _Problems) -> None:
+    _require = problems.require
+    _require(NAME.fullmatch(config.run.name) is not None and not config.run_dir.is_file(),
+             f"run.name is {config.run.name!r:.200}", f"the name of a folder in {config.run.root}: letters, digits and, "
+             "inside, any of . + -, and not leaderboard.*",
+             "Choose another (RUN= of make); another place is run.root (RUNS= of make).")
+    for key in ("run", "data", "cache"):
+        root = getattr(config, key).root
+        _require(bool(root.strip()), f"{key}.root is {root!r}", "a folder", f"Name one, such as {key}.root=my_{key}.")
     for name in config.task:
         get_task(name)
     _require(bool(config.data.tasks), "data.tasks is empty", "at least one task", f"Known: {', '.join(TASKS)}.")
@@ -21,9 +64,10 @@ def check(config: Config) -> None:
              "each task once", "Remove the repetition.")
     for name in config.data.tasks:
         get_task(name)
-        _require(name in config.task, f"data.tasks names {name}, but section task.{name} is missing", "settings for each task",
-                 f"Add task.{name} to the configuration.")
-        _check_task(name, config.task[name])
+        if name not in config.task:
+            problems.append(f"data.tasks names {name}, but section task.{name} is missing; expected settings for each "
+                            "task. Add it to your overlay, such as:\n"
+                            f"{section_text(name, TaskConfig.__dataclass_fields__)}")
     stages = {name: getattr(config, name) for name in ("operator", "diffusion", "consistency", "steady")}
     positive = {
         "data.chunk": config.data.chunk, "cache.chunk": config.cache.chunk,
@@ -46,7 +90,7 @@ def check(config: Config) -> None:
     for stage, section in stages.items():
         train = section.train
         _require(train.keep >= 2, f"{stage}.train.keep is {train.keep}", "at least 2 (the newest may be damaged)", "Raise it.")
-        _require(train.batch_size % train.micro_batch == 0 or train.micro_batch > train.batch_size,
+        _require(train.micro_batch <= 0 or train.batch_size % train.micro_batch == 0 or train.micro_batch > train.batch_size,
                  f"{stage}.train.batch_size {train.batch_size} is not a multiple of micro_batch {train.micro_batch}",
                  "micro-batches of equal size", "Change one of the two.")
     fractions = {"data.val_fraction": config.data.val_fraction, "data.test_fraction": config.data.test_fraction,
@@ -82,13 +126,13 @@ def check(config: Config) -> None:
              f"evaluate.tasks is {config.evaluate.tasks} with evaluate.split test",
              "every task in a report on the test split, which is for judging once",
              "Add evaluate.split=val for a look at some tasks.")
-    _check_shared_files(config)
+    _check_shared_files(config, _require)
 
 
-def _check_shared_files(config: Config) -> None:
+def _check_shared_files(config: Config, _require: Callable[..., None]) -> None:
     """Tasks that read the same files must want the same files."""
     first: dict[str, str] = {}
-    for name in config.data.tasks:
+    for name in [name for name in config.data.tasks if name in config.task]:
         other = first.setdefault(get_task(name).of or name, name)
         for field in ("num_trajectories", "resolution", "num_frames", "t_end"):
             one, two = getattr(config.task[other], field), getattr(config.task[name], field)
@@ -96,21 +140,22 @@ def _check_shared_files(config: Config) -> None:
                      "the same (both read the same files)", "Make them equal.")
 
 
-def _check_task(name: str, settings: TaskConfig) -> None:
-    task, key = get_task(name), f"task.{name}"
+def _check_task(name: str, settings: TaskConfig, problems: _Problems) -> None:
+    task, key, _require, before = get_task(name), f"task.{name}", problems.require, len(problems)
     for field in ("num_trajectories", "resolution", "num_frames", "space_stride", "time_stride", "patch", "history", "bundle"):
         value = getattr(settings, field)
         _require(value > 0, f"{key}.{field} is {value}", "a positive whole number", f"Set {key}.{field} above zero.")
+    if len(problems) > before:   # what follows divides by these
+        return
     _require(settings.num_trajectories >= 3, f"{key}.num_trajectories is {settings.num_trajectories}",
              "at least 3 (training, validation, test)", "Raise it.")
     _require(bool(settings.parameters) == bool(task.parameters), f"{key}.parameters is {settings.parameters}",
              f"a value for {task.parameters[0]}" if task.parameters else "an empty list (the task has no parameter)",
              "Change it.")
     cells = -(-settings.resolution // settings.space_stride)
-    if cells % settings.patch:
-        fits = [p for p in range(1, 65) if cells % p == 0]
-        raise ValueError(f"{key}.patch {settings.patch} does not divide the grid of {cells} cells (resolution / space_stride); "
-                         f"expected one of {fits}. Change {key}.patch or {key}.space_stride.")
+    fits = [p for p in range(1, 65) if cells % p == 0]
+    _require(cells % settings.patch == 0, f"{key}.patch {settings.patch} does not divide the grid of {cells} cells "
+             f"(resolution / space_stride)", f"one of {fits}", f"Change {key}.patch or {key}.space_stride.")
     _require(0.0 < settings.energy <= 1.0, f"{key}.energy is {settings.energy}", "a share in (0, 1]", "Use 1.0 to keep all.")
     width = settings.patch**task.ndim * len(task.fields)
     _require(0 <= settings.dim <= width, f"{key}.dim is {settings.dim}",
@@ -130,6 +175,7 @@ def _check_task(name: str, settings: TaskConfig) -> None:
         _require((base == "elliptic") == task.is_steady, f"{key}.base names {base}",
                  "[elliptic] for a steady task" if task.is_steady else "persistence, propagator or transport", "Change the list.")
     _require("transport" not in settings.base or 0 < settings.reach <= cells // 2, f"{key}.reach is {settings.reach}",
-             f"1 to {cells // 2} cells (half the grid)", "Change it or drop transport from the list.")
+             f"1 to {cells // 2} cells (half the grid)",
+             f"Set {key}.reach={cells * 3 // 8}, or drop transport from {key}.base.")
     _require("propagator" not in settings.base or 1 <= settings.degree <= 5, f"{key}.degree is {settings.degree}",
              "1 to 5", "Change it or drop propagator from the list.")

@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import difflib
 import reprlib
-import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ class RunConfig:
 class DataConfig:
     tasks: list[str]
     root: str
-    source: Literal["generate", "published"]
+    source: Literal["generate", "published", "own"]
     url: str
     seed: int
     chunk: int
@@ -274,7 +273,8 @@ def read_yaml(path: str | Path) -> dict:
     path = Path(path)
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. There: {', '.join(near) or 'none'}.")
+        raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. Name one that is there with "
+                                f"--config (CONFIG= of make): {', '.join(near) or f'{path.parent} has none'}.")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except _DuplicateError as error:
@@ -284,7 +284,8 @@ def read_yaml(path: str | Path) -> dict:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as 'run:'.")
+        raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as 'run:'. See "
+                         f"configs/small.yaml for one.")
     return data
 
 
@@ -299,7 +300,12 @@ def _unknown(key: str, allowed: typing.Iterable[str], where: str) -> ValueError:
     allowed = list(allowed)
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return ValueError(f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}.")
+    return ValueError(f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename or remove it.")
+
+
+def _wrong(key: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{key} is {_show(value)}; expected {expected}. Change {key} in your overlay or on the "
+                      "command line.")
 
 
 def _show(value: Any) -> str:
@@ -321,29 +327,25 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         return _build(kind, value, f"{key}.")
     if origin is dict:
         if not isinstance(value, dict):
-            raise ValueError(f"{key} is {_show(value)}; expected a mapping.")
+            raise _wrong(key, value, "a mapping")
         inner = typing.get_args(kind)[1]
-        return {str(k): _convert(v, inner, f"{key}.{k}") for k, v in value.items()}
+        return _convert_all((str(k), v, inner, f"{key}.{k}") for k, v in value.items())
     if origin is list:
         if not isinstance(value, list):
-            raise ValueError(f"{key} is {_show(value)}; expected a list such as [1, 2].")
+            raise _wrong(key, value, "a list such as [1, 2]")
         return [_convert(v, typing.get_args(kind)[0], f"{key}[{i}]") for i, v in enumerate(value)]
     if origin is Literal:
         choices = typing.get_args(kind)
+        if value is False and "no" in choices:   # YAML reads a bare no as false
+            return "no"
         if value not in choices or isinstance(value, bool):
-            hint = ' (YAML reads a bare no as false: write "no" in quotes)' if isinstance(value, bool) else ""
-            raise ValueError(f"{key} is {_show(value)}; expected one of {', '.join(map(repr, choices))}{hint}.")
+            raise _wrong(key, value, f"one of {', '.join(map(repr, choices))}")
         return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-        return _convert(value, kind, key)
     if kind is bool:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"
         if not isinstance(value, bool):
-            raise ValueError(f"{key} is {_show(value)}; expected true or false.")
+            raise _wrong(key, value, "true or false")
         return value
     if kind in (int, float):
         try:
@@ -351,31 +353,47 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         except (ValueError, OverflowError):
             number = None
         if number is None or number != number or abs(number) == float("inf") or (kind is int and number != int(number)):
-            raise ValueError(f"{key} is {_show(value)}; expected {'a whole number' if kind is int else 'a finite number'}.")
+            raise _wrong(key, value, "a whole number" if kind is int else "a finite number")
         return kind(value) if isinstance(value, int) else kind(number)
     if not isinstance(value, str):
-        raise ValueError(f"{key} is {_show(value)}; expected text (put it in quotes).")
+        raise _wrong(key, value, "text (in a file: in quotes)")
     return value
+
+
+def _convert_all(entries: typing.Iterable[tuple[str, Any, Any, str]],
+                 problems: typing.Iterable[str] = ()) -> dict[str, Any]:
+    """Every (name, value, kind, dotted key) converted; a ValueError has a line for all that is wrong, `problems` first."""
+    values, problems = {}, list(problems)
+    for name, value, kind, key in entries:
+        try:
+            values[name] = _convert(value, kind, key)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return values
 
 
 def _build(cls: type, data: Any, where: str = "") -> Any:
     if not isinstance(data, dict):
-        raise ValueError(f"section {where.rstrip('.') or 'of the file'} is {_show(data)}; expected a mapping of keys.")
+        raise _wrong(f"section {where.rstrip('.') or 'of the file'}", data, "a mapping of keys")
     hints = typing.get_type_hints(cls)
-    for key in data:
-        if key not in hints:
-            raise _unknown(str(key), hints, where)
-    missing = [key for key in hints if key not in data]
-    if missing:
-        raise ValueError(f"missing key {where}{missing[0]}; expected it in {DEFAULT} or in an overlay. Add it there.")
-    return cls(**{key: _convert(data[key], kind, f"{where}{key}") for key, kind in hints.items()})
+    problems = [str(_unknown(str(key), hints, where)) for key in data if key not in hints]
+    if missing := [key for key in hints if key not in data]:
+        from ups.checks import section_text  # which knows this module's classes
+
+        paste = f", such as:\n{section_text(where.split('.')[1], missing)}" if cls is TaskConfig else "."
+        problems.append(f"missing {', '.join(where + key for key in missing)}; expected every key in {DEFAULT} or in an "
+                        f"overlay. Add to your overlay what is missing{paste}")
+    present = ((key, data[key], kind, f"{where}{key}") for key, kind in hints.items() if key in data)
+    return cls(**_convert_all(present, problems))
 
 
 def _override(data: dict, text: str) -> None:
     """Apply one `a.b.c=value` override in place; the value is read as YAML."""
     key, sep, value = text.partition("=")
     if not sep or not key:
-        raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as run.seed=1.")
+        raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Mend it.")
     parts = key.split(".")
     node = data
     for depth, part in enumerate(parts[:-1]):
@@ -386,9 +404,12 @@ def _override(data: dict, text: str) -> None:
     if parts[-1] not in node and not is_free:
         raise _unknown(parts[-1], node, "".join(f"{p}." for p in parts[:-1]))
     try:
-        node[parts[-1]] = yaml.safe_load(value)
+        read = yaml.safe_load(value)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote it.") from error
+    # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
+    is_text = isinstance(node.get(parts[-1]), str) and not isinstance(read, (str, list, dict))
+    node[parts[-1]] = value.strip() if is_text else read
 
 
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
@@ -414,9 +435,14 @@ def parse_arguments(description: str) -> tuple[Config, bool]:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
+    parser.add_argument("--show-config", action="store_true", help="print the resolved configuration and end")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
-    return load_config(arguments.config, arguments.overrides), arguments.dry_run
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.show_config:
+        print(yaml.safe_dump(to_dict(config), sort_keys=False), end="")
+        raise SystemExit(0)
+    return config, arguments.dry_run
 
 
 def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ups.download import edition, md5_of
-from ups.pdebench import SETTINGS, Trajectories, open_data, parameter_of, split_indices
+from ups.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.published import PUBLISHED
 from ups.tasks import get_task
 
@@ -188,7 +188,7 @@ def _meaning(data: Trajectories) -> list[Finding]:
     """Whether the file means what its name says: the parameter, Burgers' domain, the speed of advection."""
     where, task = str(data.path), get_task(data.task)
     found = []
-    named = parameter_of(data.path, task)
+    named = task.parameter_in(data.path.name)
     if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
         found.append(Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}", where,
                              "find out which is true and mend the other"))

@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -371,16 +370,8 @@ def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> tuple[floa
         except (TypeError, ValueError):
             raise ValueError(f"{path}: attribute {name} is {attributes[name]!r}; expected a number. Mend the attribute "
                              f"with h5py.") from None
-    value = parameter_of(path, spec)
+    value = spec.parameter_in(path.name)
     if value is None:
         raise ValueError(f"{path} has no attribute {name} (it has: {', '.join(attributes) or 'none'}) and its name tells no "
                          f"value; expected one of the two. Add the attribute, or name it like {spec.file_for(0.1)}.")
     return value, f"no attribute {name}; {value} is taken from the file name"
-
-
-def parameter_of(path: Path, spec: Task) -> float | None:
-    """The parameter that a published file name tells, or None."""
-    numbers = r"([0-9]+\.?[0-9]*(?:e-?[0-9]+)?)"
-    head = spec.filename.split("{")[0]
-    match = re.match(re.escape(head) + numbers, path.name)
-    return float(match[1]) if match and spec.parameters else None

@@ -8,6 +8,7 @@ published files are and what their MD5 is: ups/published.py.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 
 PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW = "periodic", "no_flux", "dirichlet", "outflow"
@@ -77,6 +78,11 @@ class Task:
                              f"Mend task.{self.name}.parameters.")
         name = self.filename if parameter is None else self.filename.format(float(parameter))
         return name.replace(*self.respell) if self.respell[0] else name
+
+    def parameter_in(self, name: str) -> float | None:
+        """The first parameter as a file's name tells it, or None."""
+        match = re.match(re.escape(self.filename.split("{")[0]) + r"([0-9]+\.?[0-9]*(?:e-?[0-9]+)?)", name)
+        return float(match[1]) if match and self.parameters else None
 
     def attributes(self, parameter: float | None) -> dict[str, float]:
         """Equation parameters and constants of one file, by the name its HDF5 attributes have."""

@@ -1,0 +1,274 @@
+"""Configuration: what is refused, that all of it is said at once, and that every message ends with what to do next."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ups.checks import section_text
+from ups.config import TaskConfig, load_config
+from ups.published import UNPUBLISHED
+from ups.tasks import TASKS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def refusal(*overrides, overlay=None, tmp_path=None):
+    """The text with which a configuration is refused."""
+    path = None
+    if overlay is not None:
+        path = tmp_path / "overlay.yaml"
+        path.write_text(overlay, encoding="utf-8")
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        load_config(path, overrides)
+    return str(refused.value)
+
+
+# ---------------------------------------------------------------- run.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " ",
+        ".",
+        "..",
+        "../elsewhere",
+        "/tmp/run",
+        "a/b",
+        "a\\b",
+        ".hidden",
+        "-rf",
+        "a..b",
+        "a.",
+        "a b",
+        "a\n",
+        "a\x00b",
+        "~",
+        "$HOME",
+        "leaderboard.jsonl",
+        "leaderboard.jsonl.lock",
+        "Leaderboard.jsonl",
+        "n" * 101,
+    ],
+)
+def test_a_run_name_that_is_no_folder_of_its_own_is_refused(name, tmp_path):
+    overlay = yaml.safe_dump({"run": {"name": name, "root": str(tmp_path)}})
+    said = refusal(overlay=overlay, tmp_path=tmp_path)
+    assert (
+        f"run.name is {name!r}" in said and "Choose another (RUN= of make); another place is run.root" in said
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["small", "a.b", "run-2", "v1.0+x", "_x", "2026", "läuft", "n" * 100, "leaderboard"]
+)
+def test_ordinary_run_names_are_taken(name):
+    assert load_config(None, [f"run.name={name}"]).run.name == name
+
+
+def test_a_run_name_of_a_file_that_is_there_is_refused(tmp_path):
+    (tmp_path / "notes").touch()
+    assert "run.name is 'notes'" in refusal("run.name=notes", f"run.root={tmp_path}")
+
+
+@pytest.mark.parametrize("key", ["run.root", "data.root", "cache.root"])
+def test_an_empty_folder_name_is_refused(key):
+    assert f"{key} is ''; expected a folder. Name one, such as {key}=my_" in refusal(f"{key}=")
+
+
+# ---------------------------------------------------------------- text and bare words
+
+
+@pytest.mark.parametrize("word", ["no", "No", "off", '"no"', "'no'"])
+def test_precision_no_works_without_quotes(word, tmp_path):
+    if word not in ("No", "off"):
+        assert load_config(None, [f"operator.train.precision={word}"]).operator.train.precision == "no"
+    (tmp_path / "overlay.yaml").write_text(f"operator: {{train: {{precision: {word}}}}}\n", encoding="utf-8")
+    assert load_config(tmp_path / "overlay.yaml").operator.train.precision == "no"
+
+
+def test_precision_yes_is_refused_with_what_to_write():
+    assert (
+        "operator.train.precision is 'yes'; expected one of 'no', 'bf16'. Change operator.train.precision in your overlay"
+        in refusal("operator.train.precision=yes")
+    )
+
+
+def test_in_place_of_text_a_number_or_a_date_on_the_command_line_is_text():
+    config = load_config(None, ["run.name=2026-11-22", "run.root=7", "run.seed=1"])
+    assert (config.run.name, config.run.root, config.run.seed) == ("2026-11-22", "7", 1)
+
+
+# ---------------------------------------------------------------- all that is wrong
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path):
+    said = refusal(
+        "task.burgers1d.reach=500",
+        "operator.train.micro_batch=0",
+        "data.val_fraction=2",
+        "run.name=a/b",
+        "task.burgers1d.space_stride=0",
+        "task.advection1d.patch=3",
+    ).splitlines()
+    for start in (
+        "run.name is 'a/b'",
+        "operator.train.micro_batch is 0",
+        "data.val_fraction is 2.0",
+        "task.burgers1d.space_stride is 0",
+        "task.advection1d.patch 3 does not divide the grid of 256 cells",
+    ):
+        assert sum(line.startswith(start) for line in said) == 1, (start, said)
+    said = refusal(
+        overlay="run: {seed: x, nmae: y}\noperator: {train: {steps: 1.5}}\n", tmp_path=tmp_path
+    ).splitlines()
+    assert [line.split(";")[0] for line in said] == [
+        "unknown key run.nmae",
+        "run.seed is 'x'",
+        "operator.train.steps is 1.5",
+    ]
+    assert all(
+        line.endswith(("Rename or remove it.", "in your overlay or on the command line.")) for line in said
+    )
+
+
+def test_a_reach_beyond_the_grid_says_the_setting_to_use():
+    said = refusal("task.burgers1d.resolution=128", "task.burgers1d.space_stride=1")
+    assert said == (
+        "task.burgers1d.reach is 96; expected 1 to 64 cells (half the grid). Set task.burgers1d.reach=48, or drop "
+        "transport from task.burgers1d.base."
+    )
+    load_config(
+        None, ["task.burgers1d.resolution=128", "task.burgers1d.space_stride=1", "task.burgers1d.reach=48"]
+    )
+
+
+def sections(text):
+    """The YAML of a message that offers some to paste."""
+    return text[text.index("task:\n") :]
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in UNPUBLISHED])
+def test_a_task_without_a_section_is_given_one_that_can_be_pasted(name, tmp_path):
+    overlay = f"data: {{tasks: [{name}]}}\n"
+    if f"{name}:" in (ROOT / "configs" / "default.yaml").read_text(encoding="utf-8"):
+        pasted = section_text(name, TaskConfig.__dataclass_fields__)
+    else:
+        said = refusal(overlay=overlay, tmp_path=tmp_path)
+        assert (
+            f"section task.{name} is missing; expected settings for each task. Add it to your overlay, such as:\n"
+            in said
+        )
+        pasted = sections(said)
+    (tmp_path / "overlay.yaml").write_text(overlay + pasted, encoding="utf-8")
+    config = load_config(tmp_path / "overlay.yaml")
+    assert config.task[name].resolution == TASKS[name].resolution and bool(
+        config.task[name].parameters
+    ) == bool(TASKS[name].parameters)
+
+
+def test_keys_that_a_section_lacks_are_all_named_and_can_be_pasted(tmp_path):
+    overlay = "data: {tasks: [cfd1d]}\ntask:\n  cfd1d: {patch: 8, resolution: 512}\n"
+    said = refusal(overlay=overlay, tmp_path=tmp_path)
+    assert "missing task.cfd1d.num_trajectories, task.cfd1d.num_frames, task.cfd1d.t_end" in said
+    assert (
+        "Add to your overlay what is missing, such as:\ntask:\n  cfd1d: {num_trajectories: 10000, num_frames: 101"
+        in said
+    )
+    given = yaml.safe_load(overlay)
+    given["task"]["cfd1d"] |= yaml.safe_load(sections(said))["task"]["cfd1d"]
+    (tmp_path / "overlay.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    settings = load_config(tmp_path / "overlay.yaml").task["cfd1d"]
+    assert (settings.patch, settings.resolution, settings.num_frames) == (8, 512, 101)
+
+
+# ---------------------------------------------------------------- what to do next
+
+
+@pytest.mark.parametrize(
+    ("overlay", "what", "do"),
+    [
+        ("run: {name: 5}", "run.name is 5; expected text", "Change run.name in your overlay"),
+        ("run: [1]", "section run is [1]; expected a mapping", "Change section run in your overlay"),
+        ("[1]", "holds a list; expected a mapping of sections", "See configs/small.yaml for one."),
+        ("run: {seed: 1, seed: 2}", "duplicate key 'seed' in", "Remove one of the two."),
+        ("run: {seed: [}", "is not valid YAML", "mend that line."),
+        (
+            "evaluate: {spread_skill: 1}",
+            "evaluate.spread_skill is 1; expected a list",
+            "Change evaluate.spread_skill in your overlay",
+        ),
+        (
+            "evaluate: {max_nrmse: 1}",
+            "evaluate.max_nrmse is 1; expected a mapping",
+            "Change evaluate.max_nrmse in your overlay",
+        ),
+        (
+            "evaluate: {legacy: maybe}",
+            "evaluate.legacy is 'maybe'; expected true or false",
+            "Change evaluate.legacy in your overlay",
+        ),
+        ("run: {seed: .inf}", "run.seed is inf; expected a whole number", "Change run.seed in your overlay"),
+        (
+            "runs: {}",
+            "unknown key runs; did you mean 'run'? Expected one of: run, data",
+            "Rename or remove it.",
+        ),
+        ("include: overlay.yaml", "includes itself", "Remove one include."),
+        (
+            "data: {tasks: [bugers1d]}",
+            "unknown task 'bugers1d'; did you mean 'burgers1d'?",
+            "(key data.tasks).",
+        ),
+        ("data: {tasks: []}", "data.tasks is empty; expected at least one task", "Known: advection1d"),
+    ],
+)
+def test_messages_say_what_is_wrong_and_what_to_do(overlay, what, do, tmp_path):
+    said = refusal(overlay=overlay, tmp_path=tmp_path)
+    assert what in said and do in said
+
+
+@pytest.mark.parametrize(
+    ("override", "do"),
+    [
+        ("run.seed", "expected section.key=value, such as run.seed=1. Mend it."),
+        ("run.seed=[", "Quote it."),
+        ("run.seeds=1", "did you mean 'seed'? Expected one of: name, root, seed. Rename or remove it."),
+    ],
+)
+def test_overrides_that_are_not_understood_say_what_to_do(override, do):
+    assert do in refusal(override)
+
+
+def test_a_configuration_that_is_not_there_names_those_that_are():
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"Name one that is there with --config \(CONFIG= of make\): .*configs/small.yaml",
+    ):
+        load_config(ROOT / "configs" / "typo.yaml")
+
+
+def test_show_config_prints_a_configuration_that_loads_and_ends(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "train_operator.py",
+            "--config",
+            "configs/smoke.yaml",
+            "run.seed=5",
+            "--show-config",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "shown.yaml").write_text(done.stdout, encoding="utf-8")
+    assert load_config(tmp_path / "shown.yaml") == load_config(
+        ROOT / "configs" / "smoke.yaml", ["run.seed=5"]
+    )
