@@ -128,6 +128,9 @@ def test_a_signal_outside_the_loop_ends_at_once_and_inside_is_noted(tmp_path):
     work = "guard.is_in_loop = True; os.kill(os.getpid(), signal.SIGTERM); print('noted', guard.stop_signal)"
     codes, outputs, _ = end(start(tmp_path, work))
     assert codes == [0] and "noted 15" in outputs[0]
+    twice = "os.kill(os.getpid(), signal.SIGTERM)"   # the second while the first one's SystemExit is on its way out
+    codes, outputs, _ = end(start(tmp_path, f"try: {twice}\nfinally: {twice}; print('cleared up')"))
+    assert codes == [143] and "cleared up" in outputs[0]
 
 
 def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_path):

@@ -133,21 +133,45 @@ def test_a_killed_supervisor_takes_its_launcher_along(tmp_path):
     assert process_state(pid) is None
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_reach_the_ranks_and_are_not_followed_by_a_start(tmp_path, number, expected):
+def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
+    """Exit code and words of a supervisor that gets `signals`, `pause` apart; its rank takes saving_s to end on the first."""
     work = ("import signal\n"
-            "def stop(number, frame): (folder / 'told').write_text(str(int(number))); tell('stopped'); sys.exit(143)\n"
+            "def stop(number, frame):\n"
+            "    (folder / 'told').open('a').write(f'{int(number)} '); until = time.monotonic() + saving_s\n"
+            "    while time.monotonic() < until: time.sleep(0.05)\n"
+            "    (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
+            f"saving_s = {saving_s}\n"
             "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop); save(1); time.sleep(300)")
+
     def listen() -> None:   # a suite in the background of a shell has SIGINT ignored, and the supervisor keeps to that
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    process = subprocess.Popen(command(tmp_path, work), cwd=ROOT, preexec_fn=listen)
-    while not (tmp_path / "state" / "step_000000001").exists():
+    process = subprocess.Popen(command(folder, work), cwd=ROOT, preexec_fn=listen, stderr=subprocess.PIPE, text=True)
+    while not (folder / "state" / "step_000000001").exists():
         time.sleep(0.05)
     time.sleep(0.3)
-    process.send_signal(number)
-    assert process.wait(20) == expected
-    assert (tmp_path / "told").read_text() == str(int(number)) and len(list(tmp_path.glob("attempt*"))) == 1
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(pause)
+    words = process.communicate(timeout=30)[1]
+    assert len(list(folder.glob("attempt*"))) == 1
+    return process.returncode, words
+
+
+@pytest.mark.parametrize(("signals", "expected"), [
+    ([signal.SIGTERM], 143), ([signal.SIGINT], 130),
+    ([signal.SIGTERM] * 5, 143),                     # from Slurm and its step, make and a wrapper: told once
+    ([signal.SIGINT] * 2, 130),                      # by the terminal and a wrapper
+])
+def test_signals_reach_the_ranks_once_and_are_not_followed_by_a_start(tmp_path, signals, expected):
+    code, words = told(tmp_path, *signals, pause=0.02, saving_s=1.0)
+    assert code == expected and (tmp_path / "saved").exists(), words
+    assert (tmp_path / "told").read_text().split() == [str(int(signals[0]))]
+
+
+def test_a_later_ctrl_c_ends_all_at_once(tmp_path):
+    code, words = told(tmp_path, signal.SIGINT, signal.SIGINT, pause=1.5, saving_s=200.0)
+    assert code == 130 and "Ctrl-C came again" in words and not (tmp_path / "saved").exists()
 
 
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):

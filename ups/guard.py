@@ -32,6 +32,7 @@ from ups.processes import process_state, this_place
 
 TICK_S = 0.5        # between looks of the thread
 GRACE_S = 20.0      # without progress after SIGTERM or SIGINT
+SAME_S = 1.0        # signals so close are one: make, Slurm, a terminal and a launcher may all pass it on
 PEER_S = 2.0        # for a rank to notice by itself that another is gone, which gives the better message
 LEAVE_S = 10.0      # from a failure to the end of the process
 STACK_S = 2.0       # for the other ranks to print their stacks
@@ -106,6 +107,7 @@ class Guard:
         self.directory: Path | None = None
         self._stop_file = Path()
         self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0
+        self._noted_at = 0.0   # of the first signal, by the main thread
         self._code, self._is_agreed = None, False
         self._peers = {other: Peer(self._beat_at) for other in range(world) if other != rank}
         self._place, self._lock, self._file = this_place(), threading.Lock(), None
@@ -222,9 +224,11 @@ class Guard:
     def _note(self, number: int, _frame: Any) -> None:
         if self.is_leaving:
             return
-        if self.stop_signal and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice
-        self.stop_signal = number
+        if self.stop_signal:   # asked again: only Ctrl-C means more than the first time
+            if number == signal.SIGINT and time.monotonic() - self._noted_at > SAME_S:
+                raise KeyboardInterrupt
+            return
+        self.stop_signal, self._noted_at = number, time.monotonic()
         if not self.is_in_loop:  # no step at which to stop together, nothing to save
             raise SystemExit(EXIT_STOPPED)
 

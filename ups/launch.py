@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from ups.guard import EVENTS, EXIT_HANG
+from ups.guard import EVENTS, EXIT_HANG, SAME_S
 from ups.processes import adopt_orphans, descendants, die_with_parent, end_processes, process_state
 
 POLL_S = 0.1
@@ -123,10 +123,17 @@ class Attempt:
         return [event["pid"] for event in self.events if event["event"] == "start"]
 
     def _forward(self, number: int) -> None:
-        """Send a signal to the ranks, which agree on what to do; a second one, or one before there are ranks, ends all."""
-        if self.told or not self.pids():
-            self.why = "a signal came before there was anything to save" if not self.told else "a second signal came"
+        """Send the first signal to the ranks, which agree on what to do; all end at once if there are none, or on another Ctrl-C.
+
+        SIGTERM may come from several sides and often, so it means the same however often it comes.
+        """
+        if self.told:
+            if number == signal.SIGINT and time.monotonic() - self._told_at > SAME_S:
+                self.why = "Ctrl-C came again"
+            return
         self.told, self._told_at = number, time.monotonic()
+        if not self.pids():
+            self.why = "a signal came before there was anything to save"
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
