@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 import ups.loop
 from ups.config import ROOT, load_config, to_dict
+from ups.environment import differences, what_ranks_share
 from ups.loop import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard, relevant_keys
 
 
@@ -347,11 +348,30 @@ def test_only_keys_that_decide_the_result_are_compared():
 # ---------------------------------------------------------------- start
 
 
-def test_ranks_with_different_configurations_are_refused(tmp_path):
-    outcome = launch(tmp_path, world=2, by_rank={1: ["run.seed=1"]})
+@pytest.mark.parametrize(("key", "values"), [("run.seed", (0, 1)), ("operator.train.save_every", (5, 4)),
+                                             ("operator.train.log_every", (1, 3)), ("operator.train.max_skips", (100, 7)),
+                                             ("tracker.kind", ("'none'", "'tensorboard'"))])
+def test_ranks_with_different_settings_are_refused_by_key_and_rank(tmp_path, key, values):
+    """Also in settings that decide no number: two ranks that save at other steps wait for each other."""
+    outcome = launch(tmp_path, world=2, by_rank={rank: [f"{key}={value}"] for rank, value in enumerate(values)})
     assert outcome.codes == [2, 2]
-    assert "rank 1 has another configuration or other parents than rank 0; expected the same on all" in outcome.logs[0]
+    for log in outcome.logs:
+        assert f"the ranks do not agree: {key} is {values[0]} on rank 0, {values[1]} on rank 1; expected the same" in log
     assert not outcome.directory.exists()
+
+
+def test_ranks_are_compared_by_everything_that_they_share(monkeypatch):
+    config = to_dict(load_config(None, []))
+    facts = what_ranks_share(config, {"cache": "c0ffee"}, "operator")
+    assert differences([facts, what_ranks_share(config, {"cache": "c0ffee"}, "operator")]) == []
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    other = what_ranks_share(config, {"cache": "decaf"}, "steady")
+    other["the source of ups (SHA-256)"] = "another checkout"
+    found = "; ".join(differences([facts, facts, other]))
+    for name, value in (("the parent cache", "'decaf'"), ("the stage", "'steady'"), ("the version of torch", "'9.9'"),
+                        ("the source of ups (SHA-256)", "'another checkout'")):
+        assert f"{name} is " in found and f"on rank 0, 1, {value} on rank 2" in found
+    assert set(facts) >= {"the version of ups", "the version of Python", "operator.optim.muon_lr", "data.tasks"}
 
 
 @pytest.mark.parametrize(("world", "environment", "overrides", "text"), [

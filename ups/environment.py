@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import random
@@ -16,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from ups import __version__
 from ups.config import ROOT
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
@@ -37,23 +39,46 @@ def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
     work.wait()
 
 
+def dotted(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf of nested mappings, below `key`."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from dotted(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key, value
+
+
 def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
     """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
-
-    def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for name, inner in value.items():
-                yield from walk(inner, f"{key}.{name}")
-        else:
-            yield key, value
-
     free = FREE_KEYS | {f"{section}.train.{name}" for name in FREE_TRAIN_KEYS}
     tasks = config["data"]["tasks"]
     found = {"run.seed": config["run"]["seed"]}
     for name in (*SECTIONS, section):
-        found.update(walk(config[name], name))
+        found.update(dotted(config[name], name))
     return {key: value for key, value in found.items()
             if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
+
+
+def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str) -> dict[str, Any]:
+    """Name -> value of everything that must be the same on all ranks: a difference would be a hang or a wrong result."""
+    source = hashlib.sha256()
+    for path in sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py"))):
+        source.update(path.read_bytes())
+    return {**dict(dotted(config, "")), **{f"the parent {name}": value for name, value in parents.items()}, "the stage": stage,
+            "the version of ups": __version__, "the source of ups (SHA-256)": source.hexdigest()[:12],
+            "the version of torch": torch.__version__, "the version of Python": platform.python_version()}
+
+
+def differences(facts: list[dict[str, Any]]) -> list[str]:
+    """What is not the same in the facts of all ranks, in words: the key, and who has which value."""
+    found = []
+    for key in sorted(set().union(*facts)):
+        holders: dict[str, list[str]] = {}
+        for rank, values in enumerate(facts):
+            holders.setdefault(f"{values.get(key, 'absent')!r:.60}", []).append(str(rank))
+        if len(holders) > 1:
+            found.append(f"{key} is " + ", ".join(f"{value} on rank {', '.join(ranks)}" for value, ranks in holders.items()))
+    return found
 
 
 def asks_for_cpu() -> bool:

@@ -55,6 +55,7 @@ from ups.environment import (
     asks_for_cpu,
     compile_blocks,
     describe_environment,
+    differences,
     is_out_of_memory,
     random_state,
     relevant_keys,
@@ -62,6 +63,7 @@ from ups.environment import (
     set_torch_random_state,
     torch_random_state,
     wait_for,
+    what_ranks_share,
 )
 from ups.guard import Guard, tell
 from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, place_gradients
@@ -213,11 +215,9 @@ class Run:
         if state.mixed_precision != self.train.precision:
             raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {self.train.precision!r} as "
                              f"{self.section}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
-        hashes = self.gather((self.config_hash, self.parents))
-        for rank, other in enumerate(hashes):
-            if other != hashes[0]:
-                raise ValueError(f"rank {rank} has another configuration or other parents than rank 0; expected the same on all. "
-                                 "Start every process with the same command and files.")
+        if different := differences(self.gather(what_ranks_share(to_dict(self.config), self.parents, self.stage))):
+            raise ValueError(f"the ranks do not agree: {'; '.join(different[:5])}; expected the same configuration, parents and "
+                             "versions on all. Start every process with the same command, files and environment.")
         self.checkpoints = Checkpoints(self.directory / "state", self.train.keep, self.rank, self.agreed)
         is_busy = self.agreed(lambda: self.is_main and not self._take_lock(), "locking the stage directory")
         is_busy, job = self.gather((is_busy, str(time.time_ns())))[0]
