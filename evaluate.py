@@ -29,17 +29,16 @@ from torch import Tensor
 from ups import leaderboard, metrics
 from ups.assess import assess_steady, assess_transient
 from ups.cache import Cache, open_cache
-from ups.cache_build import data_files, open_sources
-from ups.checkpoint import require_stage, value_hash, write_json
+from ups.cache_build import data_files, open_sources, require_same_data
 from ups.config import Config, parse_arguments, to_dict
+from ups.files import value_hash, write_sealed
 from ups.gates import check_gates, check_verdicts
 from ups.loop import describe_environment
 from ups.operator import Operator, load_operator
 from ups.report import write_report, write_results
 from ups.report_ensemble import ensemble_section, steady_section
 from ups.rollout import rollout
-
-CORRECTORS = ("diffusion", "consistency", "rival", "steady")   # stages whose draws are assessed where they are there
+from ups.stage import DONE, report_parents, report_record, require_stage, why_report
 
 
 class TestSet:
@@ -167,18 +166,14 @@ def main() -> int:
         return 0
 
     # ---- setup
-    parent = require_stage(config.run_dir, "operator")
-    stages: dict[str, str] = {}
-    for stage in [name for name in CORRECTORS if (config.run_dir / name).is_dir()]:
-        made_from = {"operator": parent["fingerprint"]}
-        if stage in ("consistency", "rival"):
-            made_from["diffusion"] = stages.get("diffusion", "none")
-        stages[stage] = require_stage(config.run_dir, stage, made_from)["fingerprint"]
-    wanted = {"operator": parent["fingerprint"], **stages, "evaluate": value_hash(to_dict(config)["evaluate"])}
-    done = directory / "done.json"
-    if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["parents"] == wanted:
+    parents, parent = report_parents(config), require_stage(config, "operator")
+    stages = [name for name in parents if name not in ("operator", "evaluate")]   # whose draws are assessed
+    if not why_report(config, parents):
         print(f"{directory / 'report.html'} is up to date: nothing to do")
         return 0
+    for name in config.evaluated:
+        require_same_data(config, open_cache(config, name))
+    (directory / DONE).unlink(missing_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     operator = load_operator(config.run_dir / "operator", device)
 
@@ -227,9 +222,8 @@ def main() -> int:
         print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)
     print(f"{directory / 'report.html'}: {len(results['gates']) - len(failed)} of {len(results['gates'])} gates passed")
     if failed:
-        done.unlink(missing_ok=True)
         return 1
-    write_json(done, {"stage": "report", "run": config.run.name, "parents": wanted})
+    write_sealed(directory / DONE, report_record(config, parents))
     return 0
 
 

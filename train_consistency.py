@@ -15,14 +15,12 @@ Expected (configs/small.yaml): pair error (1 is another draw, 2 an unrelated one
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from functools import partial
 
 import torch
 
 from ups.cache import open_cache
-from ups.checkpoint import require_stage, write_json
 from ups.config import Config, parse_arguments
 from ups.consistency import SolvedPairs, consistency_loss, endpoint_loss, pool_number
 from ups.corrector import Corrector, load_corrector
@@ -31,9 +29,10 @@ from ups.loop import Run, main_guard
 from ups.operator import load_operator
 from ups.residual import Residuals, TransientResiduals, schedule_of
 from ups.sampling import Batch, Schedule, generator
+from ups.stage import parents_of
 from ups.students import STAGE, gate, prepare, scores, solve, validate
 
-RIVAL = "rival"
+RIVAL, TUNING = "rival", "tuning.json"
 MAX_STAGE = 5         # of the bootstrapped alternative: the step is a half of the angle at first, 1/64 at the end
 
 
@@ -92,11 +91,7 @@ def main() -> None:
         raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0 for at least "
                          f"one of data.tasks. Set it and train the operator again.")
     caches = {name: open_cache(config, name) for name in names}
-    parents = {"operator": require_stage(config.run_dir, "operator")["fingerprint"],
-               **{name: cache.fingerprint for name, cache in caches.items()}}
-    parents |= {"diffusion": require_stage(config.run_dir, "diffusion", parents)["fingerprint"],
-                "sampler": f"{config.diffusion.sampler_steps} steps"}
-    run = Run.start(config, stage, train, section.optim, parents, section=STAGE)
+    run = Run.start(config, stage, train, section.optim, parents_of(config, stage), section=STAGE)
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")
 
@@ -120,7 +115,7 @@ def main() -> None:
               len(batch))   # in the tuning phase
 
     # ---- loop
-    tuning, before = run.directory / "tuning.json", None
+    before = None
     for step in run.steps():
         number, oldest = (step, step) if is_rival else pool_number(step, section.pool_batches, config.run.seed)
         batch = schedule.batch(number).share(run.rank, run.world)
@@ -131,13 +126,15 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(student, residuals, held_out, run)
             if is_turn:
-                run.agreed(lambda now=found: run.is_main and write_json(tuning, now), "writing tuning.json")
+                run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
+                           f"writing {TUNING}")
             if is_rival:
                 score = sum(entry["crps"] + entry["energy"] for entry in found.values())
             elif run.step <= tune_start(config):   # the student as distilled: any of these, the last best
                 score = 3.0 - run.step / train.steps
             else:
-                before = before or json.loads(tuning.read_text(encoding="utf-8"))
+                before = before or run.folder.find(TUNING, "the validation before tuning", "Delete the stage's folder and run it "
+                                                   "again.", validation=dict)["validation"]
                 score = gate(found, before) if gate(found, before) < 1.0 else 4.0
             run.validated(score, {f"{name}/{key}": value for name, entry in found.items() for key, value in entry.items()})
             run.print(f"step {run.step}: " + ", ".join(f"{name} pair {e['pair']:.3f} CRPS {e['crps']:.4f} spread/skill "

@@ -20,7 +20,6 @@ from functools import partial
 import torch
 
 from ups.cache import open_cache
-from ups.checkpoint import require_stage
 from ups.config import Config, DiffusionConfig, SteadyConfig, parse_arguments
 from ups.corrector import Corrector
 from ups.diffusion import diffusion_loss, draw_angles
@@ -28,6 +27,7 @@ from ups.loop import Run, main_guard
 from ups.operator import load_operator
 from ups.residual import Residuals, TransientResiduals, fit_heads, model_description, schedule_of, validation
 from ups.sampling import Batch, generator
+from ups.stage import parents_of
 
 STAGE = "diffusion"
 
@@ -79,9 +79,7 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
         raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0 for at least "
                          f"one of data.tasks. Set it and train the operator again.")
     caches = {name: open_cache(config, name) for name in names}
-    parents = {"operator": require_stage(config.run_dir, "operator")["fingerprint"],
-               **{name: cache.fingerprint for name, cache in caches.items()}}
-    run = Run.start(config, stage, settings.train, settings.optim, parents)
+    run = Run.start(config, stage, settings.train, settings.optim, parents_of(config, stage))
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")
 

@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from ups.cache import Cache, open_cache, place
-from ups.choose import fit_and_save, load_base, spread, wait_for_bases
+from ups.choose import fit_base, load_base, spread
 from ups.config import Config, parse_arguments, to_dict
+from ups.fitted import fit_once
 from ups.loop import Run, main_guard
 from ups.operator import Operator, augment, operator_loss
 from ups.rollout import rollout
 from ups.sampling import Batch, Schedule, generator
+from ups.stage import parents_of
 
 STAGE = "operator"
 
@@ -132,23 +134,16 @@ def main() -> None:
     # ---- setup
     caches = {name: open_cache(config, name) for name in config.data.tasks}
     schedule = build_schedule(caches, config)
-    run = Run.start(config, STAGE, train, config.operator.optim, {name: cache.fingerprint for name, cache in caches.items()})
+    run = Run.start(config, STAGE, train, config.operator.optim, parents_of(config, STAGE))
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
     run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
 
     # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
-    bases = run.directory / "bases"
-    fit = partial(fit_and_save, config=config, directory=bases, seed=config.run.seed, device=run.device)
-
-    def fit_mine() -> None:
-        for name in list(caches)[run.rank :: run.world]:
-            fit(caches[name])
-        wait_for_bases(bases, caches)
-
-    run.agreed(fit_mine, "fitting the bases")
-    facts = {name: fit(cache) for name, cache in caches.items()}   # all are on disk now: read
+    fits = {name: partial(fit_base, cache, config, config.run.seed, run.device) for name, cache in caches.items()}
+    bases = fit_once(run, "bases", fits, "fitting the bases")
+    facts = {name: fact for name, (fact, _) in bases.items()}
     for name, fact in facts.items():
         best = min((v, k) for k, v in fact["validation_nrmse"].items() if v is not None)
         run.print(f"base of {name}: {best[1]}, validation nRMSE {best[0]:.2e}")
@@ -156,8 +151,8 @@ def main() -> None:
     # ---- model
     run.seed_all()
     operator = build(caches, config, [fact["description"] for fact in facts.values()])
-    for head in operator.heads.values():
-        load_base(head, bases)
+    for name, (_, weights) in bases.items():
+        load_base(operator.heads[name], weights)
     operator = run.attach(operator)
 
     batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()}))

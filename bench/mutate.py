@@ -52,14 +52,16 @@ from safetensors.torch import load_file, save_file
 import ups.loop
 from ups.cache import MAGIC, SEAL_BYTES, open_cache, write_seal
 from ups.cache_build import build_cache, data_files
-from ups.checkpoint import DONE, MANIFEST, MODEL, SHARED, Checkpoints, file_hash, require_stage, write_json
+from ups.checkpoint import SHARED, Checkpoints
 from ups.choose import base_settings, head_description
 from ups.config import DEFAULT, Config, load_config, save_config, to_dict
 from ups.doctor import examine
+from ups.files import file_hash, value_hash, write_sealed
 from ups.generate import generation_settings, write_data
 from ups.operator import Operator, load_operator
 from ups.pdebench import open_data
 from ups.sharded import gathered
+from ups.stage import DONE, MANIFEST, MODEL, StageFolder
 from ups.tasks import get_task
 
 CASE_S = 20          # for one case
@@ -180,13 +182,17 @@ def prepare(folder: Path) -> None:
                 num_frames=wanted.num_frames, t_end=wanted.t_end, parameter=value), chunk=4)
         build_cache(config, task, progress=False)
     run = make_run(config)
+    run.folder.take(0.0)
+    run._write_start()
     for step in (2, 4):
         run.step, run.best_weights, run.best_score = step, run.ema.snapshot(), 0.5
         run._save(is_required=True)
-    run.directory.mkdir(exist_ok=True)
-    run._write_start()
     run.tracker.finish(0)
     run._export(gathered(run.model, run._exported(), True), {"error": 0.1}, run.model.description)
+
+
+def folder_of(config: Config) -> StageFolder:
+    return StageFolder(config, "operator", "operator", {"cache": "c0ffee"})
 
 
 @functools.lru_cache
@@ -227,8 +233,8 @@ def make_run(config: Config) -> ups.loop.Run:
     run.optimizer = ups.loop.build_optimizer(run.model, config.operator.optim)
     run.optimizer.allocate()
     run.ema = ups.loop.EMA(run.model, 0.9)
-    run.checkpoints = Checkpoints(run.directory / "state", 2, 0, run.agreed)
-    run._flush_log = lambda: None
+    run.checkpoints = Checkpoints(run.directory / "state", 2, 0, run.agreed, run.identity)
+    run._ready_to_save = lambda: None
     return run
 
 
@@ -458,7 +464,8 @@ def mutate_checkpoint(folder: Path, draw: random.Random) -> str:
                 said = "content, signed"
             manifest = json.loads((place / MANIFEST).read_text())   # as if it had been written so
             manifest["files"][name] = {"size": (place / name).stat().st_size, "sha256": file_hash(place / name)}
-            (place / MANIFEST).write_text(json.dumps(manifest))
+            del manifest["seal"]
+            write_sealed(place / MANIFEST, manifest)
     return said
 
 
@@ -508,8 +515,7 @@ def mutate_done(folder: Path, draw: random.Random) -> str:
 
 
 def read_done(folder: Path) -> str:
-    done = require_stage(settings(folder).run_dir, "operator", {"cache": "c0ffee"})
-    sound = require_stage(settings(folder.parent / "sound").run_dir, "operator")
+    done, sound = (folder_of(settings(place)).examine() for place in (folder, folder.parent / "sound"))
     if done != {name: value for name, value in sound.items() if name in done or name != "seal"}:
         raise Finding("a record with other content was taken")
     return "same"
@@ -543,9 +549,9 @@ def mutate_stage(folder: Path, draw: random.Random) -> str:
         done = json.loads((path / DONE).read_text())
         record = {key: done[key] for key in ("model_sha256", "config_sha256", "config_hash", "parents")}
         record |= {"model_sha256": file_hash(path / MODEL), "config_sha256": file_hash(path / "config.json")}
-        done |= record | {"fingerprint": ups.loop.value_hash(record)}
+        done |= record | {"fingerprint": value_hash(record)}
         done.pop("seal")
-        write_json(path / DONE, done)
+        write_sealed(path / DONE, done)
         (folder / "signed").touch()
         said += ", signed"
     return said
@@ -553,9 +559,7 @@ def mutate_stage(folder: Path, draw: random.Random) -> str:
 
 def read_stage(folder: Path) -> str:
     config = settings(folder)
-    run = ups.loop.Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
-    run._check_directory()
-    require_stage(config.run_dir, "operator")
+    folder_of(config).examine()
     operator, sound = load_operator(config.run_dir / "operator"), sound_operator(folder.parent / "sound")
     weights, is_signed = dict(operator.state_dict()), (folder / "signed").is_file()
     if not is_equal(weights, dict(sound.state_dict())):

@@ -36,7 +36,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
 
     from train_operator import build, build_schedule, loss_of
     from ups.cache import open_cache
-    from ups.choose import fit_and_save, load_base
+    from ups.choose import fit_base, load_base
     from ups.config import load_config
     from ups.loop import Run, main_guard
     from ups.optim import EMA, build_optimizer, learning_rate
@@ -50,12 +50,12 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
         cache = open_cache(config, TASK)
         schedule = build_schedule({TASK: cache}, config)
         run = Run.start(config, "operator", train, optim, {TASK: cache.fingerprint})
-        fact = fit_and_save(cache, config, run.directory / "bases", config.run.seed, run.device)
+        fact, weights = fit_base(cache, config, config.run.seed, run.device)
         both = []
         for _ in range(2):   # a copy of a parameter forgets which optimizer it is for
             run.seed_all()
             both.append(build({TASK: cache}, config, [fact["description"]]))
-            load_base(both[-1].heads[TASK], run.directory / "bases")
+            load_base(both[-1].heads[TASK], weights)
         operator, bare = run.attach(both[0]), both[1]
         parameters, optimizer, ema = list(bare.parameters()), build_optimizer(bare, optim), EMA(bare, optim.ema_decay)
 

@@ -55,7 +55,7 @@ def train(arguments: list[str]) -> dict[str, float]:
 
     from train_operator import build, build_schedule, loss_of
     from ups.cache import open_cache
-    from ups.choose import fit_and_save, load_base
+    from ups.choose import fit_base, load_base
     from ups.config import load_config
     from ups.loop import Run, main_guard
 
@@ -69,11 +69,10 @@ def train(arguments: list[str]) -> dict[str, float]:
         cache = open_cache(config, TASK)
         schedule = build_schedule({TASK: cache}, config)
         run = Run.start(config, "operator", config.operator.train, config.operator.optim, {TASK: cache.fingerprint})
-        bases = run.directory / f"bases{run.rank}"
-        fact = fit_and_save(cache, config, bases, config.run.seed, run.device)
+        fact, weights = fit_base(cache, config, config.run.seed, run.device)
         run.seed_all()
         operator = build({TASK: cache}, config, [fact["description"]])
-        load_base(operator.heads[TASK], bases)
+        load_base(operator.heads[TASK], weights)
         operator = run.attach(operator)
         times = []
         for step in run.steps():

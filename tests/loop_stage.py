@@ -22,6 +22,7 @@ import forced_fsdp
 import torch
 import torch._dynamo  # torch's Optimizer imports it when the first is built; here once for all forks
 
+import ups.checkpoint
 import ups.loop
 from ups.config import load_config
 from ups.loop import Run, main_guard
@@ -170,7 +171,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     if fault.get("kind") == "export":
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
-        ups.loop.save_file = full
+        ups.checkpoint.save_file = full
     for step in run.steps():
         batch = schedule.batch(step).share(run.rank, run.world)
         if options.get("slow", False):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import prepare_cache
 import prepare_data
@@ -21,14 +23,16 @@ from ups.choose import (
     base_settings,
     candidates,
     choose_base,
-    fit_and_save,
     head_description,
     load_base,
     residual_scale,
     spread,
 )
 from ups.config import ROOT, Config, load_config
+from ups.files import DamagedError
+from ups.fitted import find_fit, fit_once
 from ups.operator import TaskHead
+from ups.stage import stage_folder
 
 CPU = torch.device("cpu")
 TINY = ["task.advection1d.num_trajectories=16", "task.advection1d.resolution=32", "task.burgers1d.parameters=[0.05,0.1]",
@@ -52,14 +56,34 @@ def config(tmp_path_factory) -> Config:
 
 @pytest.fixture(scope="module")
 def facts(config) -> dict[str, dict]:
-    """What `fit_and_save` says about every task; its files are in run_dir/bases."""
-    return {name: fit_and_save(open_cache(config, name), config, config.run_dir / "bases", 0, CPU) for name in config.data.tasks}
+    """What `fit_base` says about every task; its files are in run_dir/operator/bases."""
+    return {name: fact for name, (fact, _) in fitted(config).items()}
 
 
 def loaded(config: Config, facts: dict, name: str) -> TaskHead:
     head = TaskHead(facts[name]["description"], width=1)
-    load_base(head, config.run_dir / "bases")
+    load_base(head, find_fit(stage_folder(config, "operator"), f"bases/{name}")[1])
     return head
+
+
+class OneRank:
+    """What `fit_once` needs of a run."""
+
+    rank, world = 0, 1
+
+    def __init__(self, config: Config) -> None:
+        self.folder = stage_folder(config, "operator")
+        self.directory = self.folder.path
+        assert self.folder.take(0.0) == ""
+
+    def agreed(self, function, doing):
+        return function()
+
+
+def fitted(config: Config, *names: str) -> dict[str, tuple[dict, dict]]:
+    """The bases as the operator's stage fits them."""
+    fits = {name: partial(choose.fit_base, open_cache(config, name), config, 0, CPU) for name in names or config.data.tasks}
+    return fit_once(OneRank(config), "bases", fits, "fitting")
 
 
 # ---------------------------------------------------------------- the choice
@@ -133,14 +157,14 @@ def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(config, tmp_path, monkeypatch, value):
+def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(config, monkeypatch, value):
     cache = open_cache(config, "advection1d")
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
     head, scores = choose_base(cache, config, 0, CPU)
     assert isinstance(head.base, Persistence) and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
-    recorded = fit_and_save(cache, config, tmp_path, 0, CPU)["validation_nrmse"]
+    recorded = choose.fit_base(cache, config, 0, CPU)[0]["validation_nrmse"]
     assert recorded["broken"] is None and recorded["calm"] == scores["calm"]
-    json.loads((tmp_path / "advection1d.json").read_text(), parse_constant=pytest.fail)   # no NaN or Infinity in it
+    json.dumps(recorded, allow_nan=False)
 
 
 def test_a_task_none_of_whose_bases_survives_is_refused(config, monkeypatch):
@@ -210,48 +234,69 @@ def test_validation_rows_are_shared_out_over_the_parameter_values(config):
 # ---------------------------------------------------------------- files
 
 
+def copied(config: Config, root: Path) -> Config:
+    """The configuration for a run under `root`, in which the bases of `config` lie."""
+    shutil.copytree(config.run_dir / "operator" / "bases", root / config.run.name / "operator" / "bases")
+    return replace(config, run=replace(config.run, root=str(root)))
+
+
 def test_bases_are_fitted_once_and_found_again(config, facts, monkeypatch):
-    directory = config.run_dir / "bases"
+    directory = config.run_dir / "operator" / "bases"
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()}
     monkeypatch.setattr(choose, "choose_base", lambda *_: pytest.fail("fitted again"))
-    for name in config.data.tasks:
-        assert fit_and_save(open_cache(config, name), config, directory, 0, CPU) == facts[name]
+    assert {name: fact for name, (fact, _) in fitted(config).items()} == facts
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()} == before
     assert sorted(path.suffix for path in before) == sorted([".json", ".safetensors"] * 4)   # nothing half-written
 
 
 def test_a_fit_that_was_cut_short_is_made_again_and_is_the_same(config, facts, tmp_path):
-    cache = open_cache(config, "advection1d")
-    (tmp_path / "advection1d.safetensors").write_bytes(b"torn")
-    (tmp_path / "advection1d.partial").write_bytes(b"torn")
-    again = fit_and_save(cache, config, tmp_path, 0, CPU)
-    assert again["validation_nrmse"] == facts["advection1d"]["validation_nrmse"]
-    first, second = (load_file(folder / "advection1d.safetensors") for folder in (config.run_dir / "bases", tmp_path))
-    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    again = copied(config, tmp_path)
+    folder = again.run_dir / "operator" / "bases"
+    (folder / "advection1d.json").unlink()
+    (folder / "advection1d.safetensors").write_bytes(b"torn")
+    (folder / ".advection1d.safetensors.tmp").write_bytes(b"torn")
+    fact, weights = fitted(again, "advection1d")["advection1d"]
+    assert fact["validation_nrmse"] == facts["advection1d"]["validation_nrmse"]
+    first = load_file(config.run_dir / "operator" / "bases" / "advection1d.safetensors")
+    assert first.keys() == weights.keys() and all(torch.equal(first[key], weights[key]) for key in first)
 
 
-def test_bases_of_another_configuration_are_refused(config, facts):
-    task = dict(config.task)
-    task["advection1d"] = replace(task["advection1d"], history=3)
-    with pytest.raises(ValueError, match=r"advection1d.json was fitted for another history \(10 then, 3 now\); expected the "
-                                         r"bases of this configuration. Delete .*bases and train again"):
-        fit_and_save(open_cache(config, "advection1d"), replace(config, task=task), config.run_dir / "bases", 0, CPU)
+def test_bases_of_another_configuration_are_refused(config, facts, tmp_path):
+    again = copied(config, tmp_path)
+    changes = {"seed": replace(again, run=replace(again.run, seed=1)),
+               "steps": replace(again, operator=replace(again.operator, base_steps=21))}
+    for changed in changes.values():
+        with pytest.raises(FileExistsError, match="advection1d.json was made with another configuration .*; expected the same"):
+            find_fit(stage_folder(changed, "operator"), "bases/advection1d")
+    assert find_fit(stage_folder(again, "operator"), "bases/advection1d")[0] == facts["advection1d"]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "json"])
+def test_one_flipped_bit_of_what_was_fitted_once_is_refused(config, facts, tmp_path, suffix):
+    again = copied(config, tmp_path)
+    path = again.run_dir / "operator" / "bases" / f"burgers1d.{suffix}"
+    content = bytearray(path.read_bytes())
+    place = len(content) - 3 if suffix == "safetensors" else content.index(b'"seconds": ') + len(b'"seconds": ')
+    content[place] ^= 1
+    path.write_bytes(content)
+    text = rf"burgers1d.{suffix} (is .*; expected .* as .*json says|was altered).* Delete .*bases"
+    with pytest.raises(DamagedError, match=text):
+        fitted(again)
 
 
 @pytest.mark.parametrize("damage", ["missing", "unexpected", "shape"])
-def test_weights_that_do_not_fit_the_head_are_refused(config, facts, tmp_path, damage):
-    state = load_file(config.run_dir / "bases" / "burgers1d.safetensors")
+def test_weights_that_do_not_fit_the_head_are_refused(config, facts, damage):
+    state = load_file(config.run_dir / "operator" / "bases" / "burgers1d.safetensors")
     if damage == "missing":
         del state["base.stencil"]
     elif damage == "unexpected":
         state["base.other"] = torch.zeros(1)
     else:
         state["base.stencil"] = torch.zeros(1, 1, 7)
-    save_file(state, tmp_path / "burgers1d.safetensors")
     head = TaskHead(facts["burgers1d"]["description"], width=1)
     name = "base.other" if damage == "unexpected" else "base.stencil"
-    with pytest.raises(ValueError, match=rf"burgers1d.safetensors does not fit the model \({name}\); expected the bases of this"):
-        load_base(head, tmp_path)
+    with pytest.raises(ValueError, match=rf"base of burgers1d does not fit the model \({name}\); expected the base of this"):
+        load_base(head, state)
 
 
 def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_says(config):

@@ -24,7 +24,8 @@ from safetensors.torch import load_file
 import ups.loop
 from ups.config import ROOT, load_config, to_dict
 from ups.environment import differences, what_ranks_share
-from ups.loop import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard, relevant_keys
+from ups.loop import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard
+from ups.stage import relevant_keys
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +263,7 @@ def test_an_exception_on_one_rank_ends_both_and_names_it(tmp_path):
     assert outcome.json("status.json")["status"] == "failed" and not (outcome.directory / "done.json").exists()
     assert launch(tmp_path, world=2).codes == [0, 0]
     assert not (outcome.directory / "errors").exists()
+    assert outcome.json("errors_of_start_0001/rank1.json") == record   # what went wrong before stays to be read
 
 
 @pytest.mark.parametrize("fault", [{"kind": "exit0", "step": 6}, {"kind": "return", "step": 6}])

@@ -29,18 +29,19 @@ import prepare_data
 import ups.ensemble
 import ups.loop
 from ups.cache import Cache, open_cache
-from ups.checkpoint import RECORDED, require_stage, value_hash
 from ups.choose import base_settings, head_description
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.corrector import load_corrector
 from ups.diffusion import sample
 from ups.ensemble import Ensembles, one_step, rollouts
+from ups.files import file_hash, value_hash, write_sealed
 from ups.observe import observe_case, row_generators
 from ups.operator import Operator, augment, load_operator
 from ups.optim import split_parameters
 from ups.residual import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
 from ups.rollout import member_noise, rollout
 from ups.sampling import generator
+from ups.stage import RECORDED, finished_stage
 from ups.steady import SPREAD_FLOOR, SteadyResiduals, posterior_draws
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_steady", "train_operator"])
@@ -224,8 +225,7 @@ def test_a_stage_finishes_and_a_second_start_says_nothing_to_do(chain, run_here,
     done = json.loads((directory / "done.json").read_text())
     assert done["step"] == len(losses) == 20 and losses.isfinite().all() and done["num_skipped"] == 0
     caches = {HIDDEN} if stage != "steady" else {STEADY}
-    sampler = {"sampler"} if stage in ("consistency", "rival") else set()   # whose number of steps the student learns
-    assert set(done["parents"]) == {*PARENTS[stage], *caches, *sampler}
+    assert set(done["parents"]) == {*PARENTS[stage], *caches}
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
     code, output = run_here(stage, chain, chain)
     assert code == 0 and f"smoke/{stage} is finished and up to date: nothing to do" in output
@@ -722,21 +722,23 @@ def test_a_teacher_made_from_another_operator_or_cache_is_refused(chain, tmp_pat
 def test_a_stage_made_from_another_operator_is_not_continued(chain, tmp_path, run_here, stage):
     with_parents(chain, tmp_path, stage)
     shutil.copytree(chain / "smoke" / stage, tmp_path / "smoke" / stage)
-    operator = edit(tmp_path / "smoke" / "operator" / "done.json", lambda record: record.update(config_hash="retrained"))
+    description = tmp_path / "smoke" / "operator" / "config.json"
+    description.write_text(description.read_text() + "\n")   # as if it had been trained again
+    operator = edit(description.with_name("done.json"), lambda record: record.update(config_sha256=file_hash(description)))
     name, now = "operator", operator["fingerprint"]
     if "diffusion" in PARENTS[stage]:
         diffusion = edit(tmp_path / "smoke" / "diffusion" / "done.json", lambda record: record["parents"].update(operator=now))
         name, now = "diffusion", diffusion["fingerprint"]
     code, output = run_here(stage, chain, tmp_path)
     assert code == 2 and f"smoke/{stage} was made from another {name} (" in output and f"{now} now)" in output
-    assert require_stage(chain / "smoke", stage)["fingerprint"]   # the original stands
+    assert finished_stage(chain / "smoke" / stage)["fingerprint"]   # the original stands
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_process(chain, tmp_path, world):
     codes, logs = start("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "diffusion.min_residual_ratio=1000",
                         world=world)
-    measured = json.loads((tmp_path / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.json").read_text())["ratio"]
+    measured = json.loads((tmp_path / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.json").read_text())["facts"]["ratio"]
     assert codes == [1] * world and 0.01 < measured < 100
     for rank, log in enumerate(logs):
         last = log.strip().splitlines()[-1]
@@ -750,12 +752,31 @@ def test_a_scale_that_does_not_carry_over_to_validation_is_refused(chain, tmp_pa
     data = with_parents(chain, tmp_path, "steady")
     scales = tmp_path / "smoke" / "steady" / "scales"
     shutil.copytree(chain / "smoke" / "steady" / "scales", scales)
-    facts = json.loads((scales / f"{STEADY}.json").read_text())
-    (scales / f"{STEADY}.json").write_text(json.dumps(facts | {"std_val": 1.2, "std_val_error": 0.02}))
+    record = json.loads((scales / f"{STEADY}.json").read_text())
+    record["facts"] |= {"std_val": 1.2, "std_val_error": 0.02}
+    write_sealed(scales / f"{STEADY}.json", {name: value for name, value in record.items() if name != "seal"})
     codes, logs = start("steady", chain, data, "diffusion.max_whitened_std=1.15")
     last = logs[0].splitlines()[-1]
     assert codes == [1] and f"the whitened residual of {STEADY} has a standard deviation of" in last and " and 1.200 " in last
     assert "(diffusion.max_whitened_std). Reserve more trajectories" in last
+
+
+def test_a_corrector_over_an_operator_of_another_configuration_is_refused_before_anything_is_made(chain, tmp_path, run_here):
+    code, output = run_here("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "operator.model.width=24")
+    assert code == 2 and "smoke/operator was started with another configuration (operator.model.width 16 -> 24)" in output
+    assert not (tmp_path / "smoke" / "diffusion").exists() and "Traceback" not in output
+
+
+def test_one_flipped_bit_of_a_fitted_scale_is_refused(chain, tmp_path):
+    data = with_parents(chain, tmp_path, "steady")
+    shutil.copytree(chain / "smoke" / "steady" / "scales", tmp_path / "smoke" / "steady" / "scales")
+    path = tmp_path / "smoke" / "steady" / "scales" / f"{STEADY}.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    codes, logs = start("steady", chain, data)
+    assert codes == [1] and f"{STEADY}.safetensors is " in logs[0] and "as scales/" in logs[0], logs[0]
+    assert not (tmp_path / "smoke" / "steady" / "state").exists()
 
 
 def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(chain, tmp_path):

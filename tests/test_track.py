@@ -16,6 +16,7 @@ from loop_stage import launch
 
 import ups.track
 from ups.config import ROOT, load_config
+from ups.files import DamagedError
 from ups.track import Tracker, check_tracker
 
 LOGGER = """
@@ -326,12 +327,35 @@ def test_rewind_drops_later_and_torn_lines(tmp_path):
     for step in (1, 2, 3):
         tracker.log(step, {"loss": 0.5})
     with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'7\n{"loss": 1}\n\xff\xfe\n{"step": 4, "lo')
+        file.write(b'{"step": 4, "lo\xff')
     tracker.rewind(2)
     tracker.log(3, {"loss": 0.7})
     tracker.finish(0)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 3 and '"loss": 0.7' in lines[2]
+
+
+@pytest.mark.parametrize("line", [b"7", b'{"loss": 1}', b'{"step": 2, "loss": 0.5', b"\xff\xfe", b"[]", b'{"step": "2"}', b""])
+def test_a_damaged_line_before_the_last_is_refused_by_its_number(tmp_path, line):
+    tracker = Tracker(tmp_path, load_config().tracker, "myrun", "operator", {})
+    tracker.log(1, {"loss": 0.5})
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(line + b'\n{"step": 3, "loss": 0.5}\n')
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(DamagedError, match=r"line 2 of .*metrics.jsonl is not readable .*only the last line may be cut"):
+        tracker.rewind(3)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_numbers_written_to_a_file_that_is_gone_are_an_error(tmp_path):
+    tracker = Tracker(tmp_path, load_config().tracker, "myrun", "operator", {})
+    tracker.log(1, {"loss": 0.5})
+    tracker.flush()
+    (tmp_path / "metrics.jsonl").unlink()
+    tracker.log(2, {"loss": 0.5})
+    with pytest.raises(FileNotFoundError, match="metrics.jsonl was removed or replaced while it was written"):
+        tracker.flush()
+    tracker.finish(1)
 
 
 def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(monkeypatch, wandb_config):

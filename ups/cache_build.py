@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ups.cache import FORMAT, SEAL_BYTES, cache_settings, open_cache, write_seal
+from ups.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
 from ups.config import Config
 from ups.metrics import nrmse, nrmse_global
 from ups.pdebench import Trajectories, open_data, partial_path, split_indices
@@ -104,7 +104,7 @@ def build_cache(config: Config, task_name: str, data_paths: Sequence[str | Path]
                   for name, found in moments.items()}
         needed = plan(config, task_name, codecs)
         with _writing(path, needed["bytes"]) as partial:
-            digest = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
+            digest = _digest_of(settings, split)
             stream = _read(config, task, sources, bar)
             arrays, floor = _encode(config, task, codecs, needed["shapes"], stream, split, digest, partial)
             if _identity(paths) != files:
@@ -125,6 +125,39 @@ def build_cache(config: Config, task_name: str, data_paths: Sequence[str | Path]
                     file.create_dataset(name, data=values)
             write_seal(partial)
     return path
+
+
+def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
+    """What the fingerprint of a cache is made of before any value is read."""
+    digest = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
+    for index in split.values():
+        digest.update(index)
+    return digest
+
+
+def require_same_data(config: Config, cache: Cache) -> None:
+    """Raise ValueError unless the data files hold what `cache` was built from; FileNotFoundError if one is gone.
+
+    Files that are as old and as large as the cache says were not changed since; of others every value is read.
+    """
+    name = cache.task.name
+    paths = data_files(config, name)
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"no data file {path}; expected the one that {cache.path} was built from. Run `make data`.")
+    if _identity(paths) == cache.header["files"]:
+        return
+    num = config.task[name].num_trajectories
+    digest = _digest_of(cache_settings(config, name),
+                        split_indices(name, num, config.data.val_fraction, config.data.test_fraction))
+    sources = open_sources(config, name, paths)
+    with tqdm(total=num * len(sources), unit=" trajectories", desc=f"data {name}", leave=False) as bar:
+        for _, _, u in _read(config, cache.task, sources, bar):
+            digest.update(u)
+    if digest.hexdigest() != cache.fingerprint:
+        raise ValueError(f"the data files of {name} in {paths[0].parent} hold other values than those that {cache.path} was "
+                         f"built from; expected the same, or truth and latents would be of different trajectories. Put the "
+                         f"files back, or run `make cache` and train again.")
 
 
 def open_sources(config: Config, task_name: str, paths: Sequence[Path]) -> list[Trajectories]:
@@ -186,7 +219,7 @@ def _encode(config: Config, task: Task, codecs: dict[str, Tokenizer], shapes: di
             partial: Path) -> tuple[dict[str, np.ndarray], dict]:
     """Write the latents of `stream` into the new file `partial`; returns the checksums of the rows and the floor.
 
-    `digest` takes in the split and every value that was read.
+    `digest` takes in every value that was read.
     """
     num, dtype = config.task[task.name].num_trajectories, np.dtype(config.cache.dtype)
     offsets = _allocate(partial, shapes, dtype)
@@ -194,8 +227,6 @@ def _encode(config: Config, task: Task, codecs: dict[str, Tokenizer], shapes: di
     # one table from the start: small results kept between large temporaries would fragment the heap, 70 KB per trajectory
     errors = {name: torch.full((shapes[name][0], codec.num_channels + 4), torch.nan, dtype=torch.float64)
               for name, codec in codecs.items()}
-    for index in split.values():
-        digest.update(index)
     with partial.open("r+b") as file:
         for number, index, u in stream:
             digest.update(u)

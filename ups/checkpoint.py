@@ -1,16 +1,14 @@
-"""Checkpoints that are whole or absent, and the record of a finished stage.
+"""Checkpoints that are whole or absent, and weights.
 
 Commit: every rank writes its part into state/.tmp-STEP and flushes it; the ranks agree that all parts are there; the main
 process writes manifest.json (size and SHA-256 of every file) last, renames the directory to state/step_STEP, flushes the
 parent and only then removes older ones, keeping at least two. A crash at any point leaves the previous checkpoint
-untouched. Loading trusts a directory only if its manifest matches the files. Nothing is unpickled: tensors and plain values
-are read with weights_only.
+untouched. Loading trusts a directory only if its manifest matches the files and carries the identity of the stage
+(ups/stage.py). Nothing is unpickled: tensors and plain values are read with weights_only.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -19,56 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ups.files import flush, write_atomic
+from ups.files import DamagedError, file_hash, flush, read_record, read_sealed, remove, replacing, write_sealed
+from ups.stage import MANIFEST, MODEL, require_identity
 
-MANIFEST, SHARED, DONE, MODEL = "manifest.json", "shared.pt", "done.json", "model.safetensors"
-RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, what its fingerprint is made of
-BLOCK = 1 << 22  # bytes hashed at a time
-
-
-class DamagedError(ValueError):
-    """A checkpoint or a finished stage whose files are not what its record says."""
+SHARED = "shared.pt"
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def value_hash(value: Any) -> str:
-    """SHA-256 of a plain value, independent of key order."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of a plain value."""
-    write_atomic(path, json.dumps(value, indent=1) + "\n")
-
-
-def read_record(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
-    """The JSON mapping at `path`, with every key of `kinds` in its type; other keys are as they are.
-
-    Raises FileNotFoundError, or DamagedError: what the file is, and what to do when it is not.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} is not readable ({error}); expected {what}. {do}") from error
-    if not isinstance(record, dict):
-        raise DamagedError(f"{path} holds a {type(record).__name__}; expected {what}. {do}")
-    for name, kind in kinds.items():
-        if not isinstance(record.get(name), kind) or (kind is int and isinstance(record[name], bool)):
-            raise DamagedError(f"{path} has no right {name!r}; expected {what}. {do}")
-    return record
+def write_weights(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file, whole or not at all."""
+    with replacing(path) as temporary:
+        save_file(tensors, temporary)
 
 
 def read_weights(path: Path, do: str) -> dict[str, Tensor]:
@@ -133,13 +94,14 @@ class Checkpoints:
     """The checkpoints of one stage directory.
 
     agreed(function, doing): calls the function on this rank and raises on every rank if it raised on any (run.agreed); it
-    is the only communication here. keep: newest checkpoints kept, at least two.
+    is the only communication here. keep: newest checkpoints kept, at least two. identity: of the stage, which they carry.
     """
 
-    def __init__(self, directory: Path, keep: int, rank: int, agreed: Callable[[Callable[[], Any], str], Any]) -> None:
+    def __init__(self, directory: Path, keep: int, rank: int, agreed: Callable[[Callable[[], Any], str], Any],
+                 identity: dict[str, Any]) -> None:
         if keep < 2:
             raise ValueError(f"keep is {keep}; expected at least 2, because the newest checkpoint may be damaged. Raise it.")
-        self.directory, self.keep, self.rank, self.agreed = directory, keep, rank, agreed
+        self.directory, self.keep, self.rank, self.agreed, self.identity = directory, keep, rank, agreed, identity
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, newest first."""
@@ -167,22 +129,22 @@ class Checkpoints:
             raise
 
     def _begin(self, temporary: Path) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(exist_ok=True)   # the stage's folder is there, or it was removed under us
         for stale in self.directory.glob(".tmp-*"):
-            shutil.rmtree(stale)
+            remove(stale)
         temporary.mkdir()
 
     def _write(self, temporary: Path, shared: dict[str, Any], local: dict[str, Any]) -> None:
         parts = {f"rank_{self.rank}.pt": local, **({SHARED: shared} if self.rank == 0 else {})}
         for name, value in parts.items():
-            with (temporary / name).open("wb") as file:
+            with (temporary / name).open("xb") as file:
                 torch.save(value, file)
                 file.flush()
                 os.fsync(file.fileno())
 
     def _commit(self, temporary: Path, step: int, facts: dict[str, Any]) -> None:
         files = {path.name: {"size": path.stat().st_size, "sha256": file_hash(path)} for path in temporary.iterdir()}
-        write_json(temporary / MANIFEST, {"step": step, **facts, "files": files})
+        write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
         target = self.path(step)
         if target.exists():  # only a run that went back past it writes a step again; what it holds is of no use then
             shutil.rmtree(target)
@@ -191,13 +153,20 @@ class Checkpoints:
         for old in self.steps()[self.keep :]:
             shutil.rmtree(self.path(old))
 
-    def verify(self, step: int) -> dict[str, Any]:
-        """The manifest of `step`. Raises DamagedError if it is unreadable or a file differs from it."""
+    def manifest(self, step: int) -> dict[str, Any]:
+        """The manifest of `step`. Raises DamagedError if it was altered, FileExistsError if it is another stage's."""
         path = self.path(step)
         try:
-            manifest = read_record(path / MANIFEST, "a committed checkpoint", "", step=int, world=int, files=dict)
+            manifest = read_sealed(path / MANIFEST, "a committed checkpoint", "", step=int, world=int, files=dict,
+                                   config_hash=str, parents=dict)
         except FileNotFoundError as error:
             raise DamagedError(f"{path} has no readable {MANIFEST} ({error}); expected a committed checkpoint.") from error
+        require_identity(manifest, self.identity, path, path / MANIFEST, f"Delete {self.directory.parent} to start over.")
+        return manifest
+
+    def verify(self, step: int) -> dict[str, Any]:
+        """`manifest`, which every file agrees with. Raises DamagedError also if one does not."""
+        path, manifest = self.path(step), self.manifest(step)
         files, world = manifest["files"], manifest["world"]
         if manifest["step"] != step or not 1 <= world <= len(files):
             raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; expected {step}, and a "
@@ -223,7 +192,7 @@ class Checkpoints:
         DamagedError if checkpoints exist and none is intact: a run never starts over silently.
         """
         for stale in self.directory.glob(".tmp-*") if self.directory.is_dir() else ():
-            shutil.rmtree(stale)
+            remove(stale)
         found, manifest, damaged = self.steps(), None, []
         for step in found:
             try:
@@ -236,7 +205,7 @@ class Checkpoints:
                                f"Expected one. Restore it from a copy, or delete {self.directory.parent} to start over.")
         for step, error in damaged:
             aside = self.directory / f".damaged-{step:09d}"
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
             os.replace(self.path(step), aside)
             print(f"WARNING: {error} Moved to {aside}; going back to step {manifest['step']}.", file=sys.stderr, flush=True)
         return manifest
@@ -250,20 +219,17 @@ class Checkpoints:
         shared = self._read_part(path / SHARED)
         if shared.get("step", step) != step:
             raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. {self._remedy(path)}")
-        manifest = read_record(path / MANIFEST, "a committed checkpoint", self._remedy(path), world=int)
-        return shared, self._read_part(path / f"rank_{self.rank}.pt") if manifest["world"] == world else None
+        return shared, self._read_part(path / f"rank_{self.rank}.pt") if self.manifest(step)["world"] == world else None
 
     def parts(self, step: int) -> list[dict[str, Any]]:
         """What each rank wrote as its own, in rank order. Raises DamagedError as `read` does."""
-        path = self.path(step)
-        world = read_record(path / MANIFEST, "a committed checkpoint", self._remedy(path), world=int)["world"]
-        return [self._read_part(path / f"rank_{rank}.pt") for rank in range(world)]
+        return [self._read_part(self.path(step) / f"rank_{rank}.pt") for rank in range(self.manifest(step)["world"])]
 
     def taken(self, step: int, take: Callable[[int], None]) -> None:
         """take(step), which reads the checkpoint and loads it. Raises DamagedError if it does not fit what it is loaded into."""
         try:
             take(step)
-        except DamagedError:
+        except (DamagedError, FileExistsError):
             raise
         except Exception as error:  # whatever a foreign content leads to
             path = self.path(step)
@@ -285,42 +251,3 @@ class Checkpoints:
     def _remedy(self, path: Path) -> str:
         return f"Delete {path} to continue from the checkpoint before it."
 
-
-def finished_stage(directory: Path) -> dict[str, Any] | None:
-    """The record of a finished stage, or None if it is not finished. Raises DamagedError if it is not as it was left."""
-    again = f"Delete {directory / DONE} and run the stage again; it resumes from its last checkpoint."
-    try:
-        done = read_record(directory / DONE, "the record of a finished stage", again, model_sha256=str, config_sha256=str,
-                           fingerprint=str, config_hash=str, parents=dict, stage=str, step=int, seal=str)
-    except FileNotFoundError:
-        return None
-    is_whole = done["fingerprint"] == value_hash({name: done[name] for name in RECORDED}) and done["stage"] == directory.name
-    if not is_whole or done["seal"] != value_hash({name: value for name, value in done.items() if name != "seal"}):
-        raise DamagedError(f"{directory / DONE} was altered (its fingerprint is not that of its content); expected the record as "
-                           f"it was written. {again}")
-    for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):
-        path = directory / name
-        found = file_hash(path) if path.is_file() else "missing"
-        if found != done[key]:
-            raise DamagedError(f"{path} is {found[:12]}; expected {done[key][:12]} as {DONE} says. {again}")
-    return done
-
-
-def require_stage(run_dir: Path, stage: str, parents: dict[str, str] | None = None) -> dict[str, Any]:
-    """The record of the finished parent `stage`, its "fingerprint" being what a child records.
-
-    parents: what the stage must itself have been made from, if given. Raises FileNotFoundError naming the make target if it is
-    missing or unfinished, DamagedError if it was altered, ValueError if it was made from other parents.
-    """
-    directory = run_dir / stage
-    done = finished_stage(directory)
-    if done is None:
-        state = "unfinished" if directory.is_dir() else "missing"
-        raise FileNotFoundError(f"stage {stage} of run {run_dir.name} is {state}; expected {directory / DONE}. "
-                                f"Run: make {stage} RUN={run_dir.name}")
-    stale = [name for name, value in (parents or {}).items() if done["parents"].get(name) != value]
-    if stale:
-        raise ValueError(f"stage {stage} of run {run_dir.name} was made from another {stale[0]} "
-                         f"({done['parents'].get(stale[0], 'none')} then, {parents[stale[0]]} now); expected the same one. "
-                         f"Run: make remove STAGE={stage} RUN={run_dir.name}, then make {stage} RUN={run_dir.name}")
-    return done

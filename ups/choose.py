@@ -6,22 +6,17 @@ candidate predicts every frame after the context of held-out trajectories, and t
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ups.base import fit_by_gradient, fit_propagators
 from ups.cache import Cache
-from ups.checkpoint import flush, read_record, read_weights, write_atomic
 from ups.config import Config
-from ups.guard import peer_failed, waiting
 from ups.metrics import nrmse_pooled
 from ups.operator import TaskHead, describe_tokenizer
 from ups.rollout import rollout
@@ -200,54 +195,30 @@ def choose_base(cache: Cache, config: Config, seed: int, device: torch.device) -
     return best, scores
 
 
-def fit_and_save(cache: Cache, config: Config, directory: Path, seed: int, device: torch.device) -> dict[str, Any]:
-    """Choose the base of a task once: fitted bases are kept in `directory` and found again by a resumed stage.
+def fit_base(cache: Cache, config: Config, seed: int, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Facts and weights of the chosen base of a task, for `fit_once`.
 
-    Returns description (of the head, for `Operator`), seconds, and validation_nrmse: candidate -> number, None for one that
-    blew up. Raises ValueError for files that another configuration or cache left.
+    Facts: description (of the head, for `Operator`), seconds, and validation_nrmse: candidate -> number, None for one that
+    blew up.
     """
-    tensors, facts = directory / f"{cache.task.name}.safetensors", directory / f"{cache.task.name}.json"
-    if not facts.is_file():
-        directory.mkdir(parents=True, exist_ok=True)
-        started = time.perf_counter()
-        head, scores = choose_base(cache, config, seed, device)
-        state = {k: v.contiguous() for k, v in head.state_dict().items() if not k.startswith(("into.", "out."))}
-        partial = tensors.with_suffix(".partial")
-        save_file(state, partial)
-        flush(partial)
-        partial.replace(tensors)
-        facts_now = {"description": head.description, "seconds": time.perf_counter() - started,
-                     "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
-        write_atomic(facts, json.dumps(facts_now, indent=1))
-    found = read_record(facts, "the choice of a base", f"Delete {directory} and train again.", description=dict)
-    expected = head_description(cache, config, **found["description"]["base"])
-    different = [key for key, value in expected.items() if found["description"][key] != value]
-    if different:
-        raise ValueError(f"{facts} was fitted for another {different[0]} ({found['description'][different[0]]} then, "
-                         f"{expected[different[0]]} now); expected the bases of this configuration. Delete {directory} and train "
-                         f"again.")
-    return found
+    started = time.perf_counter()
+    head, scores = choose_base(cache, config, seed, device)
+    facts = {"description": head.description, "seconds": time.perf_counter() - started,
+             "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
+    return facts, _fitted_part(head)
 
 
-def wait_for_bases(directory: Path, names: Iterable[str]) -> None:
-    """Return when every base is on disk: other processes fit theirs, which may take longer than a collective would wait.
-
-    For use inside run.agreed: returns as soon as another process has failed, whose error the agreement then raises.
-    """
-    missing = [directory / f"{name}.json" for name in names]
-    with waiting("waiting for what other processes fit"):
-        while (missing := [path for path in missing if not path.is_file()]) and not peer_failed():
-            time.sleep(0.2)
+def _fitted_part(head: TaskHead) -> dict[str, Tensor]:
+    """Codec, base and scale; the rest is trained."""
+    return {name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))}
 
 
-def load_base(head: TaskHead, directory: Path) -> None:
-    """Fill codec, base and scale of a head from `fit_and_save`. Raises ValueError for a file that does not fit the head."""
-    state = read_weights(directory / f"{head.name}.safetensors", f"Delete {directory} and train again.")
-    wanted = {name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))}
+def load_base(head: TaskHead, state: dict[str, Tensor]) -> None:
+    """Fill codec, base and scale of a head with the weights of `fit_base`. Raises ValueError if they do not fit the head."""
+    wanted = _fitted_part(head)
     wrong = sorted(name for name in state.keys() | wanted.keys()
                    if name not in state or name not in wanted or state[name].shape != wanted[name].shape)
     if wrong:
-        raise ValueError(f"{directory}/{head.name}.safetensors does not fit the model ({', '.join(wrong[:3])}); expected the "
-                         f"bases of this configuration. Delete {directory} and train again.")
+        raise ValueError(f"the fitted base of {head.name} does not fit the model ({', '.join(wrong[:3])}); expected the base of "
+                         f"this version and configuration. Delete the folder bases of the stage and train again.")
     head.load_state_dict(state, strict=False)
-

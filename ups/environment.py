@@ -1,4 +1,4 @@
-"""What a run depends on outside its mathematics: which keys decide it, the device it gets, random generators, versions."""
+"""What a run depends on outside its mathematics and configuration: the device it gets, random generators, versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import accelerate
@@ -19,11 +18,7 @@ from torch import Tensor, nn
 
 from ups import __version__
 from ups.config import ROOT
-
-# Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
-SECTIONS = ("data", "cache", "task", "sampling")
-FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place", "cache.device_fraction", "cache.chunk"}
-FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s", "timeout_s"}
+from ups.stage import dotted
 
 WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there
 
@@ -37,26 +32,6 @@ def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
     while device.type == "cpu" and not work.is_completed() and time.perf_counter() < until:
         os.sched_yield()
     work.wait()
-
-
-def dotted(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf of nested mappings, below `key`."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from dotted(inner, f"{key}.{name}" if key else name)
-    else:
-        yield key, value
-
-
-def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
-    """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
-    free = FREE_KEYS | {f"{section}.train.{name}" for name in FREE_TRAIN_KEYS}
-    tasks = config["data"]["tasks"]
-    found = {"run.seed": config["run"]["seed"]}
-    for name in (*SECTIONS, section):
-        found.update(dotted(config[name], name))
-    return {key: value for key, value in found.items()
-            if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
 
 
 def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str) -> dict[str, Any]:

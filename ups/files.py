@@ -1,19 +1,42 @@
-"""Files that hold what was meant: no planted link, second writer or full disk makes them anything else."""
+"""Files that hold what was meant: no planted link, second writer or full disk makes them anything else; and records
+that say when they were altered. Without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}   # flock where there are no locks
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 UNWRITABLE = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
+BLOCK = 1 << 22   # bytes hashed at a time
+
+
+class DamagedError(ValueError):
+    """A file that is not what its record says, or not what was written."""
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def value_hash(value: Any) -> str:
+    """SHA-256 of a plain value, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def flush(path: Path) -> None:
@@ -32,15 +55,75 @@ def create(path: Path) -> BinaryIO:
     return os.fdopen(handle, "w+b")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the whole new one."""
+def remove(path: Path) -> None:
+    """Remove a file, a folder or a link, never what the link leads to; nothing if it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Inside, write the file that is given; then it becomes `path`, flushed. On an error `path` stays as it was.
+
+    Its mode follows the umask, whatever mode the writer chooses.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with create(temporary) as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+    try:
+        yield temporary
+        temporary.chmod(mode)
+        flush(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     flush(path.parent)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old one or the whole new one."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of a plain value."""
+    write_atomic(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_sealed(path: Path, record: dict[str, Any]) -> None:
+    """`write_json` of a mapping and, as its "seal", its own hash."""
+    write_json(path, record | {"seal": value_hash(record)})
+
+
+def read_record(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
+    """The JSON mapping at `path`, with every key of `kinds` in its type; other keys are as they are.
+
+    Raises FileNotFoundError, or DamagedError: what the file is, and what to do when it is not.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} is not readable ({error}); expected {what}. {do}") from error
+    if not isinstance(record, dict):
+        raise DamagedError(f"{path} holds a {type(record).__name__}; expected {what}. {do}")
+    for name, kind in kinds.items():
+        if not isinstance(record.get(name), kind) or (kind is int and isinstance(record[name], bool)):
+            raise DamagedError(f"{path} has no right {name!r}; expected {what}. {do}")
+    return record
+
+
+def read_sealed(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
+    """`read_record` of what `write_sealed` wrote. Raises DamagedError also if any of it was altered."""
+    record = read_record(path, what, do, seal=str, **kinds)
+    if record["seal"] != value_hash({name: value for name, value in record.items() if name != "seal"}):
+        raise DamagedError(f"{path} was altered (its seal is not that of its content); expected {what} as it was written. {do}")
+    return record
 
 
 @contextlib.contextmanager
@@ -52,18 +135,18 @@ def held(path: Path) -> Iterator[BinaryIO]:
     """
     while True:
         with _open_own(path) as file:
-            _lock(file, path)
+            lock(file, path)
             if is_at(path, file):
                 yield file
                 return
             # its holder renamed or removed it before we had the lock: ours may be a finished file by now
 
 
-def is_at(path: Path, file: BinaryIO) -> bool:
+def is_at(path: Path, file: IO) -> bool:
     """Whether the open `file` is the one that `path` names."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -82,7 +165,8 @@ def _open_own(path: Path) -> BinaryIO:
                                f"Nothing was written. Remove it and run the same command again")
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+def lock(file: IO, path: Path) -> None:
+    """Lock an open file for its process. Raises BlockingIOError if another has it, OSError where there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -14,7 +14,7 @@ import json
 import math
 from pathlib import Path
 
-from ups.checkpoint import write_atomic
+from ups.files import write_atomic
 from ups.report import BASELINES, is_interval, number, validate_results
 
 PATH = "runs/leaderboard.jsonl"

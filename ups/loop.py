@@ -24,12 +24,10 @@ Where gradients are reduced in the backward pass (ddp.overlap, FSDP: ups/sharded
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import random
-import shutil
 import sys
 import time
 import traceback
@@ -40,16 +38,14 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-import yaml
 from accelerate import Accelerator, InitProcessGroupKwargs
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ups import checkpoint, ending, sharded
-from ups.checkpoint import DONE, MODEL, Checkpoints, file_hash, finished_stage, value_hash, write_atomic, write_json
-from ups.config import Config, OptimConfig, TrainConfig, read_yaml, to_dict
+from ups import ending, sharded
+from ups.checkpoint import Checkpoints, write_weights
+from ups.config import Config, OptimConfig, TrainConfig, to_dict
 from ups.ending import Preempted, StageError, main_guard
 from ups.environment import (
     asks_for_cpu,
@@ -58,17 +54,18 @@ from ups.environment import (
     differences,
     is_out_of_memory,
     random_state,
-    relevant_keys,
     set_random_state,
     set_torch_random_state,
     torch_random_state,
     wait_for,
     what_ranks_share,
 )
+from ups.files import file_hash, read_record, value_hash, write_json, write_sealed
 from ups.guard import Guard, tell
 from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, place_gradients
 from ups.sampling import generator
 from ups.sharded import Loss, Sharding
+from ups.stage import DONE, MODEL, StageFolder
 from ups.track import Tracker, check_tracker
 
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # what follows the gradients in the buffer; summed over ranks
@@ -105,7 +102,8 @@ class Run:
         """
         run = cls(config, stage, train, optim, parents or {}, extra or {}, section)
         ending.active = run
-        run._check_directory()
+        check_tracker(config.tracker)
+        run.is_finished = run.folder.examine() is not None
         if run.is_finished:
             tell("finished")
         else:
@@ -116,11 +114,10 @@ class Run:
     def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig, parents: dict[str, str],
                  extra: dict[str, Any], section: str | None = None) -> None:
         self.section = section or stage
-        self.config, self.stage, self.train, self.optim, self.parents, self.extra = config, stage, train, optim, parents, extra
-        self.directory = config.run_dir / stage
+        self.config, self.stage, self.train, self.optim, self.extra = config, stage, train, optim, extra
+        self.folder = StageFolder(config, stage, self.section, parents)
+        self.directory, self.identity = self.folder.path, self.folder.identity
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.relevant = relevant_keys(to_dict(config), self.section)
-        self.config_hash = value_hash(self.relevant)
         self.is_finished = self.is_stopped_early = self.is_preempted = False
         self.step = self.num_skipped = self.num_skipped_in_row = self.num_failed_saves = self.num_without_better = 0
         self.best_score, self.best_weights = math.inf, None
@@ -138,7 +135,6 @@ class Run:
         self.sharding: Sharding | None = None
         self._overlapped: nn.Module | None = None   # what to call for a loss where gradients are reduced in the backward pass
         self._why = "with ddp.overlap, where ranks cannot agree to repeat a batch"
-        self._lock = None
 
     @property
     def is_main(self) -> bool:
@@ -149,33 +145,6 @@ class Run:
         if self.is_main:
             tqdm.write(" ".join(map(str, values)), file=sys.stdout)
             sys.stdout.flush()
-
-    def _remedy(self) -> str:
-        return (f"Delete {self.directory} (make remove STAGE={self.stage} RUN={self.config.run.name}) and run "
-                f"make {self.stage} RUN={self.config.run.name} again, or choose another run.name.")
-
-    def _check_directory(self) -> None:
-        """Compare an existing stage directory with this configuration and these parents; reads only."""
-        check_tracker(self.config.tracker)
-        saved, environment = self.directory / "config.yaml", self.directory / "environment.json"
-        if saved.is_file() and environment.is_file():
-            try:
-                before = relevant_keys(read_yaml(saved), self.section)
-            except (KeyError, TypeError, AttributeError) as error:
-                raise checkpoint.DamagedError(f"{saved} lacks a part ({error}); expected the configuration that this stage was "
-                                              f"started with. {self._remedy()}") from error
-            changed = [f"{key} {before.get(key, 'absent')} -> {self.relevant.get(key, 'absent')}"
-                       for key in sorted(before.keys() | self.relevant.keys()) if before.get(key) != self.relevant.get(key)]
-            if changed:
-                raise FileExistsError(f"{self.directory} was started with another configuration ({'; '.join(changed)}); "
-                                      f"expected the same one, to continue. {self._remedy()}")
-            parents = checkpoint.read_record(environment, "the parents of a stage", self._remedy(), parents=dict)["parents"]
-            stale = [name for name in sorted(parents.keys() | self.parents.keys())
-                     if parents.get(name) != self.parents.get(name)]
-            if stale:
-                raise FileExistsError(f"{self.directory} was made from another {stale[0]} ({parents.get(stale[0], 'none')} then, "
-                                      f"{self.parents.get(stale[0], 'none')} now); expected the same one. {self._remedy()}")
-        self.is_finished = finished_stage(self.directory) is not None
 
     def _check_launch(self) -> None:
         """Refuse launches that would not give what was asked for; knows nothing but the environment."""
@@ -215,15 +184,14 @@ class Run:
         if state.mixed_precision != self.train.precision:
             raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {self.train.precision!r} as "
                              f"{self.section}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
-        if different := differences(self.gather(what_ranks_share(to_dict(self.config), self.parents, self.stage))):
+        if different := differences(self.gather(what_ranks_share(to_dict(self.config), self.identity["parents"], self.stage))):
             raise ValueError(f"the ranks do not agree: {'; '.join(different[:5])}; expected the same configuration, parents and "
                              "versions on all. Start every process with the same command, files and environment.")
-        self.checkpoints = Checkpoints(self.directory / "state", self.train.keep, self.rank, self.agreed)
-        is_busy = self.agreed(lambda: self.is_main and not self._take_lock(), "locking the stage directory")
-        is_busy, job = self.gather((is_busy, str(time.time_ns())))[0]
-        if is_busy:
-            raise FileExistsError(f"another process is training in {self.directory}; expected one at a time. Wait for it, or end "
-                                  "it.")
+        self.checkpoints = Checkpoints(self.directory / "state", self.train.keep, self.rank, self.agreed, self.identity)
+        refusal = self.agreed(lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage directory")
+        refusal, job = self.gather((refusal, str(time.time_ns())))[0]
+        if refusal:
+            raise FileExistsError(refusal)
         self.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
         self.agreed(self._see_directory, "looking for the stage directory")
         self.agreed(lambda: self.guard.open(self.directory / "heartbeat", job), "writing the first heartbeat")
@@ -239,55 +207,30 @@ class Run:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             tell(event, **facts)
 
-    def _take_lock(self) -> bool:
-        """Whether this process, by its rank 0, has the stage directory for itself; the lock dies with it."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.directory / ".lock").open("a")
-        until = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    return False
-                time.sleep(0.1)
-
     def _write_start(self) -> None:
         for path in self.directory.glob("errors/rank*.json"):   # of a rank that had to leave for want of memory
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 memory = {name: int(record[name]) for name in ("micro_batch", "micro_batch_asked") if name in record}
             except (ValueError, TypeError) as error:
-                self.print(f"WARNING: {path} of an earlier start is not readable ({error}); it is removed.")
+                self.print(f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside.")
                 continue
             if memory:
                 write_json(self.directory / "memory.json", memory)
-        for name in ("errors", "heartbeat"):
-            shutil.rmtree(self.directory / name, ignore_errors=True)
-        path = self.directory / "environment.json"
-        starts = []
-        if path.is_file():
-            starts = checkpoint.read_record(path, "the record of earlier starts", self._remedy(), starts=list)["starts"]
-        write_atomic(self.directory / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
-        write_json(path, {"parents": self.parents, "config_hash": self.config_hash, "extra": self.extra,
-                          "starts": [*starts, describe_environment(self.world, self.device)]})
+        self.folder.begin({"extra": self.extra}, describe_environment(self.world, self.device))
         self.tracker = Tracker(self.directory, self.config.tracker, self.config.run.name, self.stage, to_dict(self.config))
         self._write_status("running")
 
     def _see_directory(self) -> None:
-        path = self.directory / "environment.json"
-        if not path.is_file() or json.loads(path.read_text(encoding="utf-8"))["config_hash"] != self.config_hash:
-            raise FileNotFoundError(f"rank {self.rank} does not see {path} that rank 0 wrote; expected run.root on a file "
-                                    "system shared by all machines. Set run.root to one.")
+        self.folder.enter(self.rank)
         if (self.directory / "memory.json").is_file():
-            memory = checkpoint.read_record(self.directory / "memory.json", "a micro-batch", "Delete it.", micro_batch=int,
+            memory = read_record(self.directory / "memory.json", "a micro-batch", "Delete it.", micro_batch=int,
                                  micro_batch_asked=int)
             if memory["micro_batch_asked"] == self.train.micro_batch:  # else the user asked for another since
                 self.micro_batch = max(1, min(self.micro_batch, memory["micro_batch"]))
 
     def _write_status(self, status: str, **facts: Any) -> None:
-        if self.is_main and self.directory.is_dir():
+        if self.is_main and self.folder.is_own():
             try:
                 write_json(self.directory / "status.json", {"status": status, "step": self.step, "time": time.time(), **facts})
             except OSError as error:  # nothing is decided by this file
@@ -341,7 +284,7 @@ class Run:
         return cause
 
     def _write_error(self, kind: str, cause: str, text: str, **facts: Any) -> None:
-        if not self.directory.is_dir() or not self._is_open:
+        if not self._is_open or not self.folder.is_own():
             return
         try:
             folder = self.directory / "errors"
@@ -690,7 +633,7 @@ class Run:
 
     def _save(self, is_required: bool) -> None:
         """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
-        self.agreed(lambda: self.is_main and self._flush_log(), "writing metrics.jsonl")
+        self.agreed(self._ready_to_save, "looking for the stage directory and writing metrics.jsonl")
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
                  "best_weights": self.best_weights}
         shared = {
@@ -706,7 +649,7 @@ class Run:
         else:
             shared |= state
         try:
-            self.checkpoints.save(self.step, shared, own, {"world": self.world, "config_hash": self.config_hash})
+            self.checkpoints.save(self.step, shared, own, {"world": self.world})
             self.num_failed_saves, self._saved = 0, self.step
         except StageError as error:
             self.num_failed_saves += 1
@@ -716,10 +659,12 @@ class Run:
             self._is_recorded = False
             self.print(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} more steps.")
 
-    def _flush_log(self) -> None:
+    def _ready_to_save(self) -> None:
+        self.folder.require_own()
         if self._log_error is not None:
             raise self._log_error
-        self.tracker.flush()
+        if self.is_main:
+            self.tracker.flush()
 
     def _resume(self) -> None:
         manifest = self.agreed(lambda: self.checkpoints.newest() if self.is_main else None, "looking for checkpoints")
@@ -769,20 +714,17 @@ class Run:
         self.print(f"finished {self.stage}: {self.directory / DONE}")
 
     def _export(self, tensors: dict[str, Tensor], results: dict[str, Any], model_config: dict[str, Any]) -> None:
-        self._flush_log()
-        temporary = self.directory / f".{MODEL}.tmp"
-        save_file(tensors, temporary)
-        checkpoint.flush(temporary)
-        os.replace(temporary, self.directory / MODEL)
+        self._ready_to_save()
+        write_weights(self.directory / MODEL, tensors)
         write_json(self.directory / "config.json", model_config)
         record = {"model_sha256": file_hash(self.directory / MODEL), "config_sha256": file_hash(self.directory / "config.json"),
-                  "config_hash": self.config_hash, "parents": self.parents}
-        done = {
+                  **self.identity}
+        self.folder.require_own()
+        write_sealed(self.directory / DONE, {
             "stage": self.stage, "run": self.config.run.name, "step": self.step, "fingerprint": value_hash(record), **record,
             "best_score": self.best_score if math.isfinite(self.best_score) else None, "num_skipped": self.num_skipped,
             "results": results,
-        }
-        write_json(self.directory / DONE, done | {"seal": value_hash(done)})
+        })
         self._write_status("finished")
 
     def close(self, exit_code: int) -> None:

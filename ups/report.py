@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from ups import figures
-from ups.checkpoint import write_atomic
+from ups.files import write_atomic
 from ups.gates import BASELINES
 
 TEMPLATE = Path(__file__).with_suffix(".html")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ups.cache import Cache
-from ups.checkpoint import flush, read_record, read_weights, write_atomic
-from ups.choose import wait_for_bases
 from ups.config import Config, ModelConfig, OptimConfig, to_dict
 from ups.corrector import Corrector, CorrectorHead, fit_head
+from ups.fitted import fit_once
 from ups.loop import Run
 from ups.operator import Operator, augment
 from ups.sampling import Schedule, generator
@@ -178,31 +174,18 @@ def fit_heads(all_residuals: dict[str, Residuals], corrector: Corrector, run: Ru
     Returns the statistics of `fit_head` by task. Raises ValueError, on all ranks, for residuals that the stage must refuse: the
     operator is better where the corrector trains (it was trained there), or whitening does not carry over to validation.
     """
-    directory, config = run.directory / "scales", run.config
-
-    def fit_mine() -> None:
-        for name in list(all_residuals)[run.rank :: run.world]:
-            _fit_and_save(all_residuals[name], directory, config, corrector.description["model"], run.optim, scale_steps,
-                          run.train.batch_size)
-        wait_for_bases(directory, all_residuals)
-
-    run.agreed(fit_mine, "fitting the scale of the residuals")
-    again = f"Delete {directory} and train again."
-    numbers = dict.fromkeys(("ratio", "ratio_error", "std_train", "std_val", "std_val_error"), float)
-    facts = {name: read_record(directory / f"{name}.json", "the fit of a head", again, **numbers) for name in all_residuals}
-    for name in all_residuals:
-        state = read_weights(directory / f"{name}.safetensors", again)
-        corrector.heads[name].load_state_dict(state, strict=False)
-        refuse(name, facts[name], config)
-    return facts
+    config = run.config
+    fits = {name: partial(_fit_scale, residuals, config, corrector.description["model"], run.optim, scale_steps,
+                          run.train.batch_size) for name, residuals in all_residuals.items()}
+    found = fit_once(run, "scales", fits, "fitting the scale of the residuals")
+    for name, (facts, weights) in found.items():
+        corrector.heads[name].load_state_dict(weights, strict=False)
+        refuse(name, facts, config)
+    return {name: facts for name, (facts, _) in found.items()}
 
 
-def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: dict, optim: OptimConfig, steps: int,
-                  batch_size: int) -> None:
-    path = directory / f"{residuals.name}.safetensors"
-    if path.with_suffix(".json").is_file():
-        return
-    directory.mkdir(parents=True, exist_ok=True)
+def _fit_scale(residuals: Residuals, config: Config, model: dict, optim: OptimConfig, steps: int,
+               batch_size: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     seed = config.run.seed
     torch.manual_seed(generator(seed, "scale", residuals.name).initial_seed())
     head = CorrectorHead(residuals.description, ModelConfig(**model)).to(residuals.device)
@@ -221,12 +204,7 @@ def _fit_and_save(residuals: Residuals, directory: Path, config: Config, model: 
     facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, optim,
                      (residuals.windows("reserved")[0], residuals.windows("val")[0]))
     kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
-    state = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items() if name.startswith(kept)}
-    partial = path.with_suffix(".partial")
-    save_file(state, partial)
-    flush(partial)
-    partial.replace(path)
-    write_atomic(path.with_suffix(".json"), json.dumps(facts, indent=1))
+    return facts, {name: value for name, value in head.state_dict().items() if name.startswith(kept)}
 
 
 def refuse(name: str, facts: dict[str, float], config: Config) -> None:

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ups.checkpoint import write_atomic, write_json
 from ups.config import TrackerConfig
+from ups.files import DamagedError, is_at, write_atomic, write_json
 from ups.guard import beat
 from ups.processes import descendants
 
@@ -58,18 +58,25 @@ class Tracker:
             self._outside = _TensorBoard(directory, stage)
 
     def rewind(self, step: int) -> None:
-        """Drop the lines after `step` (and a torn last line): training goes on from there."""
+        """Drop the lines after `step`, and a last one that was being written when a process died: training goes on from there.
+
+        Raises DamagedError for any other line that cannot be read: numbers are missing there, and nobody would know.
+        """
         self._file.close()
         text, lines = [], []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+        *whole, _torn = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(whole, 1):
             try:
                 values = json.loads(line)
-                is_kept = values["step"] <= step
-            except (ValueError, KeyError, TypeError):  # the line that was being written when the process died
-                is_kept = False
+                at = values.pop("step")
+                is_kept = at <= step
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DamagedError(f"line {number} of {self.path} is not readable ({error}); expected a step and its numbers "
+                                   f"(only the last line may be cut short). Restore the file from a copy, or remove it to go "
+                                   f"on without the numbers so far") from error
             if is_kept:
-                text.append(line + "\n")
-                lines.append((values.pop("step"), {k: v for k, v in _numbers(values).items() if k != "time"}))
+                text.append(line.decode() + "\n")
+                lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
         write_atomic(self.path, "".join(text))
         self._file = self.path.open("a", encoding="utf-8")
         self._tell("rewind", step, lines)
@@ -80,7 +87,10 @@ class Tracker:
         self._tell("send", step, _numbers(values))
 
     def flush(self) -> None:
-        """Force what was logged to disk; a checkpoint is committed after it."""
+        """Force what was logged to disk; a checkpoint is committed after it. Raises FileNotFoundError if the file is gone."""
+        if not is_at(self.path, self._file):
+            raise FileNotFoundError(f"{self.path} was removed or replaced while it was written; expected it to stay. Start the "
+                                    f"stage again: it continues from its last checkpoint, without the numbers before")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._tell("flush")
