@@ -5,8 +5,13 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
+VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS PYTHON SHELL
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+$(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
+  of: $(VARIABLES). `make` alone says what they are))
+
 ifdef RUN
-CONFIG ?= $(or $(wildcard configs/$(RUN).yaml),configs/small.yaml)
+CONFIG ?= configs/$(RUN).yaml
 else
 CONFIG ?= configs/small.yaml
 RUN := $(basename $(notdir $(CONFIG)))
@@ -20,21 +25,35 @@ SEEDS ?= 0 1
 STAGES ?= operator diffusion consistency rival steady
 export PYTHONUNBUFFERED := 1
 
+# What is asked for is looked at before anything runs.
+ifneq ($(filter-out help test lint leaderboard remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
+$(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard configs/*.yaml), or a \
+  file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
+$(if $(wildcard accelerate_configs/$(TOPOLOGY).yaml),,$(error no accelerate_configs/$(TOPOLOGY).yaml; expected TOPOLOGY to \
+  be one of: $(basename $(notdir $(wildcard accelerate_configs/*.yaml)))))
+endif
+# RUN and STAGE name folders that `remove` deletes: no way out of RUNS
+is_name = $(and $(filter 1,$(words $(1))),$(if $(findstring /,$(1))$(filter .%,$(1)),,yes))
+$(if $(call is_name,$(RUN)),,$(error RUN is '$(RUN)'; expected one word without / that does not begin with a dot. It names a \
+  folder of $(RUNS)))
+$(if $(STAGE),$(if $(call is_name,$(STAGE)),,$(error STAGE is '$(STAGE)'; expected one of: $(STAGES) report)))
+
 RUN_DIR = $(RUNS)/$(RUN)
-SETTINGS = $(RUN_DIR)/.settings
-CACHE_LOG = $(RUN_DIR)/.cache.log
 FLAGS = --config $(CONFIG) run.name=$(RUN) run.root=$(RUNS) $(ARGS)
-TOPOLOGY_FILE = $(or $(wildcard accelerate_configs/$(TOPOLOGY).yaml),$(error no accelerate_configs/$(TOPOLOGY).yaml; expected \
-  TOPOLOGY to be one of: $(basename $(notdir $(wildcard accelerate_configs/*.yaml)))))
+TOPOLOGY_FILE = accelerate_configs/$(TOPOLOGY).yaml
 WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 # Every process gets its share of the cores; more threads than cores make two processes fight, accelerate's default is one.
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
   $(PY) -m ups.launch --config_file $(TOPOLOGY_FILE)
+# $(call stage,NAME,SCRIPT): the script, where `ups.stage` says that there is something to do (3). It is always asked:
+# it compares settings, parents and every file's digest, without torch, in a third of a second.
+stage = @status=0; $(PY) -m ups.stage $(1) $(FLAGS) || status=$$?; \
+  if [ $$status -eq 3 ]; then $(2) $(FLAGS); else exit $$status; fi
 
 ifdef PYTHON
 PY := $(PYTHON)
-ENVIRONMENT :=
+ENVIRONMENT := .python
 else
 PY := .venv/bin/python
 ENVIRONMENT := .venv/installed
@@ -45,6 +64,11 @@ endif
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' Makefile
+
+.PHONY: .python
+.python:
+	@command -v "$(PY)" >/dev/null || { echo "there is no PYTHON=$(PY); leave it out, and make sets up .venv" >&2; exit 2; }
+	@$(PY) -m ups.interpreter
 
 .venv/installed: requirements.txt requirements-dev.txt
 	@python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python3 is too old; expected 3.11 or later. Put one first in PATH.")'
@@ -67,49 +91,25 @@ doctor: $(ENVIRONMENT)        ## Examine this machine (GPUs, ranks, limits, disk
 	status=0; $(PY) -m ups.machine --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
 
 cache: data                   ## Fit the tokenizers and encode the data
-	@mkdir -p $(RUN_DIR)
-	$(PY) prepare_cache.py $(FLAGS) | tee $(CACHE_LOG)
+	$(PY) prepare_cache.py $(FLAGS)
 
-operator: $(RUN_DIR)/operator/done.json   ## Train the operator
-	@echo "$(<D): up to date"
+operator: cache               ## Train the operator
+	$(call stage,$@,$(LAUNCH) train_operator.py)
 
-diffusion: $(RUN_DIR)/diffusion/done.json     ## Train the corrector of the operator's errors
-	@echo "$(<D): up to date"
+diffusion: operator           ## Train the corrector of the operator's errors
+	$(call stage,$@,$(LAUNCH) train_diffusion.py)
 
-consistency: $(RUN_DIR)/consistency/done.json ## Distil the corrector into one or two evaluations
-	@echo "$(<D): up to date"
+consistency: diffusion        ## Distil the corrector into one or two evaluations
+	$(call stage,$@,$(LAUNCH) train_consistency.py)
 
-rival: $(RUN_DIR)/rival/done.json             ## The student's network without a teacher, to compare
-	@echo "$(<D): up to date"
+rival: diffusion              ## The student's network without a teacher, to compare
+	$(call stage,$@,$(LAUNCH) train_consistency.py --rival)
 
-steady: $(RUN_DIR)/steady/done.json           ## Train the prior of steady solutions given part of the coefficient
-	@echo "$(<D): up to date"
+steady: operator              ## Train the prior of steady solutions given part of the coefficient
+	$(call stage,$@,$(LAUNCH) train_steady.py)
 
-report: $(RUN_DIR)/report/done.json       ## Roll out the test split: results.json, report.html, leaderboard row; fails if a gate does
-	@echo "$(<D): up to date, see $(<D)/report.html"
-
-# A stage runs again when its parent or its settings are newer. The script decides whether that makes it stale; where it finds
-# nothing to do, `touch -c` keeps it from being asked again.
-$(RUN_DIR)/operator/done.json: $(CONFIG) configs/default.yaml $(SETTINGS)
-	$(LAUNCH) train_operator.py $(FLAGS)
-	@touch -c $@
-
-$(RUN_DIR)/diffusion/done.json $(RUN_DIR)/steady/done.json: $(RUN_DIR)/%/done.json: $(RUN_DIR)/operator/done.json
-	$(LAUNCH) train_$*.py $(FLAGS)
-	@touch -c $@
-
-$(RUN_DIR)/consistency/done.json $(RUN_DIR)/rival/done.json: $(RUN_DIR)/%/done.json: $(RUN_DIR)/diffusion/done.json
-	$(LAUNCH) train_consistency.py $(if $(filter rival,$*),--rival) $(FLAGS)
-	@touch -c $@
-
-$(RUN_DIR)/report/done.json: $(patsubst %,$(RUN_DIR)/%/done.json,$(STAGES))
-	$(PY) evaluate.py $(FLAGS)
-	@touch -c $@
-
-# Written when the settings changed or a cache was built.
-$(SETTINGS): export SETTINGS_NOW = $(FLAGS)
-$(SETTINGS): cache
-	@if ! cmp -s $@ <(echo "$$SETTINGS_NOW") || grep -q ': built in' $(CACHE_LOG); then echo "$$SETTINGS_NOW" > $@; fi
+report: $(STAGES)             ## Roll out the test split: results.json, report.html, leaderboard row; fails if a gate does
+	$(call stage,$@,$(PY) evaluate.py)
 
 smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU processes
 	rm -rf $(RUNS)/smoke
@@ -138,7 +138,7 @@ clean-smoke:                  ## Delete the run, the data and the caches of make
 
 ##
 ## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:
-##   CONFIG    settings laid over configs/default.yaml (configs/RUN.yaml if there is one, else configs/small.yaml)
+##   CONFIG    settings laid over configs/default.yaml (configs/RUN.yaml; configs/small.yaml where no RUN is named)
 ##   ARGS      single settings laid over those
 ##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
 ##   RUNS      folder of all runs (runs)

@@ -20,7 +20,7 @@ settings=(CONFIG="$CONFIG" RUN="$RUN" RUNS="$RUNS" ARGS="$ARGS" STAGES="$STAGES"
 mkdir -p "$RUNS/$RUN"
 ready=$RUNS/$RUN/.prepared
 if ((NODE_RANK == 0)); then
-  make "$RUNS/$RUN/.settings" "${settings[@]}"
+  make cache "${settings[@]}"
   echo "$JOB" >"$ready"
 fi
 until [[ -f $ready && $(<"$ready") == "$JOB" ]]; do

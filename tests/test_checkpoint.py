@@ -1,18 +1,13 @@
-"""ups/checkpoint.py, stage.py, files.py: a checkpoint is whole or absent, whatever happens while it is written; what lies in a
-stage's folder is that stage's, or refused."""
+"""ups/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written, and of this stage, or refused."""
 
 import json
 import os
-import shutil
 
 import pytest
 import torch
 
-from ups import stage
-from ups.checkpoint import Checkpoints, write_weights
-from ups.config import load_config
-from ups.files import DamagedError, file_hash, read_sealed, replacing, value_hash, write_atomic, write_sealed
-from ups.stage import StageFolder, finished_stage, require_stage
+from ups.checkpoint import Checkpoints
+from ups.files import DamagedError, file_hash
 
 
 def agreed(function, _doing):
@@ -161,170 +156,12 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     assert not (tmp_path / "should-not-exist").exists()
 
 
-# ---------------------------------------------------------------- a finished stage
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    """Of a run under `tmp_path` whose cache of burgers1d says that its fingerprint is "p"."""
-    monkeypatch.setattr(stage, "cache_fingerprint", lambda config, task: "p")
-    return load_config(None, ["data.tasks=[burgers1d]", f"run.root={tmp_path}", "run.name=run"])
-
-
-def finish(config, name="operator", **changes):
-    """A finished stage of that configuration, or of one that was changed."""
-    directory, identity = config.run_dir / name, stage.stage_folder(config, name).identity
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "model.safetensors").write_bytes(b"weights")
-    (directory / "config.json").write_text("{}")
-    record = {"model_sha256": file_hash(directory / "model.safetensors"), "config_sha256": file_hash(directory / "config.json"),
-              **identity, **changes}
-    write_sealed(directory / "done.json", {"stage": name, "step": 3, "fingerprint": value_hash(record), **record})
-    return directory
-
-
-def test_a_finished_stage_is_believed_only_with_its_own_model(config):
-    assert finished_stage(config.run_dir / "operator") is None
-    directory = finish(config)
-    assert require_stage(config, "operator")["step"] == 3
-    (directory / "model.safetensors").write_bytes(b"others!")
-    with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete .*done.json"):
-        finished_stage(directory)
-    (directory / "model.safetensors").write_bytes(b"weights")
-    (directory / "config.json").unlink()
-    with pytest.raises(DamagedError, match="config.json is missing; expected .* as done.json says"):
-        finished_stage(directory)
-    (directory / "done.json").write_text("{")
-    with pytest.raises(DamagedError, match="done.json is not readable"):
-        finished_stage(directory)
-
-
-def test_missing_operator_names_the_make_target(config):
-    with pytest.raises(FileNotFoundError, match="stage operator of run run is missing; expected .*Run: make operator RUN=run"):
-        require_stage(config, "operator")
-    (config.run_dir / "operator").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="is unfinished"):
-        require_stage(config, "operator")
-
-
-def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config, monkeypatch):
-    finish(config)
-    same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
-    other, free = load_config(None, [*same, "operator.model.width=64"]), load_config(None, [*same, "operator.train.hang_s=9"])
-    with pytest.raises(FileExistsError, match=r"stage operator of run run was made with another configuration \(hash .* in done"):
-        require_stage(other, "operator")
-    assert require_stage(free, "operator")["step"] == 3
-    monkeypatch.setattr(stage, "cache_fingerprint", lambda config, task: "q")
-    with pytest.raises(FileExistsError, match=r"was made from another burgers1d \(p then, q now\); .*make remove STAGE=operator"):
-        require_stage(config, "operator")
-
-
-# ---------------------------------------------------------------- the folder of a stage
-
-
-def folder_of(config, *overrides, parents=None, name="operator"):
-    changed = load_config(None, ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run", *overrides])
-    return StageFolder(changed, name, "operator", parents or {"cache": "p"})
-
-
-@pytest.mark.parametrize("left", ["environment.json", "config.yaml", "done.json", "state/step_000000005/manifest.json",
-                                  "bases/burgers1d.json"])
-def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(config, left):
-    """config.yaml or environment.json may be lost: what is left says whose the folder is."""
-    folder = folder_of(config)
-    assert folder.take(0.0) == ""
-    folder.begin({}, {})
-    (folder.path / "bases").mkdir()
-    folder.keep("bases/burgers1d.json", {})
-    (folder.path / "state").mkdir()
-    Checkpoints(folder.path / "state", 2, 0, agreed, folder.identity).save(5, {}, {}, {"world": 1})
-    finish(folder.config, **folder.identity) if left == "done.json" else None
-    for path in [path for path in folder.path.rglob("*") if path.suffix in (".json", ".yaml")]:
-        if path != folder.path / left and not (left == "done.json" and path.name == "config.json"):
-            path.unlink()
-    folder_of(config, "operator.train.hang_s=9").examine()
-    with pytest.raises(FileExistsError, match="run.seed 0 -> 1" if left == "config.yaml" else "made with another configuration"):
-        folder_of(config, "run.seed=1").examine()
-    if left != "config.yaml":   # which knows no parents
-        with pytest.raises(FileExistsError, match=r"was made from another cache \(p then, q now\); expected the same one. "
-                                                  "Delete .*make remove STAGE=operator RUN=run"):
-            folder_of(config, parents={"cache": "q"}).examine()
-
-
-def test_what_came_while_a_job_waited_for_the_lock_is_compared_again(config):
-    first, second = folder_of(config), folder_of(config, "run.seed=1")
-    assert second.examine() is None   # both start at the same time
-    assert first.take(0.0) == ""
-    assert "another process is training in" in second.take(0.0)
-    first.begin({}, {})
-    first._lock.close()   # killed
-    assert "run.seed 0 -> 1" in second.take(0.0)
-    assert folder_of(config).take(0.0) == ""
-
-
-def test_a_folder_that_was_removed_or_replaced_is_no_longer_ours(config):
-    first, second = folder_of(config), folder_of(config)
-    assert first.take(0.0) == "" and first.is_own()
-    shutil.rmtree(first.path)
-    with pytest.raises(FileNotFoundError, match="was removed or replaced while this job trained in it; expected the folder that"):
-        first.require_own()
-    assert second.take(0.0) == "" and second.is_own() and not first.is_own()
-    with pytest.raises(FileNotFoundError, match="was removed or replaced"):
-        first.keep("record.json", {})
-
-
-def test_the_lock_that_was_waited_for_is_the_one_in_the_folder(config, monkeypatch):
-    """The folder is removed and made anew between opening .lock and locking it."""
-    folder, lock = folder_of(config), stage.lock
-
-    def replaced(file, path):
-        monkeypatch.setattr(stage, "lock", lock)
-        shutil.rmtree(path.parent)
-        path.parent.mkdir()
-        lock(file, path)
-
-    monkeypatch.setattr(stage, "lock", replaced)
-    assert folder.take(5.0) == "" and folder.is_own()
-
-
-def test_errors_of_earlier_starts_are_kept_and_bounded(config):
-    folder = folder_of(config)
-    assert folder.take(0.0) == ""
-    for start in range(9):
-        folder.begin({}, {"start": start})
-        (folder.path / "errors").mkdir()
-        (folder.path / "errors" / "rank0.json").write_text(str(start))
-    folder.begin({}, {})
-    kept = sorted(path for path in folder.path.glob("errors*"))
-    assert [(path.name, (path / "rank0.json").read_text()) for path in kept] == [
-        (f"errors_of_start_{start:04d}", str(start - 1)) for start in range(5, 10)]
-
-
 def test_a_checkpoint_of_another_stage_is_refused_and_not_set_aside(tmp_path):
     save(make(tmp_path), 5)
     for other in ({"config_hash": "d"}, {"cache": "q"}):
         with pytest.raises(FileExistsError, match="step_000000005 was made (with another configuration|from another cache)"):
             make(tmp_path, **other).newest()
     assert make(tmp_path).newest()["step"] == 5
-
-
-# ---------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize("write", [lambda path: write_atomic(path, "new"),
-                                   lambda path: write_weights(path, {"w": torch.ones(2)})])
-def test_a_link_in_a_temporary_files_place_is_never_followed_and_modes_follow_the_umask(tmp_path, write):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    for name in (".new.tmp", "new.partial", "new.tmp"):
-        (tmp_path / name).symlink_to(victim)
-    before = os.umask(0o027)
-    try:
-        write(tmp_path / "new")
-    finally:
-        os.umask(before)
-    assert victim.read_text() == "precious" and not (tmp_path / "new").is_symlink()
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_link_in_place_of_an_unfinished_checkpoint_is_removed_and_its_target_stays(tmp_path):
@@ -334,27 +171,3 @@ def test_a_link_in_place_of_an_unfinished_checkpoint_is_removed_and_its_target_s
     (tmp_path / "state" / ".tmp-000000005").symlink_to(tmp_path / "elsewhere")
     save(make(tmp_path), 5)
     assert (tmp_path / "elsewhere" / "file").read_text() == "precious" and make(tmp_path).newest()["step"] == 5
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
-    write_atomic(tmp_path / "x", "one")
-    with pytest.raises(RuntimeError), replacing(tmp_path / "x") as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert (tmp_path / "x").read_text() == "one" and os.listdir(tmp_path) == ["x"]
-
-
-def test_one_flipped_character_of_a_sealed_record_is_noticed(tmp_path):
-    write_sealed(tmp_path / "x.json", {"number": 0.125, "words": ["a"]})
-    assert read_sealed(tmp_path / "x.json", "a record", "")["number"] == 0.125
-    (tmp_path / "x.json").write_text((tmp_path / "x.json").read_text().replace("0.125", "0.135"))
-    with pytest.raises(DamagedError, match="x.json was altered .its seal is not that of its content.; expected a record as"):
-        read_sealed(tmp_path / "x.json", "a record", "")
-
-
-def test_atomic_write_replaces_whole_files_and_hashes_ignore_key_order(tmp_path):
-    path = tmp_path / "x.txt"
-    write_atomic(path, "one")
-    write_atomic(path, "two")
-    assert path.read_text() == "two" and os.listdir(tmp_path) == ["x.txt"]
-    assert value_hash({"a": 1, "b": 2}) == value_hash({"b": 2, "a": 1}) != value_hash({"a": 1, "b": 3})

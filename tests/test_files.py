@@ -8,9 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ups import files
-from ups.files import create, explained, held, is_at, write_atomic
+from ups.checkpoint import write_weights
+from ups.files import (
+    DamagedError,
+    create,
+    explained,
+    held,
+    is_at,
+    read_sealed,
+    replacing,
+    value_hash,
+    write_atomic,
+    write_sealed,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -99,3 +112,43 @@ def test_a_full_disk_is_explained_and_another_error_is_left_as_it_is(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="^.Errno 5. broken$"), explained(tmp_path / "a", 1, "data.root"):
         raise OSError(errno.EIO, "broken")
+
+
+@pytest.mark.parametrize("write", [lambda path: write_atomic(path, "new"),
+                                   lambda path: write_weights(path, {"w": torch.ones(2)})])
+def test_a_link_in_a_temporary_files_place_is_never_followed_and_modes_follow_the_umask(tmp_path, write):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in (".new.tmp", "new.partial", "new.tmp"):
+        (tmp_path / name).symlink_to(victim)
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "new")
+    finally:
+        os.umask(before)
+    assert victim.read_text() == "precious" and not (tmp_path / "new").is_symlink()
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    write_atomic(tmp_path / "x", "one")
+    with pytest.raises(RuntimeError), replacing(tmp_path / "x") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert (tmp_path / "x").read_text() == "one" and os.listdir(tmp_path) == ["x"]
+
+
+def test_one_flipped_character_of_a_sealed_record_is_noticed(tmp_path):
+    write_sealed(tmp_path / "x.json", {"number": 0.125, "words": ["a"]})
+    assert read_sealed(tmp_path / "x.json", "a record", "")["number"] == 0.125
+    (tmp_path / "x.json").write_text((tmp_path / "x.json").read_text().replace("0.125", "0.135"))
+    with pytest.raises(DamagedError, match="x.json was altered .its seal is not that of its content.; expected a record as"):
+        read_sealed(tmp_path / "x.json", "a record", "")
+
+
+def test_atomic_write_replaces_whole_files_and_hashes_ignore_key_order(tmp_path):
+    path = tmp_path / "x.txt"
+    write_atomic(path, "one")
+    write_atomic(path, "two")
+    assert path.read_text() == "two" and os.listdir(tmp_path) == ["x.txt"]
+    assert value_hash({"a": 1, "b": 2}) == value_hash({"b": 2, "a": 1}) != value_hash({"a": 1, "b": 3})

@@ -1,0 +1,213 @@
+"""ups/stage.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never up to date."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ups import stage
+from ups.checkpoint import Checkpoints
+from ups.config import ROOT, load_config
+from ups.files import DamagedError, file_hash, value_hash, write_sealed
+from ups.stage import DONE, StageFolder, finished_stage, report_parents, report_record, require_stage, why_report, why_to_do
+
+# ---------------------------------------------------------------- a finished stage
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """Of a run under `tmp_path` whose cache of burgers1d says that its fingerprint is "p"."""
+    monkeypatch.setattr(stage, "cache_fingerprint", lambda config, task: "p")
+    return load_config(None, ["data.tasks=[burgers1d]", f"run.root={tmp_path}", "run.name=run"])
+
+
+def finish(config, name="operator", **changes):
+    """A finished stage of that configuration, or of one that was changed."""
+    directory, identity = config.run_dir / name, stage.stage_folder(config, name).identity
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "model.safetensors").write_bytes(b"weights")
+    (directory / "config.json").write_text("{}")
+    record = {"model_sha256": file_hash(directory / "model.safetensors"), "config_sha256": file_hash(directory / "config.json"),
+              **identity, **changes}
+    write_sealed(directory / "done.json", {"stage": name, "step": 3, "fingerprint": value_hash(record), **record})
+    return directory
+
+
+def test_a_finished_stage_is_believed_only_with_its_own_model(config):
+    assert finished_stage(config.run_dir / "operator") is None
+    directory = finish(config)
+    assert require_stage(config, "operator")["step"] == 3
+    (directory / "model.safetensors").write_bytes(b"others!")
+    with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete .*done.json"):
+        finished_stage(directory)
+    (directory / "model.safetensors").write_bytes(b"weights")
+    (directory / "config.json").unlink()
+    with pytest.raises(DamagedError, match="config.json is missing; expected .* as done.json says"):
+        finished_stage(directory)
+    (directory / "done.json").write_text("{")
+    with pytest.raises(DamagedError, match="done.json is not readable"):
+        finished_stage(directory)
+
+
+def test_missing_operator_names_the_make_target(config):
+    with pytest.raises(FileNotFoundError, match="stage operator of run run is missing; expected .*Run: make operator RUN=run"):
+        require_stage(config, "operator")
+    (config.run_dir / "operator").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="is unfinished"):
+        require_stage(config, "operator")
+
+
+def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config, monkeypatch):
+    finish(config)
+    same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
+    other, free = load_config(None, [*same, "operator.model.width=64"]), load_config(None, [*same, "operator.train.hang_s=9"])
+    with pytest.raises(FileExistsError, match=r"stage operator of run run was made with another configuration \(hash .* in done"):
+        require_stage(other, "operator")
+    assert require_stage(free, "operator")["step"] == 3
+    monkeypatch.setattr(stage, "cache_fingerprint", lambda config, task: "q")
+    with pytest.raises(FileExistsError, match=r"was made from another burgers1d \(p then, q now\); .*make remove STAGE=operator"):
+        require_stage(config, "operator")
+
+
+# ---------------------------------------------------------------- the folder of a stage
+
+
+def folder_of(config, *overrides, parents=None, name="operator"):
+    changed = load_config(None, ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run", *overrides])
+    return StageFolder(changed, name, "operator", parents or {"cache": "p"})
+
+
+@pytest.mark.parametrize("left", ["environment.json", "config.yaml", "done.json", "state/step_000000005/manifest.json",
+                                  "bases/burgers1d.json"])
+def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(config, left):
+    """config.yaml or environment.json may be lost: what is left says whose the folder is."""
+    folder = folder_of(config)
+    assert folder.take(0.0) == ""
+    folder.begin({}, {})
+    (folder.path / "bases").mkdir()
+    folder.keep("bases/burgers1d.json", {})
+    (folder.path / "state").mkdir()
+    Checkpoints(folder.path / "state", 2, 0, lambda do, _: do(), folder.identity).save(5, {}, {}, {"world": 1})
+    finish(folder.config, **folder.identity) if left == "done.json" else None
+    for path in [path for path in folder.path.rglob("*") if path.suffix in (".json", ".yaml")]:
+        if path != folder.path / left and not (left == "done.json" and path.name == "config.json"):
+            path.unlink()
+    folder_of(config, "operator.train.hang_s=9").examine()
+    with pytest.raises(FileExistsError, match="run.seed 0 -> 1" if left == "config.yaml" else "made with another configuration"):
+        folder_of(config, "run.seed=1").examine()
+    if left != "config.yaml":   # which knows no parents
+        with pytest.raises(FileExistsError, match=r"was made from another cache \(p then, q now\); expected the same one. "
+                                                  "Delete .*make remove STAGE=operator RUN=run"):
+            folder_of(config, parents={"cache": "q"}).examine()
+
+
+def test_what_came_while_a_job_waited_for_the_lock_is_compared_again(config):
+    first, second = folder_of(config), folder_of(config, "run.seed=1")
+    assert second.examine() is None   # both start at the same time
+    assert first.take(0.0) == ""
+    assert "another process is training in" in second.take(0.0)
+    first.begin({}, {})
+    first._lock.close()   # killed
+    assert "run.seed 0 -> 1" in second.take(0.0)
+    assert folder_of(config).take(0.0) == ""
+
+
+def test_a_folder_that_was_removed_or_replaced_is_no_longer_ours(config):
+    first, second = folder_of(config), folder_of(config)
+    assert first.take(0.0) == "" and first.is_own()
+    shutil.rmtree(first.path)
+    with pytest.raises(FileNotFoundError, match="was removed or replaced while this job trained in it; expected the folder that"):
+        first.require_own()
+    assert second.take(0.0) == "" and second.is_own() and not first.is_own()
+    with pytest.raises(FileNotFoundError, match="was removed or replaced"):
+        first.keep("record.json", {})
+
+
+def test_the_lock_that_was_waited_for_is_the_one_in_the_folder(config, monkeypatch):
+    """The folder is removed and made anew between opening .lock and locking it."""
+    folder, lock = folder_of(config), stage.lock
+
+    def replaced(file, path):
+        monkeypatch.setattr(stage, "lock", lock)
+        shutil.rmtree(path.parent)
+        path.parent.mkdir()
+        lock(file, path)
+
+    monkeypatch.setattr(stage, "lock", replaced)
+    assert folder.take(5.0) == "" and folder.is_own()
+
+
+def test_errors_of_earlier_starts_are_kept_and_bounded(config):
+    folder = folder_of(config)
+    assert folder.take(0.0) == ""
+    for start in range(9):
+        folder.begin({}, {"start": start})
+        (folder.path / "errors").mkdir()
+        (folder.path / "errors" / "rank0.json").write_text(str(start))
+    folder.begin({}, {})
+    kept = sorted(path for path in folder.path.glob("errors*"))
+    assert [(path.name, (path / "rank0.json").read_text()) for path in kept] == [
+        (f"errors_of_start_{start:04d}", str(start - 1)) for start in range(5, 10)]
+
+
+# ---------------------------------------------------------------- whether there is anything to do
+
+
+def test_a_stage_is_asked_after_by_its_files_not_by_their_times(config):
+    assert why_to_do(config, "operator") == "it is missing"
+    folder_of(config).path.mkdir(parents=True)
+    assert why_to_do(config, "operator") == "it is unfinished"
+    weights = finish(config) / "model.safetensors"
+    assert why_to_do(config, "operator") == ""
+    weights.write_bytes(b"weighty")
+    with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says"):
+        why_to_do(config, "operator")
+    weights.unlink()
+    with pytest.raises(DamagedError, match="model.safetensors is missing"):
+        why_to_do(config, "operator")
+
+
+def test_a_report_stands_only_whole_and_for_its_stages_and_settings(config):
+    finish(config)
+    (config.report_dir / "figures").mkdir(parents=True)
+    for name in ("results.json", "report.html", "figures/a.png"):
+        (config.report_dir / name).write_text(name)
+    assert why_to_do(config, "report") == "it is missing, or a gate failed"
+    write_sealed(config.report_dir / DONE, report_record(config, report_parents(config)))
+    assert why_to_do(config, "report") == ""
+    for name in ("results.json", "report.html", "figures/a.png"):
+        (config.report_dir / name).write_text(name.upper())
+        assert why_to_do(config, "report") == f"{name} is missing or was altered"
+        (config.report_dir / name).unlink()
+        assert why_to_do(config, "report") == f"{name} is missing or was altered"
+        (config.report_dir / name).write_text(name)
+    assert why_report(config, {**report_parents(config), "steady": "new"}) == "what it was made from has changed"
+    done = config.report_dir / DONE
+    done.write_text(done.read_text().replace('"stage": "report"', '"stage": "retort"'))
+    assert "done.json was altered" in why_to_do(config, "report")
+
+
+def test_a_report_is_made_of_stages_of_this_configuration(config):
+    finish(config)
+    other = folder_of(config, "operator.model.width=64").config
+    with pytest.raises(FileExistsError, match="stage operator of run run was made with another configuration"):
+        report_parents(other)
+
+
+@pytest.mark.parametrize(("finished", "arguments", "code", "text"), [
+    (True, [], 0, "run/operator: up to date"), (False, [], 3, "run/operator: to do, it is missing"),
+    (True, ["run.seed=1"], 2, "was made with another configuration"), (True, ["run.sede=1"], 2, "did you mean 'seed'?")])
+def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, finished, arguments, code, text):
+    if finished:
+        finish(config)
+    monkeypatch.setattr(sys, "argv", ["stage", "operator", "data.tasks=[burgers1d]", f"run.root={config.run.root}",
+                                      "run.name=run", *arguments])
+    assert stage.main() == code
+    said = capsys.readouterr()
+    assert text in said.out + said.err and (said.out + said.err).count("\n") == 1
+
+
+def test_asking_needs_no_torch():
+    code = "import sys, ups.stage; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
