@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -116,6 +117,15 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
         return loss
     if kind == "exit0":
         sys.exit(0)
+    if kind in ("remove", "replace"):   # by a user, under the running job
+        shutil.rmtree(run.directory)
+        if kind == "replace":
+            run.directory.mkdir()
+            (run.directory / ".lock").touch()
+        return loss
+    if kind == "lose_log":
+        (run.directory / "metrics.jsonl").unlink()
+        return loss
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[kind])
     return loss
 

@@ -334,6 +334,51 @@ def test_another_configuration_is_refused_naming_the_keys_and_the_way_out(refere
     assert "nothing to do" in launch(reference.directory.parent.parent, "operator.train.save_every=7").logs[0]
 
 
+@pytest.mark.parametrize("fault", [{}, {"kind": "kill", "rank": 0, "step": 12}])
+def test_whose_a_folder_is_does_not_depend_on_one_file_in_it(tmp_path, fault):
+    """Finished, or killed after two checkpoints: what is left of config.yaml and environment.json decides nothing."""
+    outcome = launch(tmp_path, fault=fault)
+    for names in (("config.yaml",), ("environment.json",), ("config.yaml", "environment.json")):
+        for name in names:
+            (outcome.directory / name).rename(tmp_path / name)
+        before = {path: path.stat().st_mtime_ns for path in outcome.directory.rglob("*")}
+        other, parent = launch(tmp_path, "run.seed=1"), launch(tmp_path, parents={"cache": "decade"})
+        assert other.codes == parent.codes == [2], other.logs + parent.logs
+        assert "another configuration (" in other.logs[0]
+        assert "was made from another cache (c0ffee then, decade now)" in parent.logs[0]
+        assert before == {path: path.stat().st_mtime_ns for path in outcome.directory.rglob("*")}
+        for name in names:
+            (tmp_path / name).rename(outcome.directory / name)
+    (outcome.directory / "config.yaml").unlink()
+    assert launch(tmp_path).codes == [0]
+
+
+@pytest.mark.parametrize("kind", ["remove", "replace"])
+@pytest.mark.parametrize("step", [6, 19])   # long before a save, and before the last
+def test_a_folder_that_is_removed_or_replaced_under_a_running_job_is_an_error(tmp_path, kind, step):
+    outcome = launch(tmp_path, fault={"kind": kind, "step": step})
+    assert outcome.codes == [1], outcome.logs
+    assert "was removed or replaced while this job trained in it; expected the folder that it locked" in outcome.logs[0]
+    assert "finished operator" not in outcome.logs[0]
+    assert [path.name for path in outcome.directory.rglob("*")] == ([".lock"] if kind == "replace" else [])
+
+
+def test_a_log_that_is_removed_under_a_running_job_is_an_error(tmp_path):
+    outcome = launch(tmp_path, fault={"kind": "lose_log", "step": 6})
+    assert outcome.codes == [1] and "metrics.jsonl was removed or replaced while it was written" in outcome.logs[0]
+    assert not (outcome.directory / "done.json").exists()
+
+
+def test_a_damaged_line_of_the_log_is_not_dropped_when_a_run_continues(tmp_path):
+    log = launch(tmp_path, fault={"kind": "kill", "rank": 0, "step": 12}).directory / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:3], lines[3].replace(b'"step"', b'"stop"'), *lines[4:]]))
+    resumed = launch(tmp_path)
+    assert resumed.codes == [1] and "line 4 of " in resumed.logs[0] and "only the last line may be cut short" in resumed.logs[0]
+    log.write_bytes(b"".join([*lines, b'{"step": 13, "tra']))
+    assert launch(tmp_path).codes == [0]
+
+
 def test_a_changed_parent_is_refused_naming_the_make_target(reference):
     again = launch(reference.directory.parent.parent, parents={"cache": "decade"})
     assert again.codes == [2]
