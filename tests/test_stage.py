@@ -1,12 +1,13 @@
 """ups/stage.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never up to date."""
 
+import errno
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from ups import stage
+from ups import files, stage
 from ups.checkpoint import Checkpoints
 from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
@@ -136,6 +137,15 @@ def test_the_lock_that_was_waited_for_is_the_one_in_the_folder(config, monkeypat
 
     monkeypatch.setattr(stage, "lock", replaced)
     assert folder.take(5.0) == "" and folder.is_own()
+
+
+def test_a_stage_is_not_trained_where_there_are_no_locks(config, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with pytest.raises(OSError, match="operator/.lock cannot be locked .No locks available.; expected .* locks.*Mount it"):
+        folder_of(config).take(0.0)
 
 
 def test_errors_of_earlier_starts_are_kept_and_bounded(config):
