@@ -21,7 +21,7 @@ import prepare_cache
 from ups import cache as cache_module
 from ups import cache_build
 from ups.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
-from ups.cache_build import build_cache, data_files, is_up_to_date, plan
+from ups.cache_build import build_cache, data_files, is_up_to_date, plan, require_same_data
 from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.generate import generation_settings, write_data
 from ups.pdebench import split_indices
@@ -103,6 +103,24 @@ def test_rows_follow_file_order_and_decode_to_the_data(built):
             u = torch.from_numpy(data["tensor"][()])[:, :, None]
         z = cache.batch(range(file * NUM, file * NUM + NUM), 0, FRAMES)
         assert torch.allclose(cache.tokenizer.denormalise(cache.tokenizer.decode(z)), u, atol=2e-6)
+
+
+@pytest.mark.parametrize("task", ["advection1d", "darcy2d"])
+def test_data_files_are_those_of_the_cache_by_their_values_not_by_their_age(built, tmp_path, task):
+    """What a report scores against must be what the latents are of."""
+    config = replace(built, data=replace(built.data, root=str(tmp_path)))
+    cache = open_cache(config, task)
+    with pytest.raises(FileNotFoundError, match="no data file .*expected the one that .*h5 was built from. Run `make data`"):
+        require_same_data(config, cache)
+    for old, new in zip(data_files(built, task), data_files(config, task), strict=True):
+        new.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(old.read_bytes())
+    require_same_data(config, cache)   # a copy, younger than the cache
+    with h5py.File(new, "r+") as file:
+        name = "nu" if "nu" in file else "tensor"
+        file[name][NUM - 1, ..., 3] = np.nextafter(file[name][NUM - 1, ..., 3], np.float32(9))
+    with pytest.raises(ValueError, match="the data files of .* hold other values than those that .*h5 was built from; expected"):
+        require_same_data(config, cache)
 
 
 def test_steady_cache_holds_input_and_solution_with_a_tokenizer_each(built):
