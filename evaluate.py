@@ -107,6 +107,7 @@ def milliseconds_per_state(operator: Operator, test: TestSet, rows: Tensor, devi
 def evaluate_task(operator: Operator, config: Config, name: str, device: torch.device) -> tuple[dict, list[dict]]:
     """The task's entry of results.json and the trajectories the report shows: the median and the worst."""
     cache = open_cache(config, name)
+    head = operator.serve(cache)
     test, settings = TestSet(config, name, cache), config.evaluate
     mean_field = None
     if cache.task.is_steady:
@@ -128,8 +129,7 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
     models = {model: metrics.summarise(score, settings.num_bootstrap, config.run.seed, times, legacy, groups)
               for model, score in scores.items()}
     models["operator"]["ms_per_state"] = milliseconds_per_state(operator, test, test.rows[: settings.batch_size], device)
-    models["operator"]["evaluations_per_state"] = 1 / operator.heads[name].bundle
-    head = operator.heads[name]
+    models["operator"]["evaluations_per_state"] = 1 / head.bundle
     entry = {
         "num_trajectories": len(test.rows), "num_frames_predicted": num_frames, "parameters": list(config.task[name].parameters),
         "fields": list(cache.task.fields), "grid": list(cache.tokenizer.space), "times": times.tolist(), "models": models,

@@ -20,7 +20,7 @@ from ups.choose import base_error, candidates, residual_scale, spread
 from ups.config import Config
 from ups.operator import Operator, TaskHead
 from ups.optim import EMA, build_optimizer, learning_rate
-from ups.rollout import rollout
+from ups.rollout import forecast
 
 SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
 
@@ -93,12 +93,8 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         operator.heads[task].network_weight.fill_(0.0)
     operator.eval()
 
-    @torch.no_grad()
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        part = operator.heads[task]
-        z = part.input_codec.encode(part.input_codec.normalise(given.to(place)))
-        z = rollout(lambda w: operator(w, task, values.to(place)), z, num_steps, part.history)
-        return part.codec.denormalise(part.codec.decode(z))
+        return forecast(operator, task, given[:, -operator.heads[task].history :], values, num_steps)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
     return Trained(predict, sum(p.numel() for p in operator.parameters()), step, step_ms, watch(),

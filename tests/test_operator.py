@@ -72,7 +72,9 @@ def describe(name: str, kind: str = "persistence", history: int = 1, bundle: int
                 "history": history, "reach": 3}
     return {"name": name, "history": history, "bundle": bundle, "codec": describe_tokenizer(codecs["codec"]),
             "input_codec": describe_tokenizer(codecs["coefficient_codec"]) if task.is_steady else None,
-            "parameter_values": list(VALUES[name]), "log_dt": math.log(0.05),
+            "parameter_values": list(VALUES[name]), "dt": 0.05, "boundary": task.boundary,
+            "domain": list(task.domain),
+            "parameters": {key: [min(VALUES[name]), max(VALUES[name])] for key in task.parameters},
             "base": {"kind": kind, "settings": {**geometry, **settings}}}, codecs
 
 

@@ -18,7 +18,7 @@ from ups.base import fit_by_gradient, fit_propagators
 from ups.cache import Cache
 from ups.config import Config
 from ups.metrics import nrmse_pooled
-from ups.operator import TaskHead, describe_tokenizer
+from ups.operator import TaskHead, describe_data
 from ups.rollout import rollout
 from ups.sampling import generator
 
@@ -32,11 +32,7 @@ def head_description(cache: Cache, config: Config, kind: str, settings: dict[str
     task, is_steady = config.task[cache.task.name], cache.task.is_steady
     return {
         "name": cache.task.name, "history": 1 if is_steady else task.history, "bundle": 1 if is_steady else task.bundle,
-        "codec": describe_tokenizer(cache.tokenizer),
-        "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer is not None else None,
-        "parameter_values": [float(v) for v in cache.parameter_values],
-        "log_dt": math.log(cache.dt) if cache.dt > 0 else 0.0,
-        "base": {"kind": kind, "settings": settings},
+        **describe_data(cache), "base": {"kind": kind, "settings": settings},
     }
 
 

@@ -10,6 +10,7 @@ on validation (`network_weight`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from ups.backbone import Backbone
 from ups.base import make_base
+from ups.cache import Cache
 from ups.checkpoint import load_stage
 from ups.config import ModelConfig
 from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, get_task
@@ -28,21 +30,30 @@ BOUNDARIES = (PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW)
 BASE_LR = 0.2        # of the rate: how fast a learnt base moves while the network learns what it leaves; at 1 it wanders
 FLOOR = 1e-4         # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
+AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
 class TaskHead(nn.Module):
     """What one task adds to the shared network: codec, base predictor, input and output map, scales.
 
     description (JSON-able; ups/choose.py makes it): all that the tensors do not hold. name; history, bundle (frames);
-    codec, input_codec (None unless steady); parameter_values; log_dt; base: {kind, settings}.
+    what it is trained on, as `describe_data` says; base: {kind, settings}. Raises ValueError where that is
+    missing or not the task's.
     """
 
     def __init__(self, description: dict[str, Any], width: int):
         super().__init__()
         self.name = description["name"]
         self.task = get_task(self.name)
+        known = {"boundary": self.task.boundary, "domain": list(self.task.domain)}
+        if wrong := [key for key in (*known, "dt", "parameters") if key not in description
+                     or description[key] != known.get(key, description[key])]:
+            raise ValueError(f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
+                             f"{wrong[0]} they were trained on; expected "
+                             f"{known.get(wrong[0], 'what this version records')}. {AGAIN}")
         self.history, self.bundle = description["history"], description["bundle"]
         self.description = description
+        self.log_dt = math.log(description["dt"]) if description["dt"] > 0 else 0.0
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = _empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
         self.base = make_base(description["base"]["kind"], description["base"]["settings"])
@@ -69,8 +80,13 @@ class TaskHead(nn.Module):
     def standardise(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, P) raw values to standardised logarithms (batch, P) and the index of the nearest known value (batch,).
 
-        Raises ValueError for a value the base cannot serve: a propagator knows the fitted values only.
+        Raises ValueError for another number of parameters than the task shows, or a value the base cannot
+        serve: a propagator knows the fitted values only.
         """
+        names = list(self.description["parameters"])
+        if parameters.ndim != 2 or parameters.shape[1] != len(names):
+            raise ValueError(f"{self.name} was given parameters of shape {tuple(parameters.shape)}; expected "
+                             f"(batch, {len(names)}): {', '.join(names) or 'none'}. Give these, in order.")
         if parameters.shape[1] == 0:
             return parameters.float(), torch.zeros(parameters.shape[0], dtype=torch.long, device=parameters.device)
         logs = parameters.double().log()
@@ -116,15 +132,44 @@ class Operator(nn.Module):
         self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width), nn.SiLU(),
                                        nn.Linear(model.width, model.width))
 
+    def head(self, task: str) -> TaskHead:
+        """The head of a task. Raises ValueError for one that it was not trained on."""
+        if task not in self.heads:
+            raise ValueError(f"this operator does not know {task!r:.80}; expected one of the tasks it was "
+                             f"trained on: {', '.join(self.names)}. Add it to data.tasks and train.")
+        return self.heads[task]
+
+    def serve(self, cache: Cache) -> TaskHead:
+        """The head of a cache's task. Raises ValueError, by name, where it was trained on other data."""
+        head = self.head(cache.task.name)
+        now, then = flat_facts(describe_data(cache)), flat_facts(head.description)
+        wrong = [(f"the {fact} {now[fact]}", then[fact]) for fact in now if now[fact] != then[fact]]
+        for here, there in ((cache.tokenizer, head.codec), (cache.input_tokenizer, head.coefficient_codec)):
+            if here is not None and not wrong and not all(
+                    torch.equal(a.cpu(), b.cpu()) for a, b in zip(here.buffers(), there.buffers(), strict=True)):
+                wrong = [("another codec", "the codec of its cache")]
+        if wrong:
+            raise ValueError(f"{cache.path} holds {head.name} with {wrong[0][0]}; expected {wrong[0][1]}, as "
+                             f"the operator was trained. Give the cache it was trained on. {AGAIN}")
+        return head
+
     def predict(self, z: Tensor, task: str, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """z (batch, history, *tokens, dim), raw parameters (batch, P) to (full, base), each (batch, bundle, *tokens, dim).
 
-        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for another number of frames or a
-        parameter value the base was not fitted for.
+        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for a task, token
+        grid, number of frames or of parameters that is not the trained one (by shapes alone, so that nothing
+        waits for the device), or a parameter value the base was not fitted for.
         """
-        head = self.heads[task]
-        if z.shape[1] != head.history:
-            raise ValueError(f"{task} was given {z.shape[1]} frames; expected its history of {head.history}. Slice the context.")
+        head = self.head(task)
+        codec, (frames, *found) = head.input_codec, z.shape[1:]
+        if frames != head.history:
+            raise ValueError(f"{task} was given {frames} frames; expected its history of {head.history}. "
+                             f"Slice the context.")
+        if found != [*codec.tokens, codec.dim] or len(parameters) != len(z):
+            raise ValueError(f"{task} was given {len(z)} latents of shape {tuple(found)} and {len(parameters)} rows "
+                             f"of parameters; expected {(*codec.tokens, codec.dim)} and as many rows: it was trained "
+                             f"on a grid of {codec.space} cells. Use forecast(..., resample=True) of "
+                             f"ups/rollout.py, or train on the other grid.")
         standard, index = head.standardise(parameters)
         z_base = head.predict_base(z, standard, index)
         if not torch.is_grad_enabled() and not head.network_weight:
@@ -145,7 +190,7 @@ class Operator(nn.Module):
         head = self.heads[task]
         facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)
         facts[:, : standard.shape[1]] = standard
-        facts[:, MAX_PARAMETERS] = head.description["log_dt"]
+        facts[:, MAX_PARAMETERS] = head.log_dt
         facts[:, MAX_PARAMETERS + 1 + BOUNDARIES.index(head.task.boundary)] = 1.0
         return self.task_embedding[self.names.index(task)] + self.condition(facts)
 
@@ -160,6 +205,32 @@ def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """The facts and tensor shapes of a codec, JSON-able: an operator is built from these and filled by a state_dict."""
     return {**tokenizer.meta(), "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()}}
+
+
+def describe_data(cache: Cache) -> dict[str, Any]:
+    """What a task's weights are trained on, and hold for alone, JSON-able.
+
+    codec and input_codec (None unless steady), with grid, fields and patch; boundary; domain of every axis;
+    dt between frames (0 if steady); parameters: name -> smallest and largest value, empty where the task hides
+    or has none; parameter_values of the first.
+    """
+    shown = cache.parameters.unbind(1)   # none where they are hidden
+    steady = cache.input_tokenizer is not None
+    return {"codec": describe_tokenizer(cache.tokenizer),
+            "input_codec": describe_tokenizer(cache.input_tokenizer) if steady else None,
+            "boundary": cache.task.boundary, "domain": list(cache.task.domain), "dt": cache.dt,
+            "parameters": {name: [float(column.min()), float(column.max())]
+                           for name, column in zip(cache.task.parameters, shown, strict=False)},
+            "parameter_values": [float(v) for v in cache.parameter_values]}
+
+
+def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
+    """`describe_data` by the names a message uses."""
+    names = {"space": "grid", "fields": "fields", "positive": "logarithms", "patch": "patch", "shape": "size"}
+    codecs = {"": description["codec"], "input ": description["input_codec"] or {}}
+    facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
+    others = ("boundary", "domain", "dt", "parameters", "parameter_values")
+    return facts | {key: description[key] for key in others}
 
 
 def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class TransientResiduals:
 
     def __post_init__(self) -> None:
         self.name = self.cache.task.name
-        self.head = self.operator.heads[self.name]
+        self.head = self.operator.serve(self.cache)
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
         self.description = {"name": self.name, "dim": bundle * dim, "num_conditions": (history + 1 + bundle) * dim}
 
@@ -130,7 +130,7 @@ class TransientResiduals:
         standard, _ = self.head.standardise(parameters)
         parts = (z, z[:, :1] - before, full - z[:, -1:])
         tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in parts], -1)
-        dt = torch.full((len(z), 1), self.head.description["log_dt"], device=z.device)
+        dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
         return full.movedim(1, -2).flatten(-2), tokens, torch.cat([standard, dt], 1)
 
     def decode(self, r: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ kept is faster than a transform of all of them, on CPU and on GPU, and works in 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,29 @@ def apply_axes(u: Tensor, matrices: list[Tensor]) -> Tensor:
     for axis, matrix in enumerate(matrices, first):
         u = torch.movedim(torch.movedim(u, axis, -1) @ matrix.mT, -1, axis)
     return u
+
+
+def interpolation(n: int, m: int, boundary: str) -> Tensor:
+    """(m, n), float64: values at m points of the series of min(n, m) modes that n values determine.
+
+    Fourier if periodic, the first points of both grids in one place; else cosine, values at the centres of n
+    and m cells. Exact for fields of these modes, keeps the mean over the axis, and there and back by a finer
+    grid is the identity.
+    """
+    kept = min(n, m)
+    if boundary != PERIODIC:
+        return cosine(m)[:kept].mT @ cosine(n)[:kept] * math.sqrt(m / n)
+    u_hat = torch.fft.rfft(torch.eye(n, dtype=torch.float64), norm="forward")[:, : kept // 2 + 1]
+    if kept % 2 == 0 and n != m:   # the last wave of the coarser grid: one term there, two on the finer
+        u_hat[:, -1] *= 2.0 if m < n else 0.5
+    return torch.fft.irfft(u_hat, n=m, norm="forward").mT
+
+
+def resample(u: Tensor, space: Sequence[int], boundary: str) -> Tensor:
+    """u (..., *own space) on the grid `space` of the same domain: `interpolation` of every axis, in float64."""
+    own = u.shape[-len(space) :]
+    matrices = [interpolation(n, m, boundary).to(u.device) for n, m in zip(own, space, strict=True)]
+    return apply_axes(u.double(), matrices).to(u.dtype)
 
 
 class FieldTransform(nn.Module):

@@ -96,7 +96,7 @@ class SteadyResiduals:
 
     def __post_init__(self) -> None:
         self.name = self.cache.task.name
-        self.head = self.operator.heads[self.name]
+        self.head = self.operator.serve(self.cache)
         codec, dim = self.head.input_codec, self.head.codec.dim
         num_cells = codec.patch**self.head.task.ndim
         self.description = {"name": self.name, "dim": dim, "num_conditions": 3 * codec.width + num_cells + dim}
