@@ -1,12 +1,12 @@
-"""`forecast` (ups/rollout.py): an operator answers for what it was trained on and refuses the rest by name."""
+"""`forecast` (ups/rollout.py): operators answer for what they learnt on and refuse the rest by name."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,9 +30,9 @@ from ups.tasks import NO_FLUX, PERIODIC
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
 SETTINGS = ["operator.base_steps=60", "operator.model.width=16", "operator.model.depth=1",
             "operator.train.batch_size=8", "operator.train.precision='no'", "task.diff_react2d.history=2",
-            "task.darcy2d.reserve=0.5", f"data.tasks=[{','.join(TASKS)}]", "task.advection1d_hidden.resolution=32",
-            "task.advection1d_hidden.num_trajectories=16", "task.advection1d_hidden.space_stride=1",
-            "task.advection1d_hidden.parameters=[0.1,0.4]"]
+            "task.darcy2d.reserve=0.5", f"data.tasks=[{','.join(TASKS)}]",
+            *[f"task.advection1d_hidden.{text}" for text in ("resolution=32", "num_trajectories=16",
+                                                             "space_stride=1", "parameters=[0.1,0.4]")]]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     torch.manual_seed(0)
     operator = build(caches, config, [head.description for head in heads])
     for head in heads:
-        state = {key: value for key, value in head.state_dict().items() if not key.startswith(("into.", "out."))}
+        state = {k: v for k, v in head.state_dict().items() if not k.startswith(("into.", "out."))}
         operator.heads[head.name].load_state_dict(state, strict=False)
     optimizer, schedule = build_optimizer(operator, config.operator.optim), build_schedule(caches, config)
     for step in range(12):
@@ -79,8 +79,8 @@ def band_limited(points: Tensor, boundary: str, modes: int, seed: int = 0) -> Te
     """(5, points) random sums of the waves 0 .. modes - 1 of the boundary at `points` of (0, 1)."""
     source, k = torch.Generator().manual_seed(seed), torch.arange(modes, dtype=torch.float64)
     angle = (2 if boundary == PERIODIC else 1) * math.pi * k[:, None] * points
-    u = torch.randn(5, modes, generator=source, dtype=torch.float64) @ angle.cos()
-    return u + torch.randn(5, modes, generator=source, dtype=torch.float64) @ angle.sin() if boundary == PERIODIC else u
+    even, odd = torch.randn(2, 5, modes, generator=source, dtype=torch.float64)
+    return even @ angle.cos() + (odd @ angle.sin() if boundary == PERIODIC else 0)
 
 
 def points(n: int, boundary: str) -> Tensor:
@@ -96,7 +96,8 @@ def test_resampling_is_exact_for_the_modes_that_both_grids_hold_and_keeps_the_me
     rough = torch.randn(3, n, dtype=torch.float64)
     torch.testing.assert_close(resample(rough, (m,), boundary).mean(-1), rough.mean(-1), rtol=0, atol=1e-13)
     if m > n:   # and a finer grid loses nothing, the last wave of an even grid included
-        torch.testing.assert_close(resample(resample(rough, (m,), boundary), (n,), boundary), rough, rtol=0, atol=1e-12)
+        again = resample(resample(rough, (m,), boundary), (n,), boundary)
+        torch.testing.assert_close(again, rough, rtol=0, atol=1e-12)
     assert interpolation(n, m, boundary).shape == (m, n)
 
 
@@ -117,14 +118,15 @@ def test_on_the_trained_grid_a_forecast_is_the_rollout_of_the_latents(trained, n
     operator, caches, _ = trained
     head, cache = operator.head(name), caches[name]
     u0, parameters = given(trained, name)
-    frames = 1 if cache.task.is_steady else 3
+    frames, shown = 1 if cache.task.is_steady else 3, parameters if parameters.shape[1] else None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        u_pred = forecast(operator, name, u0, parameters if parameters.shape[1] else None, frames, dt=cache.dt)
+        u_pred = forecast(operator, name, u0, shown, frames, dt=cache.dt)
     rows = cache.split["test"][:2]
     z = cache.inputs(rows) if cache.task.is_steady else cache.batch(rows, 0, head.history)
     latents = rollout(lambda window: operator(window, name, parameters), z, frames, head.history)
-    torch.testing.assert_close(u_pred, head.codec.denormalise(head.codec.decode(latents)), rtol=1e-4, atol=1e-4)
+    right = head.codec.denormalise(head.codec.decode(latents))
+    torch.testing.assert_close(u_pred, right, rtol=1e-4, atol=1e-4)
     assert u_pred.shape == (len(u0), frames, head.codec.num_channels, *head.codec.space)
 
 
@@ -142,31 +144,32 @@ def test_the_answer_is_of_the_kind_that_was_asked_with(trained):
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("factor", [0.5, 2, 0.8])
-def test_another_grid_is_refused_and_with_resample_gives_the_numbers_of_the_trained_grid(trained, name, factor):
+def test_another_grid_is_refused_or_on_request_gives_the_numbers_of_the_trained_one(trained, name, factor):
     """A field of waves that both grids hold is one field: so must its forecasts be."""
     operator = trained[0]
     head, (u0, parameters) = operator.head(name), given(trained, name)
-    boundary, space, parameters = head.task.boundary, head.codec.space, parameters if parameters.shape[1] else None
+    boundary, space = head.task.boundary, head.codec.space
+    parameters = parameters if parameters.shape[1] else None
     other = tuple(int(factor * n) for n in space)
     few = [min(n, m) // 2 - 1 for n, m in zip(space, other, strict=True)]
     smooth = resample(resample(u0.double(), few, boundary), space, boundary)
     elsewhere, frames = resample(smooth, other, boundary), 1 if head.task.is_steady else 3
-    with pytest.raises(ValueError, match=rf"{name} was given a field on the grid \({other[0]},.*; expected \({space[0]},"
-                                         ".*on which the operator was trained. Give that grid, or resample=True"):
+    with pytest.raises(ValueError, match=rf"{name} was given a field on the grid \({other[0]},.*; expected "
+                                         rf"\({space[0]},.*on which the operator was trained. Give that grid, or re"):
         forecast(operator, name, elsewhere, parameters, frames)
-    with pytest.warns(UserWarning, match=rf"{name}: resampled from the grid \({other[0]},.* to the trained grid "
-                                         rf"\({space[0]},.* and back .*e-1[0-9] of the variation of the field"):
+    with pytest.warns(UserWarning, match=rf"{name}: resampled from the grid \({other[0]},.* to the trained "
+                                         rf"grid \({space[0]},.* and back .*e-1[0-9] of the variation of the"):
         found = forecast(operator, name, elsewhere, parameters, frames, resample=True)
     right = resample(forecast(operator, name, smooth, parameters, frames), other, boundary)
     torch.testing.assert_close(found, right, rtol=0, atol=2e-5 * float(right.abs().max()))
     if factor == 2 and boundary == PERIODIC:   # every other point is a point of the trained grid
-        torch.testing.assert_close(found[..., ::2], forecast(operator, name, smooth, parameters, frames), rtol=0,
-                                   atol=2e-5 * float(right.abs().max()))
+        here = forecast(operator, name, smooth, parameters, frames)
+        torch.testing.assert_close(found[..., ::2], here, rtol=0, atol=2e-5 * float(right.abs().max()))
 
 
 @pytest.mark.parametrize("cells", [32, 48, 128])
 def test_the_error_on_another_grid_is_that_of_the_trained_grid(trained, cells):
-    """Against the solver's own frames on that grid; by hand, through the codec, it was 10 to 30 times as large."""
+    """Against the solver's frames on that grid; by hand, through the codec, it was 10 to 30 times as large."""
     operator, caches, _ = trained
     head, cache = operator.head("burgers1d"), caches["burgers1d"]
     rows = cache.split["test"]
@@ -182,37 +185,37 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
     fine = resample(u0.double(), (128,), PERIODIC)
     wave = torch.cos(2 * math.pi * 40 * torch.arange(128) / 128)   # of 64 cells the last wave number is 32
     wave = wave * float((fine - fine.mean()).norm() / wave.expand_as(fine).norm())
-    with pytest.warns(UserWarning, match="7.1e-01 of the variation of the field given is finer than the trained"):
+    with pytest.warns(UserWarning, match="7.1e-01 of the variation of the field given is finer than the"):
         rough = forecast(trained[0], "burgers1d", fine + wave, parameters, 2, resample=True)
     right = quietly(trained[0], "burgers1d", fine, parameters, 2, resample=True)
     torch.testing.assert_close(rough, right, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "change", "text"), [
-    ("burgers1d", {"task": "burger1d"}, "does not know 'burger1d'; expected one of the tasks it was trained on: burg"),
-    ("burgers1d", {"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the operator was t"),
+    ("burgers1d", {"task": "burger1d"}, "does not know 'burger1d'; expected one of the tasks it was trained on"),
+    ("burgers1d", {"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the"),
     ("burgers1d", {"dt": math.nan}, "burgers1d was given the time step nan"),
     ("darcy2d", {"num_frames": 2}, "darcy2d was given 2 frames to forecast; expected 1, as it is steady"),
-    ("burgers1d", {"u0": lambda u: u.expand(-1, -1, 2, -1)}, "burgers1d was given 2 channels; expected 1: u. Give"),
-    ("diff_react2d", {"u0": lambda u: u[:, :, :1]}, "diff_react2d was given 1 channels; expected 2: u, v. Give them"),
-    ("diff_react2d", {"u0": lambda u: u[:, :1]}, "diff_react2d was given 1 frames; expected its history of 2. Give the"),
-    ("diff_react2d", {"u0": lambda u: u[:, 0]}, r"shape \(1, 2, 16, 16\) .*; expected \(batch, 2, 2, \*space\) with 2"),
+    ("burgers1d", {"u0": lambda u: u.expand(-1, -1, 2, -1)}, "was given 2 channels; expected 1: u. Give"),
+    ("diff_react2d", {"u0": lambda u: u[:, :, :1]}, "was given 1 channels; expected 2: u, v. Give them"),
+    ("diff_react2d", {"u0": lambda u: u[:, :1]}, "was given 1 frames; expected its history of 2. Give the"),
+    ("diff_react2d", {"u0": lambda u: u[:, 0]}, r"shape \(1, 2, 16, 16\) .*; expected \(batch, 2, 2, \*space\)"),
     ("burgers1d", {"u0": lambda u: u.int()}, "and torch.int32; expected .*, floating point"),
     ("burgers1d", {"u0": lambda u: u[:0]}, r"a field of shape \(0, 1, 1, 64\)"),
-    ("burgers1d", {"u0": lambda u: u.index_fill(3, torch.tensor([5]), math.nan)}, "given a field with NaN or infinity"),
-    ("burgers1d", {"parameters": None}, r"given parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Give"),
+    ("burgers1d", {"u0": lambda u: u.index_fill(3, torch.tensor([5]), math.nan)}, "a field with NaN or inf"),
+    ("burgers1d", {"parameters": None}, r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Give"),
     ("burgers1d", {"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
     ("burgers1d", {"parameters": [[0.05], [0.1], [0.1]]}, r"parameters of shape \(3, 1\); expected \(2, 1\)"),
-    ("burgers1d", {"parameters": 0.04}, "burgers1d was given Nu = 0.04; expected 0.05 to 0.1, where the operator was"),
+    ("burgers1d", {"parameters": 0.04}, "was given Nu = 0.04; expected 0.05 to 0.1, where the operator was"),
     ("burgers1d", {"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
     ("burgers1d", {"parameters": math.nan}, "burgers1d was given Nu = nan"),
     ("burgers1d", {"parameters": -0.1, "extrapolate": True}, "burgers1d was given Nu = -0.1"),
-    ("advection1d_hidden", {"parameters": 0.1}, r"of shape \(1, 1\); expected \(2, 0\) or \(0,\): none, so None"),
+    ("advection1d_hidden", {"parameters": 0.1}, r"\(1, 1\); expected \(2, 0\) or \(0,\): none, so None"),
 ])
 def test_whatever_the_operator_was_not_trained_on_is_refused_by_name(trained, name, change, text):
     u0, parameters = given(trained, name)
-    asked = {"operator": trained[0], "task": name, "u0": u0, "parameters": parameters if parameters.shape[1] else None,
-             "num_frames": 1 if name == "darcy2d" else 2}
+    asked = {"operator": trained[0], "task": name, "u0": u0, "num_frames": 1 if name == "darcy2d" else 2,
+             "parameters": parameters if parameters.shape[1] else None}
     forecast(**asked)
     change = {key: value(u0) if callable(value) else value for key, value in change.items()}
     with pytest.raises(ValueError, match=text):
@@ -222,8 +225,9 @@ def test_whatever_the_operator_was_not_trained_on_is_refused_by_name(trained, na
 def test_a_parameter_outside_the_trained_range_is_served_where_that_is_accepted(trained):
     u0, parameters = given(trained, "burgers1d")
     outside = quietly(trained[0], "burgers1d", u0, 0.04, 2, extrapolate=True)
-    assert outside.isfinite().all() and not torch.equal(outside, forecast(trained[0], "burgers1d", u0, parameters, 2))
-    assert forecast(trained[0], "burgers1d", u0, np.float32(0.1), 2).isfinite().all()   # the trained value but for rounding
+    inside = forecast(trained[0], "burgers1d", u0, parameters, 2)
+    assert outside.isfinite().all() and not torch.equal(outside, inside)
+    assert forecast(trained[0], "burgers1d", u0, np.float32(0.1), 2).isfinite().all()   # 0.1 but for rounding
 
 
 def test_a_forecast_that_blows_up_says_from_where(trained):
@@ -231,7 +235,7 @@ def test_a_forecast_that_blows_up_says_from_where(trained):
     operator.heads["burgers1d"].out.bias.fill_(1e38)
     operator.heads["burgers1d"].scale.fill_(1e38)
     u0, parameters = given(trained, "burgers1d")
-    with pytest.warns(UserWarning, match="burgers1d: the forecast is not finite from frame 1 of 4 on; expected numbers"):
+    with pytest.warns(UserWarning, match="burgers1d: the forecast is not finite from frame 1 of 4 on; expected"):
         forecast(operator, "burgers1d", u0, parameters, 4)
 
 
@@ -244,23 +248,23 @@ def test_latents_of_another_grid_codec_or_batch_are_refused_inside_the_operator(
     operator(z, "burgers1d", parameters)
     for wrong in (z[:, :, :8], torch.cat([z, z], 2), z[..., :2]):
         shape = tuple(wrong.shape[2:])
-        with pytest.raises(ValueError, match=rf"was given 2 latents of shape \({shape[0]}, {shape[1]}\) and 2 rows of "
-                                             r"parameters; expected \(16, 4\) .*: it was trained on a grid of \(64,\)"):
+        with pytest.raises(ValueError, match=rf"was given 2 latents of shape \({shape[0]}, {shape[1]}\) and 2 rows "
+                                             r"of parameters; expected \(16, 4\) .*: it was trained .* \(64,\)"):
             operator(wrong, "burgers1d", parameters)
-    with pytest.raises(ValueError, match="burgers1d was given 2 latents of shape .* and 1 rows of parameters"):
+    with pytest.raises(ValueError, match="burgers1d was given 2 latents of shape .* and 1 rows of param"):
         operator(z, "burgers1d", parameters[:1])
-    with pytest.raises(ValueError, match=r"was given parameters of shape \(2, 0\); expected \(batch, 1\): Nu. Give"):
+    with pytest.raises(ValueError, match=r"parameters of shape \(2, 0\); expected \(batch, 1\): Nu. Give"):
         operator(z, "burgers1d", parameters[:, :0])
     with pytest.raises(ValueError, match="this operator does not know 'cfd1d'"):
         operator(z, "cfd1d", parameters)
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    (lambda cache: setattr(cache, "dt", 2 * cache.dt), r"burgers1d with the dt 0.\d+; expected 0.\d+, as the operator"),
-    (lambda cache: setattr(cache, "parameters", 2 * cache.parameters), r"the parameters \{'Nu': \[0.1, 0.2\]\}; exp"),
+    (lambda cache: setattr(cache, "dt", 2 * cache.dt), r"burgers1d with the dt 0.\d+; expected 0.\d+, as the"),
+    (lambda cache: setattr(cache, "parameters", 2 * cache.parameters), r"the parameters \{'Nu': \[0.1, 0.2\]\}"),
     (lambda cache: setattr(cache.tokenizer, "space", (32,)), r"the grid \[32\]; expected \[64\]"),
     (lambda cache: setattr(cache.tokenizer, "fields", ("v",)), r"the fields \['v'\]; expected \['u'\]"),
-    (lambda cache: cache.tokenizer.basis.mul_(-1), "burgers1d with another codec; expected the codec of its cache"),
+    (lambda cache: cache.tokenizer.basis.mul_(-1), "with another codec; expected the codec of its cache"),
     (lambda cache: cache.tokenizer.mean.add_(1e-3), "burgers1d with another codec"),
 ])
 def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trained, change, text):
@@ -270,7 +274,8 @@ def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trai
     other = copy.copy(caches["burgers1d"])
     other.tokenizer = copy.deepcopy(other.tokenizer)
     change(other)
-    for serve in (operator.serve, lambda cache: TransientResiduals(operator, cache, config, torch.device("cpu"))):
+    residuals = functools.partial(TransientResiduals, operator, config=config, device=torch.device("cpu"))
+    for serve in (operator.serve, residuals):
         with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator"):
             serve(other)
 
@@ -285,17 +290,18 @@ def test_a_steady_cache_with_another_coefficient_is_refused(trained):
 
 
 @pytest.mark.parametrize(("key", "value", "text"), [
-    ("dt", None, "the weights of burgers1d say nothing of the dt they were trained on; expected what this version"),
+    ("dt", None, "the weights of burgers1d say nothing of the dt they were trained on; expected what"),
     ("parameters", None, "say nothing of the parameters"),
     ("boundary", "no_flux", "say no_flux of the boundary they were trained on; expected periodic"),
     ("domain", [-1.0, 1.0], r"say \[-1.0, 1.0\] of the domain they were trained on; expected \[0.0, 1.0\]")])
-def test_weights_that_do_not_say_what_they_were_trained_on_are_refused(trained, tmp_path: Path, key, value, text):
+def test_weights_that_do_not_say_what_they_were_trained_on_are_refused(trained, tmp_path, key, value, text):
     operator, description = trained[0], copy.deepcopy(trained[0].description)
     if value is None:
         del description["tasks"][0][key]
     else:
         description["tasks"][0][key] = value
-    save_file({name: part.contiguous() for name, part in operator.state_dict().items()}, tmp_path / "model.safetensors")
+    weights = {name: part.contiguous() for name, part in operator.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(description))
     with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator, then make operator"):
         load_operator(tmp_path)
