@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import sys
 import types
 
@@ -58,7 +59,7 @@ class FakeCache:
         a, self.u = u[:, :1], u[:, 1:2] if steady else u
         self.trajectory, self.parameter_index = torch.arange(40) // 2, torch.arange(40) % 2
         self.split = {"train": torch.arange(24), "val": torch.arange(24, 32), "test": torch.arange(32, 40)}
-        self.num_frames = self.u.shape[1]
+        self.num_frames, self.fingerprint = self.u.shape[1], "toy"
         self.tokenizer = Tokenizer.fit([self.u.numpy()], fields=("u",), patch=4, dim=dim)
         self.input_tokenizer = Tokenizer.fit([a.numpy()], fields=("a",), patch=4) if steady else None
         self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
@@ -316,10 +317,97 @@ def test_the_judge_runs_and_writes_its_table(steady, tmp_path, monkeypatch, caps
     small = [f"{model}.{key}={value}" for model in ("fno", "unet") for key, value in TINY.items()]
     result = compare.main(["--task", "burgers1d", "--budget", "0.3", "--models", "fno", "unet", "--seeds", "0", "1", *small])
     saved = json.loads(next(tmp_path.glob("burgers1d_0.3s_fno-unet_*.json")).read_text())
-    assert saved["ratios"].keys() == {"fno/unet"} and len(saved["rows_printed"]) == 4 and saved["settings"]["fno"]["width"] == 8
+    assert len(saved["rows_printed"]) == 4 and saved["settings"]["fno"]["width"] == 8
     assert result["trivial"]["name"] == ("training mean" if steady else "persistence")
     text = capsys.readouterr().out
-    assert "fno / unet:" in text and result["trivial"]["name"] in text
+    assert result["trivial"]["name"] in text and "fno: mean over seeds" in text
+    # rivals as weak as one likes, and no ratio against them
+    assert saved["ratios"] == {} and text.count("no ratio fno / unet: the settings of fno are given by hand; expected") == 1
+    assert not re.search(r"fno / unet: \d", text) and not (tmp_path / "tuned").exists()
+
+
+def trained_as(quality, seen):
+    """Stands for `baselines.train`: validation and test error of the settings are `quality(settings)`."""
+    def train(problem, settings, budget_seconds, seed, score, clock, device):
+        seen.append((settings, budget_seconds))
+        error = quality(settings)
+        history, test = [{"share": 1.0, "steps": 1, "val": error}], heat(40)[0][32:, 10:]
+        return baselines.Trained(lambda given, parameters, num: test * (1 + error), 0, 1, 0.0, budget_seconds,
+                                 history=history)
+    return train
+
+
+def test_a_rival_without_settings_for_these_data_is_tuned_before_a_ratio_is_printed(tmp_path, monkeypatch, capsys):
+    def quality(settings):   # best with folded cells and a high rate; diverged with a history
+        return 0.08 / (1 + (settings.patch == 4) + (settings.lr == 4e-3)) if settings.history == 1 else math.nan
+
+    seen, cache = [], FakeCache()
+    monkeypatch.setattr(compare, "OUT", tmp_path)
+    monkeypatch.setattr(compare, "train", trained_as(quality, seen))
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: cache)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    other_data = ("data.tasks=[burgers1d]", "task.burgers1d.num_trajectories=999")
+
+    def run(budget, *more):
+        seen.clear()
+        result = compare.main(["--task", "burgers1d", "--budget", budget, "--models", "fno", "unet", *other_data, *more])
+        return result, capsys.readouterr().out, len(seen) - 2
+
+    result, text, tries = run("6")
+    assert result["settings"]["unet"]["patch"] == 4 and result["settings"]["unet"]["lr"] == 4e-3
+    assert "unet: no settings are tuned on these data; trying" in text and "fno / unet: 1." in text and tries > 20
+    for family in ("fno", "unet"):   # equal shares of one budget, then start and found at length
+        *short, first, last = [seconds for settings, seconds in seen[:-2] if settings.network == family]
+        assert sum(short) == pytest.approx(6.0) and len(set(short)) == 1 and first == last == 6.0
+    assert all(seconds == 6.0 for _, seconds in seen[-2:])
+    path = tmp_path / "tuned" / "burgers1d-16-unet.json"
+    assert json.loads(path.read_text())["changes"].items() >= {"patch": 4, "lr": 4e-3}.items()
+
+    assert run("6")[2] == run("3")[2] == 0                       # found again; and for a shorter budget
+    assert run("7")[2] == tries                                  # a rival tuned for less time than it now gets is tuned again
+    cache.fingerprint = "other"
+    assert run("7")[2] == tries                                  # so is one that was tuned on other data
+    _, text, tries = run("7", "unet.lr=1e-9")                    # the flattering fake
+    assert tries == 0 and "no ratio fno / unet: the settings of unet are given by hand" in text
+
+
+def test_what_short_trials_prefer_serves_only_where_it_wins_at_length(monkeypatch):
+    seen, args = [], types.SimpleNamespace(budget=44.0, seeds=[0], clock="wall", device="cpu")
+
+    def short_sighted(model, config, problem, val, settings, args, seed, budget):   # a small network learns first
+        error = settings.width if budget < 44.0 else 1 / settings.width
+        seen.append(budget)
+        return baselines.Trained(None, 0, 0, 0.0, budget, history=[{"val": error}])
+
+    monkeypatch.setattr(compare, "fit", short_sighted)
+    found = compare.climb("unet", None, args, problem(size=64), None)
+    assert found["changes"] == {} and found["val"] == 1 / 48 and seen[-2:] == [44.0, 44.0]
+    assert found["seconds"] == pytest.approx(3 * 44.0) and found["tried"] == len(seen) - 2
+
+
+def test_settings_tuned_on_the_small_run_count_for_its_data_alone(tmp_path, monkeypatch):
+    climbed = []
+    monkeypatch.setattr(compare, "OUT", tmp_path)
+    monkeypatch.setattr(compare, "climb", lambda family, *_: climbed.append(family) or {
+        "changes": {"lr": 1.0}, "tried": 1, "seconds": 3.0})
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache())
+    args = types.SimpleNamespace(task="burgers1d", budget=1.0, clock="wall", threads=1)
+    small = load_config(compare.BEST_ON)
+    assert compare.tuned("unet", small, args, problem(), None) == {} and not climbed
+    finer = load_config(compare.BEST_ON, ["data.tasks=[burgers1d]", "task.burgers1d.resolution=512"])
+    assert compare.tuned("fno_library", finer, args, problem(), None) == {"lr": 1.0} and climbed == ["fno"]
+
+
+def test_a_grid_that_some_settings_do_not_fit_is_tuned_with_the_others(monkeypatch, capsys):
+    args = types.SimpleNamespace(budget=1.0, seeds=[0], clock="wall", device="cpu")
+    monkeypatch.setattr(compare, "fit", lambda model, config, problem, val, settings, *_: Trainer(problem, settings, 0) and
+                        baselines.Trained(None, 0, 0, 0.0, 0.0, history=[{"val": 1.0 / settings.depth}]))
+    found = compare.climb("fno", None, args, problem(), None)    # 16 cells hold 9 modes, fewer than the start asks for
+    assert found["changes"] == {"modes": 8, "depth": 5} and found["tried"] > 10 and found["val"] == 1 / 5
+    assert "left out {'modes': 12}: modes is 12; expected 1 to 9 on 16 cells" in capsys.readouterr().out
+    monkeypatch.setattr(compare, "candidates", lambda *_: [{"modes": 99}])
+    with pytest.raises(ValueError, match=r"no settings of fno fit the grid \(16,\); expected some of 1. Leave it out of --mod"):
+        compare.climb("fno", None, args, problem(), None)
 
 
 def test_tuning_ranks_on_validation(tmp_path, monkeypatch):
