@@ -5,12 +5,14 @@
 #   NUM_GPUS                         GPUs of this machine (0: one process on the CPU)
 #   PORT                             first of the ports used between the machines, one per stage
 #   JOB                              a word that all machines share and no other job has
+#   PATIENCE_S                       for which the others wait for a sign of life of the first
 #   CONFIG RUN RUNS ARGS STAGES PYTHON   as for make; RUNS and cache.root lie on a file system that all machines see
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 : "${CONFIG:=configs/small.yaml}" "${RUNS:=runs}" "${ARGS:=}" "${STAGES:=operator diffusion consistency rival steady}"
 : "${RUN:=$(basename "$CONFIG" .yaml)}" "${NUM_NODES:=1}" "${NODE_RANK:=0}" "${FIRST_NODE:=127.0.0.1}" "${NUM_GPUS:=0}" "${JOB:=1}"
+: "${PATIENCE_S:=300}"
 : "${PORT:=$((20000 + $(cksum <<<"$JOB" | cut -d ' ' -f 1) % 12000))}" "${PYTHON:=.venv/bin/python}"
 read -ra arguments <<<"--config $CONFIG run.name=$RUN run.root=$RUNS $ARGS"
 settings=(CONFIG="$CONFIG" RUN="$RUN" RUNS="$RUNS" ARGS="$ARGS" STAGES="$STAGES")
@@ -20,11 +22,26 @@ settings=(CONFIG="$CONFIG" RUN="$RUN" RUNS="$RUNS" ARGS="$ARGS" STAGES="$STAGES"
 mkdir -p "$RUNS/$RUN"
 ready=$RUNS/$RUN/.prepared
 if ((NODE_RANK == 0)); then
-  make cache "${settings[@]}"
-  echo "$JOB" >"$ready"
+  # The other machines have clocks of their own: they look for another number, not for a time.
+  sign=0
+  while kill -0 $$ && echo "$JOB preparing $((sign++))" >"$ready"; do sleep 5; done &>/dev/null &
+  alive=$! status=0
+  make cache "${settings[@]}" || status=$?
+  kill $alive && wait $alive || true
+  echo "$JOB $( ((status)) && echo failed || echo ready)" >"$ready"
+  ((status == 0)) || exit "$status"
 fi
-until [[ -f $ready && $(<"$ready") == "$JOB" ]]; do
-  sleep 2
+seen='' since=$SECONDS
+until [[ $seen == "$JOB ready" ]]; do
+  now=$(cat "$ready" 2>/dev/null || true)
+  [[ $now == "$seen" || $now != "$JOB "* ]] || seen=$now since=$SECONDS
+  if [[ $seen == "$JOB failed" ]] || ((SECONDS - since > PATIENCE_S)); then
+    seen=${seen#"$JOB "}
+    echo "node.sh: the last word of the first machine ($FIRST_NODE) is '${seen:-nothing}', $((SECONDS - since)) s ago;" \
+      "expected 'ready'. Mend what it says, then start the job on all machines again." >&2
+    exit 1
+  fi
+  [[ $seen == "$JOB ready" ]] || sleep 2
 done
 
 # ---- stages, by all

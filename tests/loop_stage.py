@@ -136,6 +136,11 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     config = load_config(None, [f"run.root={root}", *SETTINGS, *overrides])
     if options.get("fsdp", False):
         forced_fsdp.force()
+    if options.get("deaf", False):   # the reader of what is printed goes away, as a terminal that is closed
+        ends = os.pipe()
+        os.close(ends[0])
+        os.dup2(ends[1], 1)
+        os.dup2(ends[1], 2)
     if options.get("impatient", False):
         ups.loop.LOCK_WAIT_S = 0.2
     run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents,

@@ -65,6 +65,12 @@ def test_a_rank_that_hangs_is_named_and_both_end_with_124_and_their_stacks(tmp_p
         assert (code, kind) == (124, "hang") and "laggard is rank 1" in cause and "MainThread" in stack
 
 
+def test_a_guard_that_nobody_hears_still_records_and_ends_the_rank(tmp_path):
+    deaf = "ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 2)\ntime.sleep(60)"
+    codes, _, _ = end(start(tmp_path, WAITS, deaf))
+    assert codes == [124, 124] and "laggard is rank 1" in (tmp_path / "end1").read_text()
+
+
 @pytest.mark.parametrize("stall", ["sleep_with_lock(60)", "os.kill(os.getpid(), signal.SIGSTOP)"])
 def test_a_rank_that_does_not_even_answer_is_named_shows_its_stack_and_is_killed(tmp_path, stall):
     codes, outputs, _ = end(start(tmp_path, WAITS, f"with guard.waiting('gathering'):\n    time.sleep(0.8); {stall}"))

@@ -5,6 +5,9 @@ The trees are small scripts that tell what ranks would tell; tests/inject.py run
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,10 +106,115 @@ def test_a_smaller_micro_batch_is_progress_and_the_same_again_is_not(tmp_path):
     assert code == 1 and starts == 4 and "giving up after 1 restarts" in said   # 16, 8, and 8 twice more
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("configuration", 2), ("error", 1)])
-def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected):
+@pytest.mark.parametrize(("kind", "expected", "words"), [
+    ("configuration", 2, "launch: refused: because"), ("error", 1, "launch: not started again: rank 0: because")])
+def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected, words):
     code, said, starts = supervise(tmp_path, f"tell('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)")
-    assert code == expected and starts == 1 and "not started again: rank 0: because" in said
+    assert code == expected and starts == 1 and words in said
+
+
+def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
+    causes = ("a key", "a key", "no GPU")
+    refusals = [{**failed("configuration", rank), "cause": cause} for rank, cause in enumerate(causes)]
+    assert verdict(1, refusals) == (False, 2, "a key; no GPU")
+
+
+def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):
+    torn = "open(os.environ[ups.guard.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
+    code, said, _ = supervise(tmp_path, f"{torn}tell('finished')")
+    assert code == 0 and "a word of a rank is torn" in said and "Traceback" not in said
+
+
+def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
+    broken = "ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 2)"
+    for number, close in enumerate(("os.close(2)", broken)):
+        (tmp_path / str(number)).mkdir()
+        start = command(tmp_path / str(number), "if count < 1: die()\ntell('finished')")
+        start[2] = f"import os; {close}; {start[2]}"
+        assert subprocess.run(start, cwd=ROOT, timeout=60, check=False).returncode == 0
+        assert len(list((tmp_path / str(number)).glob("attempt*"))) == 2
+
+
+def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
+    """It waits for a machine that never comes; started again it would wait again."""
+    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: ['sleep', '300']; "
+            "launch.START_S = 1.0; sys.exit(launch.main())")
+    done = subprocess.run([sys.executable, "-c", code, "script.py"], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 124 and "no rank of this machine was there 1 s after" in done.stderr
+    assert "Starting again" not in done.stderr
+
+
+# ---------------------------------------------------------------- a terminal that is closed
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("is_nohup", [False, True])
+def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(tmp_path, is_nohup):
+    """The kernel tells the leader of the session, make, alone; and make waits for its children and tells nobody."""
+    work = ("import signal\ndef stop(*_): (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
+            "signal.signal(signal.SIGTERM, stop); save(1)\nfor _ in range(30): time.sleep(0.1)\ntell('finished')")
+    (tmp_path / "run.sh").write_text(shlex.join(["nohup"] * is_nohup + command(tmp_path, work)) + "\n")
+    (tmp_path / "Makefile").write_text(f"all:\n\tcd {ROOT} && bash {tmp_path}/run.sh\n")
+    master, slave = os.openpty()
+
+    def lead() -> None:   # the leader of a session whose terminal this is
+        os.setsid()
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+
+    make = subprocess.Popen(["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave, preexec_fn=lead)
+    os.close(slave)
+    while not (tmp_path / "state" / "step_000000001").exists():
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.close(master)
+    make.wait(20)
+    pid = int((tmp_path / "attempt0").read_text())
+    while process_state(pid):   # for nohup: make may be gone before
+        time.sleep(0.05)
+    assert (tmp_path / "saved").exists() != is_nohup
+
+
+# ---------------------------------------------------------------- under accelerate's launcher
+
+
+REFUSES = "tell('failed', kind='configuration', code=2, cause='because'); sys.exit(2)"
+
+
+def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
+    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.guard import tell\n{work}\n")
+    words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
+    return subprocess.Popen([sys.executable, "-m", "ups.launch", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.parametrize(("topology", "work", "code", "words"), [
+    ("cpu2", REFUSES, 2, "launch: refused: because\n"),
+    ("cpu", REFUSES, 2, "launch: refused: because\n"),
+    ("cpu2", "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)", 1,
+     "launcher: rank 1 (process N) was ended by SIGKILL\n"
+     "launch: not started again: it ended with exit code 1 before any rank was ready\n"),
+])
+def test_what_a_rank_said_is_not_buried_by_the_launcher(tmp_path, topology, work, code, words):
+    process = launched(tmp_path, work, topology)
+    said = process.communicate(timeout=60)[1]
+    assert (process.returncode, re.sub(r"process \d+", "process N", said)) == (code, words)
+
+
+def test_ranks_that_still_import_die_with_a_killed_supervisor(tmp_path):
+    process = launched(tmp_path, "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))\n"
+                                 "time.sleep(300)")
+    while not all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"):
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    pids, until = [int((tmp_path / rank).read_text()) for rank in "01"], time.monotonic() + 10
+    while any(process_state(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    left = [pid for pid in pids if process_state(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
 
 
 def test_exit_code_0_of_a_stage_that_is_not_finished_is_a_failure(tmp_path):

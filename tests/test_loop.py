@@ -395,6 +395,16 @@ def test_only_keys_that_decide_the_result_are_compared():
 # ---------------------------------------------------------------- start
 
 
+def test_a_run_that_nobody_hears_records_its_error_and_saves_when_told_to(tmp_path, reference):
+    outcome = launch(tmp_path / "error", fault={"kind": "error", "step": 3}, options={"deaf": True})
+    assert outcome.codes == [1] and "injected cause" in outcome.json("errors/rank0.json")["cause"]
+    outcome = launch(tmp_path / "term", fault={"kind": "term", "step": 7}, options={"deaf": True})
+    assert outcome.codes == [143] and outcome.json("status.json")["status"] == "preempted"
+    outcome = launch(tmp_path / "term", options={"deaf": True})
+    assert outcome.codes == [0]
+    same_run(outcome, reference)
+
+
 @pytest.mark.parametrize(("key", "values"), [("run.seed", (0, 1)), ("operator.train.save_every", (5, 4)),
                                              ("operator.train.log_every", (1, 3)), ("operator.train.max_skips", (100, 7)),
                                              ("tracker.kind", ("'none'", "'tensorboard'"))])

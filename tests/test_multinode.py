@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -85,13 +86,43 @@ def test_two_nodes_train_together_and_the_first_writes_the_report(tmp_path):
 
 def test_the_second_node_waits_for_the_first_ones_caches_and_ends_when_told_to(tmp_path):
     (tmp_path / "runs" / "two").mkdir(parents=True)
-    (tmp_path / "runs" / "two" / ".prepared").write_text("an earlier job\n")
+    (tmp_path / "runs" / "two" / ".prepared").write_text("earlier ready\n")   # of another job
     node = start(1, "configs/smoke.yaml", tmp_path, "now", 1)
     with pytest.raises(subprocess.TimeoutExpired):
         node[0].wait(3)
     node[0].terminate()
     codes, texts = finish([node], timeout=10)
     assert codes == [-15] and "Traceback" not in texts[0]
+
+
+@needs_make
+def test_a_first_node_that_cannot_prepare_ends_the_second_too(tmp_path):
+    nodes = [start(rank, tmp_path / "none.yaml", tmp_path, "job", 1) for rank in range(2)]
+    codes, texts = finish(nodes, timeout=60)
+    assert codes[0] not in (0, None) and codes[1] == 1
+    assert "the last word of the first machine (127.0.0.1) is 'failed'" in texts[1] and "expected 'ready'" in texts[1]
+
+
+@pytest.mark.parametrize("words", ["", "now preparing 3"])
+def test_a_first_node_that_gives_no_sign_of_life_is_given_up(tmp_path, words):
+    """It was never there, or was killed while it prepared."""
+    (tmp_path / "runs" / "two").mkdir(parents=True)
+    (tmp_path / "runs" / "two" / ".prepared").write_text(f"{words}\n")
+    codes, texts = finish([start(1, "configs/smoke.yaml", tmp_path, "now", 1, PATIENCE_S="1")], timeout=60)
+    assert codes == [1] and f"is '{words.removeprefix('now ') or 'nothing'}'" in texts[0]
+
+
+def test_a_first_node_that_prepares_for_long_is_waited_for(tmp_path):
+    ready = tmp_path / "runs" / "two" / ".prepared"
+    ready.parent.mkdir(parents=True)
+    process, log = start(1, "configs/smoke.yaml", tmp_path, "now", 1, PATIENCE_S="4", PYTHON="true", STAGES="operator")
+    for sign in range(6):
+        ready.write_text(f"now preparing {sign}\n")
+        time.sleep(1.0)
+    assert process.poll() is None
+    ready.write_text("now ready\n")
+    codes, texts = finish([(process, log)], timeout=60)
+    assert codes == [0], texts   # its stage is the command `true`
 
 
 @pytest.mark.parametrize("name", ["node.sh", "slurm.sh"])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from ups.guard import EXIT_STOPPED, tell
+from ups.processes import outlive_readers
 
 if TYPE_CHECKING:
     from ups.loop import Run
@@ -55,6 +56,7 @@ def main_guard(main: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(main)
     def guarded(*arguments: Any, **options: Any) -> None:
         global active
+        outlive_readers()
         active, code, is_agreed = None, 0, True
         try:
             main(*arguments, **options)
@@ -97,6 +99,8 @@ def _end_of_exit(error: SystemExit) -> tuple[int, bool]:
     if code == 0 and run is not None and not run.is_finished:
         code = _report(RuntimeError("sys.exit(0) although the stage is not finished; expected run.finish(...)"))
         return code, False
+    if code == 2 and run is None:
+        tell("failed", kind="configuration", code=code, cause="the command line, as said above")
     return code, code == 0
 
 
@@ -110,8 +114,9 @@ def _report(error: BaseException) -> int:
         if code == 1 and not isinstance(error, StageError):
             traceback.print_exception(error)
             kind = "connection" if any(word in cause for word in CONNECTION) else kind
-        print(f"FAILED: rank {rank}: {cause}", file=sys.stderr, flush=True)
-        tell("failed", kind="configuration" if code == 2 else kind, code=code, cause=cause)
+        is_told = tell("failed", kind="configuration" if code == 2 else kind, code=code, cause=cause)
+        if code == 1 or not is_told:   # a supervisor says once what every rank refuses
+            print(f"FAILED: rank {rank}: {cause}", file=sys.stderr, flush=True)
         return code
     code = 130 if kind == "interrupted" else 1
     if isinstance(error, StageError):

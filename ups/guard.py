@@ -60,12 +60,25 @@ def peer_failed() -> bool:
     return _active is not None and _active.peer_failed()
 
 
-def tell(event: str, **facts: Any) -> None:
-    """Append a line to the supervisor's file; nothing without a supervisor."""
+def tell(event: str, **facts: Any) -> bool:
+    """Append a line to the supervisor's file; whether there is a supervisor, and it was told."""
     path = os.environ.get(EVENTS)
-    if path:
+    if not path:
+        return False
+    line = json.dumps({"event": event, "rank": int(os.environ.get("RANK", 0)), **facts})
+    try:
         with open(path, "a", encoding="utf-8") as file:   # one short write: lines of several ranks do not mix
-            file.write(json.dumps({"event": event, "rank": int(os.environ.get("RANK", 0)), **facts}) + "\n")
+            file.write(f"\n{line}\n")   # and none is glued to one that a full disk has torn
+    except OSError as error:
+        print(f"WARNING: the supervisor was not told of {event!r} ({error})", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    """Print past Python's streams, whose locks a blocked thread may hold."""
+    with contextlib.suppress(OSError):   # nobody listens: the record is in errors/
+        os.write(2, f"{text}\n".encode())
 
 
 class Peer:
@@ -371,18 +384,18 @@ class Guard:
         stack = self._stacks()
         lines = [f"{kind.upper()}: rank {self.rank}, stage {self.stage}: {cause}",
                  *(f"  rank {rank}: {self._describe(rank)}" for rank in range(self.world)), stack]
-        os.write(2, ("\n".join(lines) + "\n").encode())
+        _say("\n".join(lines))
         if self.directory is not None and kind != "launcher":
             try:
                 with contextlib.suppress(FileExistsError), open(self._stop_file, "x", encoding="utf-8") as file:
                     json.dump({"by": self.rank, "code": code, "kind": kind, "cause": cause}, file)   # the first one stands
             except OSError as error:
-                os.write(2, f"WARNING: {error}\n".encode())
+                _say(f"WARNING: {error}")
         try:
             self.on_end(code, kind, cause, stack)
             tell("failed", kind=kind, code=code, cause=cause)
         except OSError as error:
-            os.write(2, f"WARNING: rank {self.rank} could not record its end ({error})\n".encode())
+            _say(f"WARNING: rank {self.rank} could not record its end ({error})")
         self._code = code
         self._write()
         self._dismiss(at_fault if kind in ("hang", "stopped") else [])

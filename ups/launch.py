@@ -2,12 +2,13 @@
 
     python -m ups.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config configs/small.yaml
 
-Everything but --restarts goes to accelerate launch. Every start is a new process tree in a session of its own, with a free
-port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712). Started again are: processes that died, hangs that
-the guard ended, out of memory where a smaller micro-batch helps; and only while checkpoints appear or micro-batches shrink. Not
-started again are: configurations that were refused (exit code 2) and failures that all ranks understood, for they would repeat
-(1); what was told to stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank
-is read from the lines that ups.guard.tell writes. Starts without torch; the scripts also run under plain accelerate launch.
+Everything but --restarts goes to accelerate launch, through ups/tree.py. Every start is a new process tree in a
+session of its own, with a free port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712).
+Started again are: processes that died, hangs that the guard ended, out of memory where a smaller micro-batch
+helps; and only while checkpoints appear or micro-batches shrink. Not started again are: configurations that were
+refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to stop (143,
+or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is read from the
+lines that ups.guard.tell writes. Starts without torch; the scripts also run under plain accelerate launch.
 """
 
 from __future__ import annotations
@@ -28,9 +29,18 @@ from typing import Any
 import yaml
 
 from ups.guard import EVENTS, EXIT_HANG, SAME_S
-from ups.processes import adopt_orphans, descendants, die_with_parent, end_processes, process_state
+from ups.processes import (
+    Terminal,
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    end_processes,
+    outlive_readers,
+    process_state,
+)
 
 POLL_S = 0.1
+START_S = 600.0       # from the launcher's start to the first rank: it may wait for other machines
 RESTARTS = 3          # in a row, without a new checkpoint
 BACKOFF_S = 1.0       # before a restart
 STOP_S = 60.0         # from a signal to the end: the guard's grace, a checkpoint, the tracker
@@ -43,11 +53,12 @@ FINAL = {"configuration": 2, "error": 1, "save": 1, "non_finite": 1, "out_of_mem
 class Attempt:
     """One process tree. events: what its ranks told; told: the signal that we were sent; why: we ended it ourselves."""
 
-    def __init__(self, command: list[str], events: Path) -> None:
+    def __init__(self, command: list[str], events: Path, terminal: Terminal) -> None:
         self._events, self.told, self.why, self._told_at = events, 0, "", 0.0
         self.events: list[dict[str, Any]] = []
         self.asked: list[int] = []   # signals that came; a handler may not do more than note them
         self._read, self._heard, self._heard_at = 0, {}, time.monotonic()
+        self._started_at, self._terminal = time.monotonic(), terminal
         events.touch()
         self.process = subprocess.Popen(command, env={**os.environ, EVENTS: str(events)}, stdin=subprocess.DEVNULL,
                                         start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()))
@@ -72,6 +83,9 @@ class Attempt:
             time.sleep(POLL_S)
             now = time.monotonic()
             self._hear()
+            if self._terminal.is_closed():
+                self._terminal.forget()
+                os.kill(os.getpid(), signal.SIGHUP)   # unless nohup has made that mean nothing
             while self.asked:
                 self._forward(self.asked.pop(0))
             state = process_state(self.process.pid)
@@ -84,6 +98,10 @@ class Attempt:
                 self.why = f"the launcher (process {self.process.pid}) is stopped"
             elif alone_at is not None and now - alone_at > LINGER_S:
                 self.why = f"the launcher (process {self.process.pid}) outlives all its ranks"
+            elif not self.events and now - self._started_at > START_S:
+                self.why = (f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected "
+                            "the other machines, if there are any, to be there. Look at what they say, and at address "
+                            "and port")
             elif not self.why:
                 self.why = self._silence(now)
 
@@ -108,9 +126,12 @@ class Attempt:
         with self._events.open("rb") as file:
             file.seek(self._read)
             lines = file.read().split(b"\n")
-        for line in lines[:-1]:
-            self._read += len(line) + 1
-            self.events.append(json.loads(line))
+        for line in filter(None, lines[:-1]):
+            try:
+                self.events.append(json.loads(line))
+            except ValueError:
+                say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
+        self._read += sum(len(line) + 1 for line in lines[:-1])
 
     @property
     def directory(self) -> Path | None:
@@ -152,13 +173,16 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
     """
     said = {event["event"] for event in events}
     failures = [event for event in events if event["event"] == "failed"]
+    refusals = dict.fromkeys(event["cause"] for event in failures if event["kind"] == "configuration")
+    if refusals:
+        return False, FINAL["configuration"], "; ".join(refusals)   # most often the same of every rank
     for event in failures:
         if event["kind"] in FINAL:
             return False, FINAL[event["kind"]], f"rank {event['rank']}: {event['cause']}"
     if "finished" in said and code == 0:
         return False, 0, "finished"
     started = {event["rank"] for event in events if event["event"] == "start"}
-    spoke = {event["rank"] for event in events if event["event"] != "start"}
+    spoke = {event["rank"] for event in events if event["event"] not in ("born", "start")}
     is_stop = "stopped" in said or any(event["kind"] == "stopped" for event in failures)
     if is_stop and started <= spoke and all(event["kind"] == "stopped" for event in failures):   # else a launcher passed on a
         return False, 128 + signal.SIGTERM, "told to stop; the same command continues"           # signal after a death
@@ -166,13 +190,13 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
         is_nothing = "start" not in said   # such as --dry-run or --help
         return False, int(not is_nothing), "nothing to do" if is_nothing else "all ranks left before the stage was finished"
     if why:
-        return True, EXIT_HANG, why
+        return bool(events), EXIT_HANG, why   # where not even a rank was born another start will do no better
     if failures:
         # a lost peer explains less than what was lost
         event = min(failures, key=lambda event: event["kind"] == "peer")
         return True, EXIT_HANG if event["kind"] == "hang" else 1, f"rank {event['rank']}: {event['cause']}"
     if "start" not in said:
-        return False, code if 0 < code < 128 else 1, f"it ended with exit code {code} before any rank was there"
+        return False, code if 0 < code < 128 else 1, f"it ended with exit code {code} before any rank was ready"
     return True, 1, f"processes died without a word (exit code {code})"
 
 
@@ -186,12 +210,16 @@ def launcher_command(arguments: list[str]) -> list[str]:
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     is_ours = not {"main_process_port", "rdzv_backend"} & settings.keys() and settings.get("num_machines", 1) == 1
     is_ours = is_ours and not any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
-    return [sys.executable, "-m", "accelerate.commands.launch", *(["--main_process_port", "0"] if is_ours else []), *arguments]
+    port = ["--main_process_port", "0"] if is_ours else []
+    place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
+    ranks = ["--module", "ups.tree", "rank", *arguments[place:]]
+    return [sys.executable, "-m", "ups.tree", "launcher", *port, *arguments[:place], *ranks]
 
 
 def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
     """Run the stage to its end; the exit code. Raises FileNotFoundError for a topology file that does not exist."""
     command, attempt, told = launcher_command(arguments), None, 0
+    terminal = Terminal()
     adopt_orphans()
 
     def note(number: int, _frame: Any) -> None:
@@ -206,16 +234,16 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
     with tempfile.TemporaryDirectory(prefix="ups-launch-") as folder:
         newest, num_failed, shortages = -1, 0, set()
         for count in range(sys.maxsize):
-            attempt = Attempt(command, Path(folder) / f"{count}.jsonl")
+            attempt = Attempt(command, Path(folder) / f"{count}.jsonl", terminal)
             if told and not attempt.asked:
                 attempt.asked.append(told)
             code = attempt.wait()
             is_again, code, reason = verdict(code, attempt.events, attempt.why)
-            if told and (is_again or code == 128 + signal.SIGTERM):
+            if told and (is_again or attempt.why or code == 128 + signal.SIGTERM):
                 code, is_again, reason = 128 + told, False, attempt.why or "told to stop; the same command continues"
             if not is_again:
                 if code:
-                    say(f"not started again: {reason}")
+                    say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
                 return code
             step, reason = attempt.newest_step(), reason.rstrip(".")
             told_of = {event["cause"] for event in attempt.events if event["event"] == "failed" and event["kind"] == "memory"}
@@ -241,6 +269,7 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--restarts", type=int, default=RESTARTS, help="restarts in a row without a new checkpoint")
     options, arguments = parser.parse_known_args()
+    outlive_readers()
     if not any(word.endswith(".py") for word in arguments):
         parser.error("no script; expected accelerate launch's options, a script and its arguments")
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +82,63 @@ def die_with_parent(parent: int) -> None:
     control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:   # it died before we asked
         os._exit(1)
+
+
+class Terminal:
+    """The terminal in whose foreground this process is, if any.
+
+    Closing it sends SIGHUP to the leader of its session alone. If that is make, it waits for its children and
+    tells them nothing; so they have to look. What runs in the background has been left running on purpose.
+    """
+
+    def __init__(self) -> None:
+        self._handle, self._is_ours = None, False
+        with contextlib.suppress(OSError):   # there is none
+            self._handle = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+
+    def is_closed(self) -> bool:
+        if self._handle is None:
+            return False
+        try:
+            self._is_ours = os.tcgetpgrp(self._handle) == os.getpgrp()
+            return False
+        except OSError:   # EIO: it hung up
+            return self._is_ours
+
+    def forget(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = None
+
+
+class _Outlet(io.FileIO):
+    """A standard stream whose reader may go away: what cannot be written is lost, and no reason to fail."""
+
+    def write(self, data: bytes) -> int:
+        try:
+            return super().write(data)
+        except OSError:   # a closed terminal or pipe, a full disk behind it: where it would be said, too
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """From here on printing cannot fail: a run must save, and record its errors, when nobody listens.
+
+    Standard streams that are closed lead to /dev/null: else a file of the run gets their number and text.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)   # gets the lowest number that is free, this one
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):   # else a test or a notebook has put its own there
+            with contextlib.suppress(OSError, AttributeError):   # None where it was closed
+                stream.flush()
+            outlet = io.BufferedWriter(_Outlet(number, "w", closefd=False))
+            encoding = getattr(stream, "encoding", "utf-8")
+            setattr(sys, name, io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=True))
 
 
 def end_processes(pids: Callable[[], list[int]], grace_s: float) -> None:
