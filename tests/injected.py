@@ -3,8 +3,9 @@
     accelerate launch ... tests/injected.py '{"kind": "kill", "ranks": [1], "step": 5}' train_operator.py --config ...
 
 A fault: kind (a key of FAULTS), ranks that have it, step at which it strikes, and `once`: a path to which the rank is added, of
-a file that is made when it strikes, and that keeps it from striking again. Every rank, with a fault or without, notes after
-each update a digest of its weights; they go to `digests` (a path that ends in the rank) when the script ends.
+a file that is made when it strikes, and that keeps it from striking again. is_sharded: FSDP2; is_large: caches count as large.
+Every rank, with a fault or without, notes after each update a digest of its weights; they go to `digests` (a path that ends
+in the rank) when the script ends.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forced_fsdp
 import torch
 
 import ups.cache
 import ups.checkpoint
+import ups.choose
 import ups.guard
 import ups.loop
 import ups.track
@@ -202,6 +205,65 @@ def in_optimizer(fault: Fault) -> None:
     ups.loop.Run._apply = changed
 
 
+def in_fitting(fault: Fault) -> None:
+    """At once, when the other rank still fits, and has not begun to wait."""
+    def failing(*_: Any) -> None:
+        fault.strike()
+        raise ArithmeticError("injected in fitting")
+
+    ups.choose.choose_base = failing
+
+
+def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.02)
+    return function(rows)
+
+
+def torn_word(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
+    with open(os.environ[ups.guard.EVENTS], "ab") as file:
+        file.write(b'{"event": "fai')
+    return function(rows)
+
+
+def other_version(fault: Fault) -> None:
+    torch.__version__ = "0.0.1"
+
+
+def held_back(fault: Fault) -> None:
+    """Between the look at what lies in the stage's folder and the opening of it, until a file is there."""
+    open_run = ups.loop.Run._open
+
+    def late(run: Any) -> None:
+        fault.strike()
+        while not Path(fault.description["until"]).exists():
+            time.sleep(0.05)
+        open_run(run)
+
+    ups.loop.Run._open = late
+
+
+def overwrite(path: Path, name: str = "state/latents") -> None:
+    """Other numbers in all rows of a cache, in place."""
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        first, size = file[name].id.get_offset(), file[name].nbytes
+    with path.open("r+b") as file:
+        file.seek(first)
+        numbers = bytearray(file.read(size))
+        numbers[3::4] = bytes(byte ^ 1 for byte in numbers[3::4])   # the sign or the exponent's end of a float32
+        file.seek(first)
+        file.write(numbers)
+
+
+def overwriting(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
+    for path in Path(fault.description["cache"]).glob("*.h5"):
+        overwrite(path)
+    return function(rows)
+
+
 def leave_quietly(*_: Any) -> None:
     os._exit(0)   # what no exit code can tell from success
 
@@ -236,6 +298,12 @@ FAULTS: dict[str, Callable[[Fault], None]] = {
     "hang_lock": in_loss(hanging(SLEEP_WITH_LOCK)),
     "exit0": in_loss(leave_quietly),
     "slow": in_loss(hanging(lambda _: time.sleep(0.3))),
+    "error_fitting": in_fitting,
+    "term_twice": in_loss(twice),
+    "torn_word": in_loss(torn_word),
+    "other_version": other_version,
+    "held_back": held_back,
+    "overwritten": in_loss(overwriting),
 }
 
 
@@ -261,10 +329,15 @@ def note_digests(path: Path) -> None:
 def run_script(description: dict[str, Any], script: str, arguments: list[str]) -> None:
     """The script, as if it were called, with the fault if this rank has it."""
     torch.set_num_threads(1)
-    if "digests" in description:
+    if description.get("is_sharded", False):
+        os.environ.update(forced_fsdp.ENVIRONMENT)
+        forced_fsdp.force()
+    elif "digests" in description:   # of a sharded model every rank has other numbers
         note_digests(Path(f"{description['digests']}{os.environ.get('RANK', 0)}"))
     if "grace_s" in description:
         ups.guard.GRACE_S = description["grace_s"]
+    if description.get("is_large", False):   # caches count as too large to be read through when they are opened
+        ups.cache.FULL_BYTES = 0
     if int(os.environ.get("RANK", 0)) in description.get("ranks", []):
         FAULTS[description["kind"]](Fault(description))
     sys.argv = [script, *arguments]

@@ -4,17 +4,24 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
-import inject
 import pytest
 import torch
-from inject import KINDS, LAUNCHES, QUICK, SCRIPTS, Ended, check_digests, compare
+from inject_launches import LAUNCHES, QUICK_LAUNCHES
+from inject_ranks import KINDS, QUICK, QUICK_DIFFERENCES, QUICK_SHARDED, SHARDED
+from inject_runs import CASE_S, SCRIPTS, Ended, check_digests, compare
+from inject_storage import QUICK_STORAGE, Scene
 from injected import FAULTS
 from safetensors.torch import save_file
 
 from ups.config import ROOT
 
-NAMES = [f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name, ranks in faults.items()]
+NAMES = [*(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name, ranks in faults.items()),
+         *(f"operator/sharded {name}/1" for name in QUICK_SHARDED),
+         *(f"operator/ranks differ in {name}" for name in QUICK_DIFFERENCES),
+         *(f"storage/{name}" for name in QUICK_STORAGE), *(f"launcher/{name}" for name in QUICK_LAUNCHES),
+         "operator/kill at 3 moments of saving", "operator/kill at 3 moments of the end", "cache/kill at 3 moments"]
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +38,10 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NAMES, "operator/kill at 3 moments of saving", "operator/kill at 3 moments of the end",
-                                  "cache/kill at 3 moments", "launcher/kill rank"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_fault_never_hangs_names_its_cause_and_the_next_run_ends_as_if_nothing_had_happened(results, name):
     assert results[name]["problems"] == []
-    assert results[name]["end_s"] is None or results[name]["end_s"] < inject.CASE_S
+    assert results[name]["end_s"] is None or results[name]["end_s"] < CASE_S
 
 
 def test_the_short_matrix_has_every_stage_rank_and_outcome():
@@ -47,9 +53,10 @@ def test_the_short_matrix_has_every_stage_rank_and_outcome():
 
 
 def test_every_fault_of_the_matrix_exists():
-    assert {kind.description["kind"] for kind in KINDS.values()} <= set(FAULTS)
-    assert {case.fault.get("kind", "none") for case in LAUNCHES.values()} <= set(FAULTS)
-    assert set(FAULTS) - {kind.description["kind"] for kind in KINDS.values()} == {"none", "slow"}
+    used = {kind.description["kind"] for kind in (*KINDS.values(), *SHARDED.values())}
+    used |= {case.fault.get("kind", "none") for case in LAUNCHES.values()}
+    assert used <= set(FAULTS)
+    assert set(FAULTS) - used == {"slow", "other_version", "held_back", "overwritten"}   # of cases with code of their own
 
 
 # ---------------------------------------------------------------- the tool fails where it should
@@ -74,6 +81,29 @@ def test_another_end_is_noticed(tmp_path, other, is_exact, text):
     one, two = end_of_run(tmp_path / "one"), end_of_run(tmp_path / "two", **other)
     assert any(text in problem for problem in compare(one, two, is_exact))
     assert compare(one, one, is_exact) == []
+
+
+def scene_of(tmp_path) -> Scene:
+    return Scene(SimpleNamespace(work=tmp_path, get=lambda stage: end_of_run(tmp_path / "reference")), "a case")
+
+
+def test_a_damage_that_is_not_refused_is_noticed(tmp_path):
+    for codes, text in (([0, 0], ""), ([0, 2], "the file"), ([None, 1], "the file"), ([1, 1], "something else")):
+        scene = scene_of(tmp_path)
+        scene.refused(Ended(codes, [], text, []), "the file")
+        assert scene.problems
+    scene = scene_of(tmp_path)
+    scene.refused(Ended([1, 2], [], "says: the file", []), "the file")
+    assert scene.problems == []
+
+
+def test_a_stage_that_ends_with_what_another_made_is_noticed(tmp_path):
+    scene = scene_of(tmp_path)
+    scene.directory.parent.mkdir(parents=True)
+    scene.run = lambda *more: Ended([0, 0], [], "", [])
+    end_of_run(scene.directory, value=1.5)
+    scene.ends_right()
+    assert any("weights differ" in problem for problem in scene.problems)
 
 
 def test_ranks_whose_weights_differ_are_noticed():
