@@ -46,7 +46,7 @@ from inject_storage import QUICK_STORAGE, STORAGE, storage_case
 
 from ups.processes import adopt_orphans
 
-OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")   # groups of cases that are no kind of fault of a rank
+OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")   # cases that are no fault of one rank
 
 
 def cases(options: argparse.Namespace, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
@@ -64,19 +64,19 @@ def cases(options: argparse.Namespace, references: References) -> Iterator[tuple
         if stage == "operator":
             if "sharded" in faults:
                 for name in QUICK_SHARDED if options.quick else SHARDED:
-                    yield f"operator/sharded {name}/1", lambda n=name: rank_case(references, "operator", "1", n, True)
+                    yield f"operator/sharded {name}/1", partial(rank_case, references, "operator", "1", name, True)
             if "differ" in faults:
                 for name in QUICK_DIFFERENCES if options.quick else DIFFERENCES:
-                    yield f"operator/ranks differ in {name}", lambda n=name: difference_case(references, n)
+                    yield f"operator/ranks differ in {name}", partial(difference_case, references, name)
             if "storage" in faults:
                 for name in QUICK_STORAGE if options.quick else STORAGE:
-                    yield f"storage/{name}", lambda n=name: storage_case(references, n)
+                    yield f"storage/{name}", partial(storage_case, references, name)
     if "cache" in faults:
         yield "cache", lambda: cache_case(references, moments)
     if "launcher" in faults:
         for name in options.launches or (QUICK_LAUNCHES if options.quick else [*LAUNCHES, *MACHINES]):
-            case = MACHINES.get(name) or partial(launcher_case, name=name)
-            yield f"launcher/{name}", lambda run=case: run(references)
+            case = partial(launcher_case, references, name) if name in LAUNCHES else partial(MACHINES[name], references)
+            yield f"launcher/{name}", case
 
 
 def chosen(options: argparse.Namespace, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--stages", type=some(SCRIPTS), default=list(SCRIPTS), help=",".join(SCRIPTS))
     parser.add_argument("--ranks", type=some(RANKS), default=list(RANKS), help=",".join(RANKS))
     parser.add_argument("--faults", type=some([*KINDS, *OTHERS]), default=[], help="see --list")
-    parser.add_argument("--launches", type=some([*LAUNCHES, *MACHINES]), default=[], help="of the faults called launcher")
+    parser.add_argument("--launches", type=some([*LAUNCHES, *MACHINES]), default=[], help="of those called launcher")
     parser.add_argument("--match", default="", help="of all these, the cases whose name matches this pattern")
     parser.add_argument("--moments", type=int, default=50, help="random moments of saving, ending, building a cache")
     parser.add_argument("--quick", action="store_true", help="a representative part")

@@ -37,9 +37,9 @@ from ups.processes import descendants
 
 @dataclass(frozen=True)
 class Launch:
-    """What is done to a launched stage. whom: supervisor, launcher, rank or ranks; or a fault inside (then no signal).
+    """What is done to a launched stage, or a fault inside (then no signal).
 
-    whom may also be the terminal of a make that leads its session, which is closed.
+    whom: supervisor, launcher, rank or ranks; or the terminal of a make that leads its session, which is closed.
     """
 
     code: set[int]
@@ -65,10 +65,10 @@ LAUNCHES: dict[str, Launch] = {
     "term launcher": Launch({143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGTERM, continues=True),
     "int launcher": Launch({143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGINT, continues=True),
     "term rank": Launch({143}, r"told to stop \(signal\): saved step", "rank", signal.SIGTERM, continues=True),
-    "kill supervisor while ranks import": Launch({-9}, r"", "supervisor", signal.SIGKILL, continues=True, is_early=True,
-                                                 limit_s=4.0),   # less than hang_s, after which orphans would end themselves
-    "term supervisor twice": Launch({143}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGTERM, continues=True,
-                                    then=signal.SIGTERM, pause_s=0.02),
+    "kill supervisor while ranks import": Launch(   # limit: less than hang_s, after which orphans end themselves
+        {-9}, r"", "supervisor", signal.SIGKILL, continues=True, is_early=True, limit_s=4.0),
+    "term supervisor twice": Launch({143}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGTERM,
+                                    continues=True, then=signal.SIGTERM, pause_s=0.02),
     "close terminal": Launch({-1, 2}, r"", "terminal", signal.SIGHUP, continues=True),
     "stop rank": Launch({0}, r"laggard is rank 1[\s\S]*launch: .*Starting again", "rank", signal.SIGSTOP),
     "stop ranks": Launch({0}, r"launch: no heartbeat for \d+ s. Starting again", "ranks", signal.SIGSTOP),
@@ -84,11 +84,11 @@ LAUNCHES: dict[str, Launch] = {
                                        fault={"kind": "exit0", "ranks": [0, 1]}, continues=True),
     "crash loop": Launch({1}, r"launch: giving up after 1 restarts without a new checkpoint", continues=True,
                          fault={"kind": "kill", "ranks": [1], "step": 1, "repeat": 99}),
-    "refused configuration": Launch({2}, r"\Alaunch: refused: [^\n]*unknown key[^\n]*\n\Z",   # and nothing else
+    "refused configuration": Launch({2}, r"\Alaunch: refused: [^\n]*unknown key[^\n]*\n\Z",   # no other line
                                     settings=("operator.train.sav_every=1",)),
     "error that nobody hears": Launch({1}, r"\A\Z", continues=True, is_deaf=True,
                                       fault={"kind": "error_loader", "ranks": [1]}),
-    "torn word of a rank": Launch({0}, r"a word of a rank is torn", fault={"kind": "torn_word", "ranks": [1]}),
+    "torn word of a rank": Launch({0}, "a word of a rank is torn", fault={"kind": "torn_word", "ranks": [1]}),
 }
 QUICK_LAUNCHES = ("kill rank", "term supervisor twice")
 
@@ -109,8 +109,8 @@ def _pipe_without_reader() -> Iterator[int]:
     os.close(writer)
 
 
-def _under_make(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[subprocess.Popen, int]:
-    """(make, which runs the command and leads the session of a terminal of its own; the terminal's other end)."""
+def _under_make(command: list[str], folder: Path, environment: dict) -> tuple[subprocess.Popen, int]:
+    """(make, which runs the command and leads the session of a new terminal; the terminal's other end)."""
     (folder / "run.sh").write_text(f"cd {ROOT} && exec {shlex.join(command)}\n")
     (folder / "Makefile").write_text(f"all:\n\tbash {folder}/run.sh\n")
     master, slave = os.openpty()
@@ -120,8 +120,8 @@ def _under_make(command: list[str], folder: Path, environment: dict[str, str]) -
         os.close(os.open(os.ttyname(slave), os.O_RDWR))
 
     try:
-        return subprocess.Popen(["make", "-C", str(folder)], stdin=slave, stdout=slave, stderr=slave, env=environment,
-                                preexec_fn=lead), master
+        return subprocess.Popen(["make", "-C", str(folder)], stdin=slave, stdout=slave, stderr=slave,
+                                env=environment, preexec_fn=lead), master
     finally:
         os.close(slave)
 
@@ -142,10 +142,10 @@ def launcher_case(references: References, name: str) -> Result:
         return (folder / "log").read_text(errors="replace") if (folder / "log").is_file() else ""
 
     def command(fault: dict[str, Any]) -> list[str]:
-        patience = f"hang_s={LAUNCHED_HANG_S}"
+        settings = settings_of(work, folder / "runs", "operator", (f"hang_s={LAUNCHED_HANG_S}",))
         return [sys.executable, "-m", "ups.launch", "--restarts", "1", "--config_file",
                 str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(ROOT / "tests" / "injected.py"), json.dumps(fault),
-                str(ROOT / SCRIPTS["operator"]), *settings_of(work, folder / "runs", "operator", (patience,)), *case.settings]
+                str(ROOT / SCRIPTS["operator"]), *settings, *case.settings]
 
     def start(fault: dict[str, Any], log: Path, is_deaf: bool = False) -> subprocess.Popen:
         with log.open("ab") as file, contextlib.ExitStack() as stack:
@@ -235,12 +235,13 @@ def absent_machine_case(references: References) -> Result:
     """The second of two machines, whose first never comes: the launcher would wait for many minutes."""
     result, started = Result("launcher/a machine that never comes", []), time.monotonic()
     code = "import sys; from ups import launch; launch.START_S = 8.0; sys.exit(launch.main())"
-    words = ["--config_file", "accelerate_configs/multinode.yaml", "--num_machines", "2", "--num_processes", "2",
-             "--machine_rank", "1", "--main_process_ip", "127.0.0.1", "--main_process_port", "1", "train_operator.py"]
+    words = ["--config_file", "accelerate_configs/multinode.yaml", "--num_machines", "2", "--num_processes",
+             "2", "--machine_rank", "1", "--main_process_ip", "127.0.0.1", "--main_process_port", "1",
+             "train_operator.py"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
     try:
-        done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, env=environment, capture_output=True,
-                              text=True, timeout=LIMIT_S + 8.0, check=False)
+        done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, env=environment,
+                              capture_output=True, text=True, timeout=LIMIT_S + 8.0, check=False)
         if done.returncode != 124 or "no rank of this machine was there 8 s after" not in done.stderr:
             result.problems.append(f"exit code {done.returncode}, and it said {done.stderr[-300:]!r}")
     except subprocess.TimeoutExpired:
@@ -256,10 +257,10 @@ def unprepared_case(references: References) -> Result:
     folder = references.work / "cases" / "machines"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    settings = {"CONFIG": str(folder / "none.yaml"), "RUN": "none", "RUNS": str(folder), "JOB": "job", "NUM_NODES": "2",
-                "PYTHON": sys.executable}
-    nodes = [subprocess.Popen(["bash", "cluster/node.sh"], cwd=ROOT, stderr=(folder / f"{rank}.log").open("w"),
-                              stdout=subprocess.DEVNULL, env={**os.environ, **settings, "NODE_RANK": str(rank)})
+    environment = {**os.environ, "CONFIG": str(folder / "none.yaml"), "RUN": "none", "RUNS": str(folder),
+                   "JOB": "job", "NUM_NODES": "2", "PYTHON": sys.executable}
+    nodes = [subprocess.Popen(["bash", "cluster/node.sh"], cwd=ROOT, env={**environment, "NODE_RANK": str(rank)},
+                              stdout=subprocess.DEVNULL, stderr=(folder / f"{rank}.log").open("w"))
              for rank in range(2)]
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until and any(node.poll() is None for node in nodes):
@@ -273,4 +274,5 @@ def unprepared_case(references: References) -> Result:
     return result
 
 
-MACHINES = {"a machine that never comes": absent_machine_case, "a machine that cannot prepare": unprepared_case}
+MACHINES = {"a machine that never comes": absent_machine_case,
+            "a machine that cannot prepare": unprepared_case}

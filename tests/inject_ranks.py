@@ -102,15 +102,15 @@ KINDS: dict[str, Kind] = {
                       codes=({-6, -9}, {124})),
     "exit0": Kind({"kind": "exit0"}, ranks=("0", "1"), says=LOST, outcome="ends", codes=({0}, ANY)),
     "error_fitting": Kind({"kind": "error_fitting"}, ranks=("0", "1"), stages=("operator",), **agreed(1, says=(
-        r"(?s)rank ([01]) failed while fitting the bases: ArithmeticError: injected(?!.*rank (?!\1)[01] failed while)"))),
-    "term_twice": Kind({"kind": "term_twice"}, stages=("operator",), after=status_is("preempted"), **agreed(143, says=(
-        r"told to stop \(signal\): saved step 7"))),
+        r"(?s)rank ([01]) failed while fitting the bases: Arithmetic(?!.*rank (?!\1)[01] failed while)"))),
+    "term_twice": Kind({"kind": "term_twice"}, stages=("operator",), after=status_is("preempted"),
+                       **agreed(143, says=r"told to stop \(signal\): saved step 7")),
 }
 OF_THE_MODEL = "with a sharded model, whose ranks cannot agree to repeat a batch"
 SHARDED: dict[str, Kind] = {   # a rank that fails in a pass ends all of them
     "kill": KINDS["kill"],
     "oom_backward": Kind({"kind": "oom_backward", "call": 1}, is_exact=False, says=OF_THE_MODEL, **died({1})),
-    "error_loader": Kind({"kind": "error_loader"}, says=r"OSError: \[Errno 5\] injected in reading", **died({1})),
+    "error_loader": Kind({"kind": "error_loader"}, says=r"\[Errno 5\] injected in reading", **died({1})),
     "hang_c": KINDS["hang_c"],
 }
 DIFFERENCES = {   # what rank 1 has otherwise: a setting, or a fault; and how that is called
@@ -142,7 +142,8 @@ def rank_case(references: References, stage: str, ranks: str, name: str, is_shar
     directory = folder / "runs" / "smoke" / stage
     arguments = settings_of(work, folder / "runs", stage, kind.settings)
     started = time.monotonic()
-    ended = run_ranks(folder, stage, arguments, {"step": STEP, **kind.description, **sound, "ranks": RANKS[ranks]})
+    fault = {"step": STEP, **kind.description, **sound, "ranks": RANKS[ranks]}
+    ended = run_ranks(folder, stage, arguments, fault)
     problems = result.problems
     if struck := [float(path.read_text()) for path in folder.glob("struck*")]:
         result.end_s = max(ended.ends) - min(struck)

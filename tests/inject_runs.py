@@ -1,4 +1,4 @@
-"""What every case of the injection matrix is made of: forked ranks, data and runs to compare with, what a case found."""
+"""What the cases of the injection matrix are made of: forked ranks, data, runs to compare with, what was found."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def start_ranks(folder: Path, stage: str, arguments: list[str], fault: dict[str,
         group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"} if world > 1 else {}
         words = [*arguments, *(by_rank or {}).get(rank, [])]
-        pids.append(fork(lambda words=words: injected.run_script(description, str(ROOT / SCRIPTS[stage]), words), log, group))
+        script = partial(injected.run_script, description, str(ROOT / SCRIPTS[stage]), words)
+        pids.append(fork(script, log, group))
     return pids, logs
 
 
@@ -177,10 +179,12 @@ class References:
         """Directory of a finished stage. fault: what is no fault, such as a sharded model."""
         key = (stage, more, fault)
         if key not in self.made:
-            folder = self.work / "references" / "_".join([stage, *more, *(name for name, _ in fault)]).replace("=", "")
+            name = "_".join([stage, *more, *(name for name, _ in fault)]).replace("=", "")
+            folder = self.work / "references" / name
             shutil.rmtree(folder, ignore_errors=True)   # of an earlier call, perhaps with other code
             self.parents(stage, folder / "runs")
-            ended = run_ranks(folder, stage, settings_of(self.work, folder / "runs", stage, more), dict(fault))
+            arguments = settings_of(self.work, folder / "runs", stage, more)
+            ended = run_ranks(folder, stage, arguments, dict(fault))
             if ended.codes != [0, 0]:
                 sys.exit(f"a run without a fault failed with exit codes {ended.codes}:\n{ended.text[-3000:]}")
             self.made[key] = folder / "runs" / "smoke" / stage

@@ -1,4 +1,4 @@
-"""Files that are lost, replaced or damaged under a stage: never exit code 0 with what another run made or a disk changed.
+"""Files that are lost, replaced or damaged under a stage: never success with what another run or a disk made.
 
 Each case ends with the operator's own command, which must come to the end of a run that nothing happened to.
 """
@@ -92,7 +92,7 @@ def lost_finished(scene: Scene) -> None:
 
 
 def two_first_starts(scene: Scene) -> None:
-    """The second has looked at the empty folder before the first took it, and goes on when the first was killed."""
+    """The second looked at the empty folder before the first took it; it goes on when the first was killed."""
     go, late = scene.folder / "go", scene.folder / "late"
     held = {"kind": "held_back", "ranks": [0, 1], "until": str(go)}
     pids, logs = start_ranks(late, "operator", scene.arguments(ANOTHER), held)
@@ -128,7 +128,8 @@ def removed_running(scene: Scene) -> None:
 def removed_and_taken(scene: Scene) -> None:
     """A second job with other settings takes the place while the first still runs."""
     alone = scene.folder / "alone"
-    run_ranks(alone, "operator", [*settings_of(scene.references.work, alone / "runs", "operator"), ANOTHER], {"ranks": []})
+    settings = settings_of(scene.references.work, alone / "runs", "operator")
+    run_ranks(alone, "operator", [*settings, ANOTHER], {"ranks": []})
     removed(scene, lambda: scene.ends_right(ANOTHER, reference=alone / "runs" / "smoke" / "operator"))
     if "seed: 7" not in (scene.directory / "config.yaml").read_text():
         scene.problems.append("config.yaml is not of the job that was started last")
@@ -177,7 +178,7 @@ def overwritten_cache(scene: Scene) -> None:
 
 
 def damaged_line(scene: Scene) -> None:
-    """Numbers of steps before the checkpoint are lost from the middle of the log; only its last line may be torn."""
+    """Numbers of steps before the checkpoint are lost from the log; only its last line may be torn."""
     scene.interrupt()
     path = scene.directory / "metrics.jsonl"
     text = path.read_text()

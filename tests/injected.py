@@ -3,9 +3,9 @@
     accelerate launch ... tests/injected.py '{"kind": "kill", "ranks": [1], "step": 5}' train_operator.py --config ...
 
 A fault: kind (a key of FAULTS), ranks that have it, step at which it strikes, and `once`: a path to which the rank is added, of
-a file that is made when it strikes, and that keeps it from striking again. is_sharded: FSDP2; is_large: caches count as large.
-Every rank, with a fault or without, notes after each update a digest of its weights; they go to `digests` (a path that ends
-in the rank) when the script ends.
+a file that is made when it strikes, and that keeps it from striking again. is_sharded: FSDP2; is_large: caches
+count as large. Every rank, with a fault or without, notes after each update a digest of its weights; they go to
+`digests` (a path that ends in the rank) when the script ends.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def overwrite(path: Path, name: str = "state/latents") -> None:
     with path.open("r+b") as file:
         file.seek(first)
         numbers = bytearray(file.read(size))
-        numbers[3::4] = bytes(byte ^ 1 for byte in numbers[3::4])   # the sign or the exponent's end of a float32
+        numbers[3::4] = bytes(byte ^ 1 for byte in numbers[3::4])   # in the exponent of a float32
         file.seek(first)
         file.write(numbers)
 
@@ -336,7 +336,7 @@ def run_script(description: dict[str, Any], script: str, arguments: list[str]) -
         note_digests(Path(f"{description['digests']}{os.environ.get('RANK', 0)}"))
     if "grace_s" in description:
         ups.guard.GRACE_S = description["grace_s"]
-    if description.get("is_large", False):   # caches count as too large to be read through when they are opened
+    if description.get("is_large", False):   # caches count as too large to be verified when opened
         ups.cache.FULL_BYTES = 0
     if int(os.environ.get("RANK", 0)) in description.get("ranks", []):
         FAULTS[description["kind"]](Fault(description))

@@ -21,7 +21,7 @@ NAMES = [*(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name
          *(f"operator/sharded {name}/1" for name in QUICK_SHARDED),
          *(f"operator/ranks differ in {name}" for name in QUICK_DIFFERENCES),
          *(f"storage/{name}" for name in QUICK_STORAGE), *(f"launcher/{name}" for name in QUICK_LAUNCHES),
-         "operator/kill at 3 moments of saving", "operator/kill at 3 moments of the end", "cache/kill at 3 moments"]
+         *(f"operator/kill at 3 moments of {where}" for where in ("saving", "the end")), "cache/kill at 3 moments"]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_every_fault_of_the_matrix_exists():
     used = {kind.description["kind"] for kind in (*KINDS.values(), *SHARDED.values())}
     used |= {case.fault.get("kind", "none") for case in LAUNCHES.values()}
     assert used <= set(FAULTS)
-    assert set(FAULTS) - used == {"slow", "other_version", "held_back", "overwritten"}   # of cases with code of their own
+    assert set(FAULTS) - used == {"slow", "other_version", "held_back", "overwritten"}   # of cases of another form
 
 
 # ---------------------------------------------------------------- the tool fails where it should
@@ -84,11 +84,12 @@ def test_another_end_is_noticed(tmp_path, other, is_exact, text):
 
 
 def scene_of(tmp_path) -> Scene:
-    return Scene(SimpleNamespace(work=tmp_path, get=lambda stage: end_of_run(tmp_path / "reference")), "a case")
+    references = SimpleNamespace(work=tmp_path, get=lambda stage: end_of_run(tmp_path / "reference"))
+    return Scene(references, "a case")
 
 
 def test_a_damage_that_is_not_refused_is_noticed(tmp_path):
-    for codes, text in (([0, 0], ""), ([0, 2], "the file"), ([None, 1], "the file"), ([1, 1], "something else")):
+    for codes, text in (([0, 0], ""), ([0, 2], "the file"), ([None, 1], "the file"), ([1, 1], "other words")):
         scene = scene_of(tmp_path)
         scene.refused(Ended(codes, [], text, []), "the file")
         assert scene.problems

@@ -107,7 +107,9 @@ def test_a_smaller_micro_batch_is_progress_and_the_same_again_is_not(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "expected", "words"), [
-    ("configuration", 2, "launch: refused: because"), ("error", 1, "launch: not started again: rank 0: because")])
+    ("configuration", 2, "launch: refused: because"),
+    ("error", 1, "launch: not started again: rank 0: because"),
+])
 def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected, words):
     code, said, starts = supervise(tmp_path, f"tell('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)")
     assert code == expected and starts == 1 and words in said
@@ -151,9 +153,10 @@ def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("is_nohup", [False, True])
 def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(tmp_path, is_nohup):
-    """The kernel tells the leader of the session, make, alone; and make waits for its children and tells nobody."""
+    """The kernel tells the leader of the session, make, alone; and make waits for its children."""
     work = ("import signal\ndef stop(*_): (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
-            "signal.signal(signal.SIGTERM, stop); save(1)\nfor _ in range(30): time.sleep(0.1)\ntell('finished')")
+            "signal.signal(signal.SIGTERM, stop); save(1)\n"
+            "for _ in range(30): time.sleep(0.1)\ntell('finished')")
     (tmp_path / "run.sh").write_text(shlex.join(["nohup"] * is_nohup + command(tmp_path, work)) + "\n")
     (tmp_path / "Makefile").write_text(f"all:\n\tcd {ROOT} && bash {tmp_path}/run.sh\n")
     master, slave = os.openpty()
@@ -162,7 +165,8 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
         os.setsid()
         os.close(os.open(os.ttyname(slave), os.O_RDWR))
 
-    make = subprocess.Popen(["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave, preexec_fn=lead)
+    make = subprocess.Popen(["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave,
+                            preexec_fn=lead)
     os.close(slave)
     while not (tmp_path / "state" / "step_000000001").exists():
         time.sleep(0.05)
@@ -184,8 +188,8 @@ REFUSES = "tell('failed', kind='configuration', code=2, cause='because'); sys.ex
 def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
     (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.guard import tell\n{work}\n")
     words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
-    return subprocess.Popen([sys.executable, "-m", "ups.launch", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen([sys.executable, "-m", "ups.launch", *words], cwd=ROOT, stderr=subprocess.PIPE,
+                            text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize(("topology", "work", "code", "words"), [
@@ -202,8 +206,8 @@ def test_what_a_rank_said_is_not_buried_by_the_launcher(tmp_path, topology, work
 
 
 def test_ranks_that_still_import_die_with_a_killed_supervisor(tmp_path):
-    process = launched(tmp_path, "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))\n"
-                                 "time.sleep(300)")
+    note = "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))"
+    process = launched(tmp_path, f"{note}\ntime.sleep(300)")
     while not all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"):
         time.sleep(0.05)
     process.kill()

@@ -2,13 +2,13 @@
 
     python -m ups.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config configs/small.yaml
 
-Everything but --restarts goes to accelerate launch, through ups/tree.py. Every start is a new process tree in a
-session of its own, with a free port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712).
+Everything but --restarts goes to accelerate launch, through ups/tree.py. Every start is a new process tree in
+a session of its own, with a free port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712).
 Started again are: processes that died, hangs that the guard ended, out of memory where a smaller micro-batch
-helps; and only while checkpoints appear or micro-batches shrink. Not started again are: configurations that were
-refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to stop (143,
-or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is read from the
-lines that ups.guard.tell writes. Starts without torch; the scripts also run under plain accelerate launch.
+helps; and only while checkpoints appear or micro-batches shrink. Not started again are: configurations that
+were refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to
+stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is
+read from the lines that ups.guard.tell writes. Starts without torch; the scripts also run without it.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Attempt:
             elif alone_at is not None and now - alone_at > LINGER_S:
                 self.why = f"the launcher (process {self.process.pid}) outlives all its ranks"
             elif not self.events and now - self._started_at > START_S:
-                self.why = (f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected "
-                            "the other machines, if there are any, to be there. Look at what they say, and at address "
-                            "and port")
+                self.why = (f"no rank of this machine was there {START_S:.0f} s after the launcher's start; "
+                            "expected the other machines, if there are any, to be there. Look at what they say, "
+                            "and at address and port")
             elif not self.why:
                 self.why = self._silence(now)
 
@@ -196,7 +196,8 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
         event = min(failures, key=lambda event: event["kind"] == "peer")
         return True, EXIT_HANG if event["kind"] == "hang" else 1, f"rank {event['rank']}: {event['cause']}"
     if "start" not in said:
-        return False, code if 0 < code < 128 else 1, f"it ended with exit code {code} before any rank was ready"
+        code = code if 0 < code < 128 else 1
+        return False, code, f"it ended with exit code {code} before any rank was ready"
     return True, 1, f"processes died without a word (exit code {code})"
 
 
