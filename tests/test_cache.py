@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -19,12 +20,12 @@ import torch
 
 import prepare_cache
 from ups import cache as cache_module
-from ups import cache_build
+from ups import cache_build, files
 from ups.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
 from ups.cache_build import build_cache, data_files, is_up_to_date, plan, require_same_data
 from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.generate import generation_settings, write_data
-from ups.pdebench import split_indices
+from ups.pdebench import partial_path, split_indices
 from ups.tasks import get_task
 
 NUM, FRAMES = 12, 7
@@ -256,6 +257,87 @@ def test_copying_to_the_device_verifies_every_row(copy, monkeypatch):
         open_cache(config, "advection1d").place("cpu", "device")
 
 
+def test_damage_that_opening_does_not_look_for_is_found_when_its_row_is_read(copy, monkeypatch):
+    config, path = copy
+    monkeypatch.setattr(cache_module, "FULL_BYTES", 0)
+    (start, num_bytes), whole = read_seal(path)["latents"][0], path.read_bytes()
+    generator = np.random.default_rng(0)
+    for position in generator.integers(num_bytes, size=30):
+        damage(path, start + int(position), 1 << int(generator.integers(8)))
+        cache = open_cache(config, "advection1d")
+        row = int(position) // (num_bytes // cache.num_rows)
+        others = [other for other in range(cache.num_rows) if other != row]
+        cache.batch(others, 0, 2)
+        with pytest.raises(ValueError, match=f"has a damaged row {row} in /state/latents; expected checksum"):
+            cache.batch([*others[:3], row, row], FRAMES - 1, 1)
+        path.write_bytes(whole)
+
+
+def test_each_row_is_compared_once_while_the_file_stays_as_it_is(built, monkeypatch):
+    cache, compared, crc32 = open_cache(built, "advection1d", "quick"), [], cache_module.zlib.crc32
+    monkeypatch.setattr(cache_module.zlib, "crc32", lambda row: compared.append(1) or crc32(row))
+    for rows, expected in (([1, 2, 2, 1], 2), ([2, 3, 1], 3), ([1, 2, 3], 3), (range(cache.num_rows), cache.num_rows)):
+        assert cache.batch(list(rows), 0, 2).isfinite().all() and len(compared) == expected
+
+
+@pytest.mark.parametrize("verify", ["quick", "full"])
+def test_a_file_that_is_overwritten_in_place_while_it_is_read_is_refused(copy, verify):
+    config, path = copy
+    cache = open_cache(config, "advection1d", verify)
+    z_ref = cache.batch([0, 1], 0, 2)
+    time.sleep(0.05)   # longer than a tick of the file system's clock
+    with path.open("r+b") as file:
+        file.seek(read_seal(path)["latents"][0][0] + 5)
+        file.write(b"x")
+    assert torch.equal(cache.batch([1], 0, 2), z_ref[1:])   # what was not hit
+    for _ in range(2):   # it does not come round
+        with pytest.raises(ValueError, match="has a damaged row 0 in /state/latents.*Rebuild it with `make cache`"):
+            cache.batch([1, 0], 0, 2)
+    with pytest.raises(ValueError, match="has a damaged row 0"):
+        cache.place("cpu", "device")
+
+
+def test_a_file_that_is_overwritten_while_a_batch_is_copied_is_refused(copy, monkeypatch):
+    config, path = copy
+    cache, select = open_cache(config, "advection1d"), torch.Tensor.index_select
+    time.sleep(0.05)
+
+    def late(*args):
+        damage(path, read_seal(path)["latents"][0][0] + 5)
+        return select(*args)
+
+    monkeypatch.setattr(torch.Tensor, "index_select", late)
+    with pytest.raises(ValueError, match="has a damaged row 0"):
+        cache.batch([0], 0, 2)
+
+
+def test_a_file_that_is_touched_replaced_or_removed_while_it_is_read_serves_on(built, copy):
+    config, path = copy
+    cache = open_cache(config, "advection1d")
+    z_ref = cache.batch([0, 1], 0, 2)
+    os.utime(path)
+    assert torch.equal(cache.batch([0, 1], 0, 2), z_ref)
+    other = settings(path.parent, f"data.root={built.data.root}", f"cache.root={path.parent}", "task.advection1d.patch=8")
+    build_cache(other, "advection1d", progress=False)
+    assert torch.equal(cache.batch([0, 1], 0, 2), z_ref)
+    path.unlink()
+    assert torch.equal(cache.batch([0, 1], 0, 2), z_ref)
+
+
+def test_a_file_that_is_truncated_while_it_is_read_is_refused_and_kills_nobody(copy):
+    config, path = copy
+    cache = open_cache(config, "advection1d")
+    child = os.fork()   # a signal would end it
+    if child == 0:
+        os.truncate(path, 8192)
+        try:
+            cache.batch([cache.num_rows - 1], 0, 2)
+        except ValueError as error:
+            os._exit(0 if "holds 8192 bytes; expected" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_latents_are_mapped_from_the_file_and_open_no_shared_memory(built):
     cache = open_cache(built, "advection1d")
     assert cache._state.offset % 4096 == 0 and not cache._state.frames.is_shared()
@@ -273,7 +355,7 @@ def test_pickled_cache_refuses_a_file_that_was_rebuilt_meanwhile(built, copy):
 
 def test_quick_opening_does_not_read_the_latents(built, copy, monkeypatch):
     config, path = copy
-    monkeypatch.setattr(cache_module._Latents, "verify", lambda self: pytest.fail("read all latents"))
+    monkeypatch.setattr(cache_module._Latents, "verify", lambda self, rows=None: pytest.fail("read all latents"))
     open_cache(config, "advection1d", verify="quick")
     monkeypatch.setattr(cache_module, "FULL_BYTES", 10)
     open_cache(config, "advection1d")   # auto: too large to verify at every opening
@@ -511,6 +593,64 @@ def test_second_builder_of_the_same_file_is_refused(built, tmp_path):
             build_cache(config, "advection1d", progress=False)
         assert partial.exists()
     assert not partial.exists() and config.cache_path("advection1d").stat().st_size == 1000
+
+
+def test_a_builder_that_comes_as_another_ends_leaves_the_finished_file_whole(built, tmp_path, monkeypatch):
+    config = fresh(built, tmp_path)
+    path, flock = config.cache_path("advection1d"), files.fcntl.flock
+
+    def late(file, how):   # between our open and our lock the other one ends
+        monkeypatch.undo()
+        partial_path(path).write_bytes(built.cache_path("advection1d").read_bytes())
+        partial_path(path).rename(path)
+        flock(file, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with pytest.raises(ValueError, match="stop"), cache_build._writing(path, 1000):
+        raise ValueError("stop")
+    open_cache(config, "advection1d", verify="full")
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["symlink", "second name"])
+def test_a_planted_temporary_name_is_not_written_through(built, tmp_path, kind):
+    config = fresh(built, tmp_path)
+    partial, victim = partial_path(config.cache_path("advection1d")), tmp_path / "victim"
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    victim.write_text("somebody's data")
+    if kind == "symlink":
+        partial.symlink_to(victim)
+    else:
+        partial.hardlink_to(victim)
+    with pytest.raises(OSError, match="partial is a link or no plain file; expected a file of our own.*Remove it"):
+        build_cache(config, "advection1d", progress=False)
+    assert victim.read_text() == "somebody's data"
+
+
+def test_a_disk_without_locks_is_named(built, tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with pytest.raises(OSError, match="cannot be locked .No locks available.; expected a file system with locks"):
+        build_cache(fresh(built, tmp_path), "advection1d", progress=False)
+
+
+@pytest.mark.parametrize("key", ["state/tokenizer/mean", "state/tokenizer"])
+def test_a_cache_that_leads_to_another_file_is_refused(copy, key):
+    config, path = copy
+    elsewhere = path.parent / "elsewhere"
+    with h5py.File(path, "r+", locking=False) as file:
+        values = file["state/tokenizer/mean"][()]
+        elsewhere.write_bytes(values.tobytes())
+        del file[key]
+        if key.endswith("mean"):
+            file.create_dataset(key, values.shape, values.dtype, external=[(str(elsewhere), 0, values.nbytes)])
+        else:
+            file[key] = h5py.ExternalLink(str(elsewhere), key)
+    write_seal(path)
+    with pytest.raises(ValueError, match="is (kept in|a link to) another file.*Rebuild it with `make cache`"):
+        open_cache(config, "advection1d")
 
 
 @pytest.mark.parametrize("stage", ["_allocate", "codec_errors", "write_seal"])

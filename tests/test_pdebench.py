@@ -1,5 +1,6 @@
 """PDEBench's layouts: what is written is what is read, whatever the chunk or the interruption; every malformed file is named."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -14,8 +15,9 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+import small_disk
 
-from ups import pdebench
+from ups import generate, pdebench
 from ups.generate import generation_settings, num_done, write_data
 from ups.pdebench import data_bytes, open_data, partial_path, split_indices
 from ups.tasks import TASKS, get_task
@@ -394,11 +396,81 @@ def test_a_foreign_file_is_never_overwritten(tmp_path):
 
 
 def test_two_processes_cannot_write_one_file(tmp_path):
-    path = tmp_path / "data.hdf5"
-    with h5py.File(partial_path(path), "w"):
-        code = f"from ups.generate import num_done; num_done({str(path)!r}, {{}})"
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert "in use by another process" in result.stderr
+    path, made = tmp_path / "data.hdf5", settings("advection1d")
+
+    def solve(indices, **rest):   # a second one starts while the first solves
+        with pytest.raises(BlockingIOError, match="data.hdf5.partial is being written by another process"):
+            write_data(path, "advection1d", solver("advection1d"), made, chunk=3)
+        return solver("advection1d")(indices, **rest)
+
+    write_data(path, "advection1d", solve, made, chunk=3)
+    assert np.array_equal(open_data(path, "advection1d").read(0, 7), truth("advection1d"))
+
+
+def test_a_file_that_another_process_finished_meanwhile_is_kept(tmp_path, monkeypatch):
+    path, made = tmp_path / "data.hdf5", settings("advection1d")
+
+    def late(path, num_bytes):   # the other ends after we looked and before we have the lock
+        monkeypatch.undo()
+        write_data(path, "advection1d", solver("advection1d"), made, chunk=3)
+
+    monkeypatch.setattr(generate, "make_room", late)
+    write_data(path, "advection1d", None, made, chunk=3)
+    assert np.array_equal(open_data(path, "advection1d").read(0, 7), truth("advection1d"))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("task", ["cfd2d", "darcy2d", "diff_react2d"])
+def test_a_write_that_gets_lost_is_noticed_before_it_counts_as_done(task, tmp_path, monkeypatch):
+    path, made, store = tmp_path / "data.hdf5", settings(task), generate._store
+
+    def lossy(file, spec, settings, first, u):
+        store(file, spec, settings, first, np.where(first + np.arange(len(u)).reshape(-1, *[1] * (u.ndim - 1)) == 5, 0, u))
+
+    monkeypatch.setattr(generate, "_store", lossy)
+    told = "trajectories 3 to 5 read back from .* are not those that were written.*continues at trajectory 3"
+    with pytest.raises(OSError, match=told):
+        write_data(path, task, solver(task), made, chunk=3)
+    assert num_done(path, made) == 3 and not path.exists()
+    monkeypatch.undo()
+    write_data(path, task, solver(task), made, chunk=3)
+    assert np.array_equal(open_data(path, task).read(0, 7), truth(task))
+
+
+@pytest.mark.parametrize("task", ["advection1d", "diff_react2d"])
+def test_room_that_is_gone_between_chunks_is_an_error_and_the_next_call_continues(task, tmp_path, monkeypatch):
+    path, made, calls = tmp_path / "data.hdf5", settings(task), []
+
+    def full(file, num_bytes):
+        calls.append(num_bytes)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(generate, "reserve", full)
+    with pytest.raises(OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"):
+        write_data(path, task, solver(task), made, chunk=3)
+    assert num_done(path, made) == 3 and min(calls) >= data_bytes(task, 7, 5, 6)
+    write_data(path, task, solver(task), made, chunk=3)
+    assert np.array_equal(open_data(path, task).read(0, 7), truth(task))
+
+
+@pytest.mark.skipif(bool(small_disk.reason_to_skip()), reason=small_disk.reason_to_skip())
+@pytest.mark.parametrize("task, share, is_taken", [("advection1d", 0.99, False), ("diff_react2d", 1.5, True)])
+def test_a_full_disk_ends_with_its_name_and_nothing_false(task, share, is_taken):
+    found = small_disk.outcome(task, share, is_taken)
+    assert found.pop("said").startswith("OSError: [Errno 28] cannot write "), found
+    solved = found.pop("solved")
+    assert solved == 0 or is_taken
+    assert 0 <= found.pop("confirmed") <= solved
+    assert found == {"first": 1, "wrong": 0, "second": 0, "is_whole": True}
+
+
+def test_a_planted_temporary_name_is_not_written_through(tmp_path):
+    (tmp_path / "victim").write_bytes(b"")
+    partial_path(tmp_path / "data.hdf5").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="data.hdf5.partial is a link or no plain file; expected a file of our own"):
+        write_data(tmp_path / "data.hdf5", "advection1d", solver("advection1d"), settings("advection1d"), chunk=3)
+    assert (tmp_path / "victim").read_bytes() == b""
 
 
 def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import warnings
+import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from ups.config import Config, TaskConfig
 from ups.guard import beat
+from ups.hdf5 import dataset, node
 from ups.tasks import Task, get_task
 from ups.tokenizer import TENSORS, Tokenizer
 
@@ -42,7 +44,7 @@ USED_SETTINGS = ("num_trajectories", "resolution", "num_frames", "t_end", "param
 
 
 class Cache:
-    """An open cache. Picklable (reopens by path) and safe to use after a fork; holds no file handle, only maps.
+    """An open cache. Picklable (reopens by path) and safe to use after a fork.
 
     task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady). num_rows, num_frames, dt (time units).
     split: train, val, test -> row numbers, and reserved: training rows that the operator does not see (task.TASK.reserve),
@@ -57,17 +59,15 @@ class Cache:
         read_seal(self.path)
         try:
             with h5py.File(self.path, "r", locking=False) as file:
-                self.header: dict[str, Any] = json.loads(bytes(file["header"][()]))
-                self._state = _Latents(self.path, file["state/latents"], file["state/checksums"][()])
-                self.tokenizer = _read_tokenizer(file["state/tokenizer"], self.header["tokenizers"]["state"])
+                self.header: dict[str, Any] = json.loads(bytes(dataset(file, "header")[()]))
+                self._state, self.tokenizer = _read_part(self.path, file, "state", self.header)
                 self._input, self.input_tokenizer = None, None
-                if "input" in file:
-                    self._input = _Latents(self.path, file["input/latents"], file["input/checksums"][()])
-                    self.input_tokenizer = _read_tokenizer(file["input/tokenizer"], self.header["tokenizers"]["input"])
-                self.parameters = torch.from_numpy(file["parameters"][()])
-                self.parameter_index = torch.from_numpy(file["parameter_index"][()])
-                self.trajectory = torch.from_numpy(file["trajectory"][()])
-                self.split = {name: torch.from_numpy(file[f"split/{name}"][()]) for name in ("train", "val", "test")}
+                if node(file, "input") is not None:
+                    self._input, self.input_tokenizer = _read_part(self.path, file, "input", self.header)
+                self.parameters, self.parameter_index, self.trajectory = (
+                    torch.from_numpy(dataset(file, name)[()]) for name in ("parameters", "parameter_index", "trajectory"))
+                self.split = {name: torch.from_numpy(dataset(file, f"split/{name}")[()])
+                              for name in ("train", "val", "test")}
             self.task: Task = get_task(self.header["settings"]["task"]["name"])
             self.fingerprint: str = self.header["fingerprint"]
             self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
@@ -175,13 +175,21 @@ def _reopen(path: Path, settings: TaskConfig, fingerprint: str) -> Cache:
 
 
 class _Latents:
-    """One latent array of a cache: mapped from the file, or copied to a device."""
+    """One latent array of a cache: mapped from the file, or copied to a device.
 
-    def __init__(self, path: Path, dataset: h5py.Dataset, checksums: np.ndarray):
-        self.path, self.name, self.checksums = path, dataset.name, checksums
-        self.shape, self.offset, self.num_bytes = dataset.shape, dataset.id.get_offset(), dataset.nbytes
-        self.rows = np.memmap(path, dataset.dtype, mode="r", offset=self.offset, shape=self.shape)
-        self.is_verified = False
+    A row is compared with its checksum when it is first gathered, and again when the file has changed since: what is mapped
+    changes with it. A file that was renamed or replaced stays mapped as it was.
+    """
+
+    def __init__(self, path: Path, latents: h5py.Dataset, checksums: np.ndarray):
+        self.path, self.name, self.checksums = path, latents.name, checksums
+        self.shape, self.offset, self.num_bytes = latents.shape, latents.id.get_offset(), latents.nbytes
+        self.handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.handle)
+        with open(self.handle, "rb", closefd=False) as file:
+            self.rows = np.memmap(file, latents.dtype, mode="r", offset=self.offset, shape=self.shape)
+        self.size, self.is_placed = os.fstat(self.handle).st_size, False
+        self.checked: tuple[tuple[int, int] | None, np.ndarray] = (None, np.zeros(0, bool))   # since when, which rows
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")   # nothing here writes to it
             self.frames = torch.from_numpy(self.rows.reshape(self.shape[0] * self.shape[1], -1))
@@ -202,23 +210,45 @@ class _Latents:
             raise ValueError(f"rows {rows.tolist()[:8]}, starts {starts.flatten().tolist()[:8]}, length {length} reach outside "
                              f"{self.name} of {self.path}; expected rows up to {last_row} and frames up to {num_frames - 1}. "
                              f"Take them from Cache.split and Cache.windows.")
+        if not self.is_placed:
+            self.verify(rows.numpy())
         # A window is one run of memory: overlapping windows are rows of a strided view, and index_select copies whole rows.
         size = self.frames.shape[1]
         windows = self.frames.as_strided((len(self.frames) - length + 1, length * size), (size, 1))
         z = windows.index_select(0, (rows * num_frames + starts).to(self.frames.device))
+        if not self.is_placed:
+            self.verify(rows.numpy())   # the same rows, if the file was written to meanwhile
         if device.type == "cuda" and z.device.type == "cpu":
             z = z.pin_memory().to(device, non_blocking=True)
         return z.to(device, torch.float32).view(len(rows), length, *token)
 
-    def verify(self) -> None:
-        """Compare the checksum of every row. Raises ValueError naming the first that differs."""
-        for row, expected in enumerate(self.checksums):
+    def verify(self, rows: np.ndarray | None = None) -> None:
+        """Compare the checksums of `rows` (None: all), but of those that are known to be right in the file as it is.
+
+        Raises ValueError naming the first that differs, and for a file of another size: reading behind its end would kill.
+        """
+        status = os.fstat(self.handle)
+        changed = status.st_mtime_ns, status.st_ctime_ns
+        if status.st_size != self.size:
+            raise _refusal(self.path, f"holds {status.st_size} bytes", f"{self.size}, as when it was opened")
+        if changed != self.checked[0]:
+            self.checked = changed, np.zeros(self.shape[0], bool)
+        seen = self.checked[1]
+        rows = np.arange(len(seen)) if rows is None else rows
+        for row in () if seen[rows].all() else np.unique(rows[~seen[rows]]):
             beat()
-            if zlib.crc32(self.rows[row]) != expected:
-                raise _refusal(self.path, f"has a damaged row {row} in {self.name}", f"checksum {expected:08x}")
+            if zlib.crc32(self.rows[row]) != self.checksums[row]:
+                raise _refusal(self.path, f"has a damaged row {row} in {self.name}", f"checksum {self.checksums[row]:08x}")
             if not np.isfinite(self.rows[row]).all():
                 raise _refusal(self.path, f"holds numbers in row {row} of {self.name} that are not finite", "finite latents")
-        self.is_verified = True
+            seen[row] = True
+
+    def place(self, device: torch.device) -> None:
+        """Copy all rows, verified, to `device`."""
+        self.verify()
+        frames = self.frames.to(device, copy=True)
+        self.verify()   # again, if the file was written to meanwhile
+        self.frames, self.is_placed = frames, True
 
 
 def _is_within(values: Tensor, last: int) -> bool:
@@ -241,9 +271,7 @@ def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["au
     if mode == "device":
         for cache in caches:
             for part in cache._parts():
-                if not part.is_verified:
-                    part.verify()   # every byte is read anyway
-                part.frames = part.frames.to(device, copy=True)
+                part.place(device)
             cache.placed = "device"
     return mode
 
@@ -251,7 +279,8 @@ def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["au
 def open_cache(config: Config, task_name: str, verify: Literal["auto", "quick", "full"] = "auto") -> Cache:
     """The cache of `task_name`, checked against its seal and against `config`.
 
-    quick: seal, size, header and settings, milliseconds. full: every row as well. auto: full up to FULL_BYTES.
+    quick: seal, size, header and settings, milliseconds. full: every row as well. auto: full up to FULL_BYTES; larger ones
+    row by row, each when it is first read.
     Raises FileNotFoundError for a missing file, ValueError for a stale, truncated, altered or foreign one.
     """
     path = config.cache_path(task_name)
@@ -297,8 +326,8 @@ def read_seal(path: Path) -> dict[str, Any]:
 def write_seal(path: Path) -> None:
     """Seal the finished HDF5 file at `path`; its first SEAL_BYTES are free."""
     with h5py.File(path, "r", locking=False) as file:
-        datasets = [file[name] for name in ("state/latents", "input/latents") if name in file]
-        latents = [[dataset.id.get_offset(), dataset.nbytes] for dataset in datasets]
+        arrays = [file[name] for name in ("state/latents", "input/latents") if name in file]
+        latents = [[array.id.get_offset(), array.nbytes] for array in arrays]
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
         seal = {"format": FORMAT, "size": size, "latents": latents, "digest": _header_digest(file, size, latents)}
@@ -317,11 +346,13 @@ def _header_digest(file: BinaryIO, size: int, latents: list[list[int]]) -> str:
     return digest.hexdigest()
 
 
-def _read_tokenizer(group: h5py.Group, meta: dict) -> Tokenizer:
-    tensors = {name: torch.from_numpy(group[name][()]) for name in TENSORS}
+def _read_part(path: Path, file: h5py.File, name: str, header: dict[str, Any]) -> tuple[_Latents, Tokenizer]:
+    """The latents called `name` and their tokenizer."""
+    latents = _Latents(path, dataset(file, f"{name}/latents"), dataset(file, f"{name}/checksums")[()])
+    tensors = {key: torch.from_numpy(dataset(file, f"{name}/tokenizer/{key}")[()]) for key in TENSORS}
     if any(value.dtype != torch.float32 for value in tensors.values()):
         raise TypeError(f"a tokenizer of {', '.join(str(value.dtype) for value in tensors.values())}; expected float32")
-    return Tokenizer.from_state(tensors, meta)
+    return latents, Tokenizer.from_state(tensors, header["tokenizers"][name])
 
 
 def _refusal(path: Path, what: str, expected: str) -> ValueError:

@@ -7,8 +7,6 @@ of everything read, and the codec's floor on held-out trajectories. The layout o
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import math
@@ -26,6 +24,7 @@ from tqdm import tqdm
 
 from ups.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
 from ups.config import Config
+from ups.files import explained, flush, held, reserve
 from ups.metrics import nrmse, nrmse_global
 from ups.pdebench import Trajectories, open_data, partial_path, split_indices
 from ups.tasks import Task, get_task
@@ -34,7 +33,6 @@ from ups.tokenizer import PatchMoments, Tokenizer
 READ_BYTES = 2**25        # of float32 data held at a time (at least one trajectory)
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
 LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
-WRITE_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
 
 
 def data_files(config: Config, task_name: str) -> list[Path]:
@@ -286,30 +284,19 @@ def _writing(path: Path, num_bytes: int) -> Iterator[Path]:
     A killed process leaves a .partial without a seal; the next one overwrites it. The lock dies with its process.
     """
     partial = partial_path(path)
-    try:
+    with explained(path, num_bytes, "cache.root or cache.dtype"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with held(partial) as file:
             try:
-                lock.truncate(0)
-                os.posix_fallocate(lock.fileno(), 0, num_bytes)   # for real: a full disk is an error now, not in an hour
+                file.truncate(0)
+                reserve(file, num_bytes)
                 yield partial
-                os.fsync(lock.fileno())
+                os.fsync(file.fileno())
                 partial.rename(path)
-                folder = os.open(path.parent, os.O_RDONLY)
-                os.fsync(folder)
-                os.close(folder)
-            finally:
+            except BaseException:
                 partial.unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            raise OSError(error.errno, f"{partial} is being written by another process; expected one at a time. Wait for it, or "
-                                       f"end it") from error
-        if error.errno not in WRITE_ERRORS:
-            raise
-        raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder that may be written and "
-                                   f"{num_bytes / 2**20:.0f} MiB of room in it. Free some, or change cache.root or "
-                                   f"cache.dtype") from error
+                raise
+            flush(path.parent)
 
 
 def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> dict[str, int]:
@@ -323,5 +310,5 @@ def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]], dtype: np.dtype
         datasets = {name: file.create_dataset(f"{name}/latents", shape, dtype, dcpl=layout) for name, shape in shapes.items()}
         offsets, end = {name: item.id.get_offset() for name, item in datasets.items()}, file.id.get_filesize()
     with partial.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, end)   # HDF5 gave back the blocks reserved before
+        reserve(file, end)   # HDF5 gave back what was reserved before
     return offsets

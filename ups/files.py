@@ -130,8 +130,8 @@ def read_sealed(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
 def held(path: Path) -> Iterator[BinaryIO]:
     """The file at `path`, made if need be, for this process alone; the lock dies with its process.
 
-    Raises OSError for anything but a plain file of one name, for one that another process holds, and where there
-    are no locks.
+    Raises OSError for anything but a plain file of one name, for one that another process holds, and on a disk
+    without locks.
     """
     while True:
         with _open_own(path) as file:
@@ -151,7 +151,7 @@ def is_at(path: Path, file: IO) -> bool:
 
 
 def _open_own(path: Path) -> BinaryIO:
-    """`path`, open for reading and writing, made if need be. Raises OSError where that leads to another file."""
+    """`path`, open for reading and writing, made if need be. Raises OSError for one that leads to another."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         status = os.fstat(handle)
@@ -161,7 +161,7 @@ def _open_own(path: Path) -> BinaryIO:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):   # a link, a folder, a socket
             raise
-    raise OSError(errno.ELOOP, f"{path} is a link or no plain file; expected a file of our own there, or none. "
+    raise OSError(errno.ELOOP, f"{path} is a link or no plain file; expected a file of our own, or none. "
                                f"Nothing was written. Remove it and run the same command again")
 
 
@@ -176,8 +176,8 @@ def lock(file: IO, path: Path) -> None:
         if error.errno not in NO_LOCKS:
             raise
         raise OSError(error.errno, f"{path} cannot be locked ({os.strerror(error.errno)}); expected a file "
-                                   f"system with locks, as two processes would spoil one file. Mount it with them (NFS: "
-                                   f"local_lock=flock, Lustre: flock), or choose another disk") from error
+                                   f"system with locks, as two processes would spoil one file. Mount it with "
+                                   f"them (NFS: local_lock=flock, Lustre: flock), or choose another disk") from error
 
 
 def reserve(file: BinaryIO, num_bytes: int) -> None:
@@ -193,6 +193,6 @@ def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder that may "
-                                   f"be written and {num_bytes / 2**20:.0f} MiB of room in it. Free some, or "
+        raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder that "
+                                   f"may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free some, or "
                                    f"change {keys}") from error

@@ -1,14 +1,16 @@
 """Generated data: a solver's trajectories written as a PDEBench file, in chunks, so that a killed run continues.
 
-The array layout is created at full size (contiguous, uncompressed), the group layout grows by groups; after each chunk the
-numbers are flushed to disk first and the count of trajectories (an attribute) second. The file is NAME.partial until complete.
+The array layout is created at full size (contiguous, uncompressed), the group layout grows by groups; either has all its room
+on the disk before anything is solved. After each chunk the numbers are flushed and read back first, and the count of
+trajectories (an attribute) second. The file is NAME.partial until complete, and held by one process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ import h5py
 import numpy as np
 import yaml
 
+from ups.files import explained, flush, held, reserve
+from ups.hdf5 import node
 from ups.pdebench import PROGRESS, SETTINGS, arrays_of, data_bytes, make_room, partial_path, plain
 from ups.tasks import Task, get_task
 
+GROUP_BYTES = 2**15   # at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
 
 def num_done(path: str | Path, settings: dict[str, Any]) -> int:
     """Trajectories of `path` (or of its unfinished predecessor) that exist with exactly these settings; 0 if there is no file.
@@ -27,10 +32,10 @@ def num_done(path: str | Path, settings: dict[str, Any]) -> int:
     """
     path = Path(path)
     file = path if path.exists() else partial_path(path)
-    if not file.exists():
+    if not file.exists() or not file.stat().st_size:   # one that was held and not yet begun
         return 0
     try:
-        with h5py.File(file, "r") as opened:
+        with h5py.File(file, "r", locking=False) as opened:
             attributes = {key: plain(value) for key, value in opened.attrs.items() if key in (SETTINGS, PROGRESS)}
     except OSError as error:
         raise ValueError(f"{file} is damaged or in use by another process ({error}); expected a file that `make data` can "
@@ -62,24 +67,26 @@ def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], se
     function of (seed, i) alone: then neither `chunk` nor an interruption changes the numbers. settings: from
     `generation_settings`. on_progress gets the number of trajectories on disk. The file grows as NAME.partial and is renamed
     when complete. Raises ValueError for a file with other settings or a solver that gives the wrong shape or non-finite
-    numbers, PermissionError, and OSError when the disk is too small.
+    numbers, PermissionError, and OSError when the disk is too small or another process writes the file.
     """
     path, spec, total = Path(path), get_task(task), settings["num_trajectories"]
     done = num_done(path, settings)
     on_progress(done)
     if path.exists():
         return
-    partial = partial_path(path)
-    make_room(path, data_bytes(task, *(settings[k] for k in ("num_trajectories", "num_frames", "resolution"))))
-    is_new = not partial.exists()
-    with h5py.File(partial, "w" if is_new else "r+") as file:
-        if is_new:
-            _create(file, spec, settings)
-            _flush(file)  # a run killed in its first chunk leaves a file that can be continued
-        _hold_metadata(file)
-        for name in [key for key in file if key.isdigit() and int(key) >= done]:
-            del file[name]  # written after the last confirmed chunk, perhaps not completely
+    partial, num_bytes = partial_path(path), _most_bytes(spec, settings)
+    make_room(path, num_bytes)
+    with explained(path, num_bytes, "data.root, task.*.num_trajectories or task.*.resolution"), held(partial) as held_file:
+        done = num_done(path, settings)   # who held it before may have gone on
+        if path.exists():
+            partial.unlink()
+            return
+        if not os.fstat(held_file.fileno()).st_size:
+            with h5py.File(partial, "w", locking=False) as file:
+                _create(file, spec, settings)
         while done < total:
+            # every time, as HDF5 gives back what it did not use
+            reserve(held_file, max(num_bytes, os.fstat(held_file.fileno()).st_size))
             indices = np.arange(done, min(done + chunk, total))
             u = np.asarray(solve(indices, **{k: settings[k] for k in ("seed", "resolution", "num_frames", "parameter", "t_end")}))
             expected = (len(indices), settings["num_frames"], len(spec.channels), *[settings["resolution"]] * spec.ndim)
@@ -89,28 +96,42 @@ def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], se
                 bad = indices[~np.isfinite(u).reshape(len(u), -1).all(1)].tolist()
                 raise ValueError(f"the solver of {task} returned non-finite numbers for trajectories {bad[:5]}; expected finite "
                                  f"ones. Change task.{task} (resolution, t_end, parameters) or data.seed.")
-            _store(file, spec, settings, int(indices[0]), u)
-            done = int(indices[-1]) + 1
-            _flush(file)  # the numbers first, then the claim that they are there
-            file.attrs[PROGRESS] = done
-            _flush(file)
+            with _continued(partial) as file:
+                _store(file, spec, settings, done, u)
+            os.fsync(held_file.fileno())
+            with _continued(partial) as file:   # opened anew: what HDF5 remembers proves nothing
+                _require_stored(file, spec, done, u)
+                done = int(indices[-1]) + 1
+                file.attrs.modify(PROGRESS, done)   # the numbers first, then the claim that they are there
+            os.fsync(held_file.fileno())
             on_progress(done)
-    partial.rename(path)
+        partial.rename(path)
+        flush(path.parent)
 
 
-def _flush(file: h5py.File) -> None:
-    file.flush()
-    os.fsync(file.id.get_vfd_handle())
+def _most_bytes(spec: Task, settings: dict[str, Any]) -> int:
+    """What a file may take on the disk: its numbers and, in the group layout, what HDF5 writes about every group."""
+    size = data_bytes(spec.name, *(settings[key] for key in ("num_trajectories", "num_frames", "resolution")))
+    if spec.layout == "arrays":
+        return size
+    return size + size // 50 + settings["num_trajectories"] * GROUP_BYTES
 
 
-def _hold_metadata(file: h5py.File) -> None:
-    """Keep HDF5's metadata in memory until a flush, so that a killed process leaves the file as of the last one.
+@contextlib.contextmanager
+def _continued(partial: Path) -> Iterator[h5py.File]:
+    """The unfinished file, its metadata in memory until it is closed: a process killed before leaves the file as it was.
 
-    Without it HDF5 writes some when its cache is full, and a file killed then cannot be continued (seen; a test).
+    Otherwise HDF5 writes some when its cache is full, and a file killed then cannot be continued (seen; a test).
     """
-    config = file.id.get_mdc_config()
-    config.evictions_enabled, config.incr_mode, config.decr_mode, config.flash_incr_mode = False, 0, 0, 0
-    file.id.set_mdc_config(config)
+    try:
+        with h5py.File(partial, "r+", locking=False) as file:
+            config = file.id.get_mdc_config()
+            config.evictions_enabled, config.incr_mode, config.decr_mode, config.flash_incr_mode = False, 0, 0, 0
+            file.id.set_mdc_config(config)
+            yield file
+    except (RuntimeError, LookupError) as error:
+        raise ValueError(f"{partial} is damaged ({error}); expected a file that `make data` can continue. rm '{partial}' and "
+                         f"run `make data` again.") from error
 
 
 def _grid(spec: Task, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
@@ -149,25 +170,46 @@ def _text(text: str) -> np.bytes_:
     return np.bytes_(text.encode("ascii"))
 
 
-def _store(file: h5py.File, spec: Task, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
-    """Write u (n, time, channel, *space) as trajectories first, first + 1, .."""
+def _pieces(spec: Task, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
+    """Where the trajectories u (n, time, channel, *space) from `first` on lie in a file: (dataset, its rows, their values)."""
     if spec.layout == "groups":
-        low, high = spec.domain
-        sim = {**dict(spec.constants), "t": settings["t_end"], "tdim": settings["num_frames"], "seed": settings["seed"]}
-        for axis in spec.axes:
-            sim |= {f"{axis}_min": low, f"{axis}_max": high, f"{axis}dim": settings["resolution"]}
-        for index, values in enumerate(np.moveaxis(u, 2, -1), first):
-            group = file.create_group(f"{index:04d}")
-            group.create_dataset("data", data=values, compression="lzf")
-            for axis, points in _grid(spec, settings, settings["num_frames"]).items():
-                group[f"grid/{axis}"] = points
-            config = {"sim": {**sim, "index": index}, "generator": settings["generator"]}
-            group.attrs["config"] = _text(yaml.safe_dump(config))
+        yield from ((f"{index:04d}/data", (), values) for index, values in enumerate(np.moveaxis(u, 2, -1), first))
         return
     channel = 0
     for array in arrays_of(spec):
         values = u[:, 0, channel] if array.steady else u[:, :, channel]
         if array.vector:
             values = np.moveaxis(u[:, :, channel:channel + array.channels], 2, -1)
-        file[array.key][first:first + len(u)] = values
+        yield array.key, slice(first, first + len(u)), values
         channel += array.channels
+
+
+def _store(file: h5py.File, spec: Task, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
+    """Write u (n, time, channel, *space) as trajectories first, first + 1, .."""
+    low, high = spec.domain
+    sim = {**dict(spec.constants), "t": settings["t_end"], "tdim": settings["num_frames"], "seed": settings["seed"]}
+    for axis in spec.axes:
+        sim |= {f"{axis}_min": low, f"{axis}_max": high, f"{axis}dim": settings["resolution"]}
+    for index, (key, rows, values) in enumerate(_pieces(spec, first, u), first):
+        if spec.layout == "arrays":
+            node(file, key)[rows] = values
+            continue
+        name = key.removesuffix("/data")
+        if node(file, name) is not None:
+            del file[name]   # written after the last confirmed chunk, perhaps not completely
+        group = file.create_group(name)
+        group.create_dataset("data", data=values, compression="lzf")
+        for axis, points in _grid(spec, settings, settings["num_frames"]).items():
+            group[f"grid/{axis}"] = points
+        config = {"sim": {**sim, "index": index}, "generator": settings["generator"]}
+        group.attrs["config"] = _text(yaml.safe_dump(config))
+
+
+def _require_stored(file: h5py.File, spec: Task, first: int, u: np.ndarray) -> None:
+    """Raise OSError unless `file` holds u as the trajectories from `first` on: HDF5 loses small writes to a full disk."""
+    for key, rows, values in _pieces(spec, first, u):
+        found = node(file, key)
+        if found is None or not np.array_equal(found[rows], values):
+            raise OSError(f"{file.filename}: trajectories {first} to {first + len(u) - 1} read back from {key} are not those "
+                          f"that were written; expected the same numbers. Check that disk (room, quota, dmesg); `make "
+                          f"data` then continues at trajectory {first}")

@@ -21,6 +21,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ups.hdf5 import node
 from ups.tasks import TASKS, Task, get_task
 
 BLOCK_BYTES = 16 * 2**20  # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
@@ -150,7 +151,7 @@ class Trajectories:
                     self._fill(_group_data(file, self.path, name), array, view[row:row + 1], ())
                 if not self.groups:
                     lead = (0,) if array.key in self.squeezed else ()
-                    self._fill(file[array.key], array, view, (*lead, first))
+                    self._fill(node(file, array.key), array, view, (*lead, first))
                 channel += array.channels
         return out
 
@@ -204,9 +205,9 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
                              f"continues it.")
         num, frames, space, squeezed, notes = None, None, None, set(), []
         for array in arrays_of(spec):
-            if not groups and not isinstance(file.get(array.key), h5py.Dataset):
+            dataset = _group_data(file, path, groups[0]) if groups else node(file, array.key)
+            if not isinstance(dataset, h5py.Dataset):
                 raise ValueError(f"{path} has no array {array.key!r}; expected {', '.join(spec.keys)} for {task}. {_found(file)}")
-            dataset = _group_data(file, path, groups[0]) if groups else file[array.key]
             axes = (() if groups else ("trajectory",)) + array.axes(spec)
             shape = dataset.shape
             if not groups and len(shape) == len(axes) + 1 and shape[0] == 1:
@@ -237,7 +238,7 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
                              f"Lower task.{task}.first_frame.")
         attributes = {key: plain(file.attrs[key]) for key in file.attrs if "/config" not in key}
         if groups:  # PDEBench's first code wrote "0000/config" on the root, its present code "config" on the group
-            text = file[groups[0]].attrs.get("config", file.attrs.get(f"{groups[0]}/config"))
+            text = node(file, groups[0]).attrs.get("config", file.attrs.get(f"{groups[0]}/config"))
             attributes |= {} if text is None else {"config": plain(text)}
         coordinates = _coordinates(file, path, spec, groups, frames, space)
     parameter, note = _parameter(path, spec, attributes)
@@ -269,7 +270,7 @@ def _open(path: Path, task: str) -> Iterator[h5py.File]:
         raise ValueError(f"{path} is not an HDF5 file (it starts with {start!r}); expected data of {task}. Delete it and run "
                          f"`make data`.")
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(path, "r", locking=False) as file:   # finished files are never written to
             yield file
     except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:   # h5py's, by kind of damage
         if isinstance(error, ValueError) and str(path) in str(error):   # our own, which name the file
@@ -302,18 +303,19 @@ def _require_written(dataset: h5py.Dataset, path: Path) -> None:
 def _found(file: h5py.File) -> str:
     """What the file holds, and which tasks it may be."""
     keys = sorted(file)
-    listing = [f"{key} {file[key].shape}" if isinstance(file[key], h5py.Dataset) else f"group {key}" for key in keys[:8]]
+    listing = [f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
+               for key in keys[:8]]
     is_grouped = any(key.isdigit() for key in keys)
     fits = [name for name, task in TASKS.items()
             if (task.layout == "groups") == is_grouped and (is_grouped or all(
-                len(getattr(file.get(array.key), "shape", ())) == 1 + len(array.axes(task)) for array in arrays_of(task)))]
+                len(getattr(node(file, array.key), "shape", ())) == 1 + len(array.axes(task)) for array in arrays_of(task)))]
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
     return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
             f"{', '.join(fits) or 'none of ours'}.")
 
 
 def _group_data(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
-    data = file[name].get("data") if isinstance(file[name], h5py.Group) else None
+    data = node(file, f"{name}/data")
     if not isinstance(data, h5py.Dataset):
         raise ValueError(f"{path} has no {name}/data; expected one in every group. {_found(file)}")
     return data
@@ -335,13 +337,13 @@ def _coordinates(file: h5py.File, path: Path, spec: Task, groups: tuple[str, ...
         return "t" if axis == "t" and spec.name == "ns_incom2d" else f"{axis}-coordinate"
 
     expected = ({} if spec.is_steady else {"t": frames}) | dict(zip(spec.axes, space, strict=True))
-    if "t" in expected and key("t") not in file:
+    found = {axis: node(file, key(axis)) for axis in expected}
+    if "t" in expected and found["t"] is None:
         raise ValueError(f"{path} has no {key('t')!r}; expected the frames' times. {_found(file)}")
     coordinates = {}
     for axis, size in expected.items():
-        if key(axis) not in file:
+        if (stored := found[axis]) is None:
             continue
-        stored = file[key(axis)]
         shape = getattr(stored, "shape", None)
         is_per_trajectory = axis == "t" and shape is not None and len(shape) == 2
         is_number = isinstance(stored, h5py.Dataset) and stored.dtype.kind in "fiu"
