@@ -91,7 +91,7 @@ def main() -> None:
         raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0 for at least "
                          f"one of data.tasks. Set it and train the operator again.")
     caches = {name: open_cache(config, name) for name in names}
-    run = Run.start(config, stage, train, section.optim, parents_of(config, stage), section=STAGE)
+    run = Run.start(config, stage, train, section.optim, parents_of(config, stage, caches), section=STAGE)
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")
 

@@ -79,7 +79,7 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
         raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0 for at least "
                          f"one of data.tasks. Set it and train the operator again.")
     caches = {name: open_cache(config, name) for name in names}
-    run = Run.start(config, stage, settings.train, settings.optim, parents_of(config, stage))
+    run = Run.start(config, stage, settings.train, settings.optim, parents_of(config, stage, caches))
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")
 

@@ -134,7 +134,7 @@ def main() -> None:
     # ---- setup
     caches = {name: open_cache(config, name) for name in config.data.tasks}
     schedule = build_schedule(caches, config)
-    run = Run.start(config, STAGE, train, config.operator.optim, parents_of(config, STAGE))
+    run = Run.start(config, STAGE, train, config.operator.optim, parents_of(config, STAGE, caches))
     if run.is_finished:
         return run.print(f"{run.directory} is finished and up to date: nothing to do")
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)

@@ -115,15 +115,16 @@ STAGES = {
 }
 
 
-def parents_of(config: Config, stage: str) -> dict[str, str]:
+def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Name -> fingerprint of what `stage` is to be made from, finished and itself made with this configuration.
 
+    caches: task -> the open cache that the stage reads; else what the files say now.
     Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not there, was
     altered or was made otherwise.
     """
     kind = STAGES[stage]
     return {**{name: require_stage(config, name)["fingerprint"] for name in kind.parents},
-            **{name: cache_fingerprint(config, name) for name in kind.tasks(config)}}
+            **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name) for name in kind.tasks(config)}}
 
 
 def cache_fingerprint(config: Config, task: str) -> str:
