@@ -1,4 +1,6 @@
-"""ups/stage.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never up to date."""
+"""ups/stage.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
+up to date.
+"""
 
 import errno
 import shutil
@@ -11,7 +13,16 @@ from ups import files, stage
 from ups.checkpoint import Checkpoints
 from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
-from ups.stage import DONE, StageFolder, finished_stage, report_parents, report_record, require_stage, why_report, why_to_do
+from ups.stage import (
+    DONE,
+    StageFolder,
+    finished_stage,
+    report_parents,
+    report_record,
+    require_stage,
+    why_report,
+    why_to_do,
+)
 
 # ---------------------------------------------------------------- a finished stage
 
@@ -29,9 +40,10 @@ def finish(config, name="operator", **changes):
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.safetensors").write_bytes(b"weights")
     (directory / "config.json").write_text("{}")
-    record = {"model_sha256": file_hash(directory / "model.safetensors"), "config_sha256": file_hash(directory / "config.json"),
-              **identity, **changes}
-    write_sealed(directory / "done.json", {"stage": name, "step": 3, "fingerprint": value_hash(record), **record})
+    record = {"model_sha256": file_hash(directory / "model.safetensors"),
+              "config_sha256": file_hash(directory / "config.json"), **identity, **changes}
+    write_sealed(directory / "done.json",
+                 {"stage": name, "step": 3, "fingerprint": value_hash(record), **record})
     return directory
 
 
@@ -40,7 +52,8 @@ def test_a_finished_stage_is_believed_only_with_its_own_model(config):
     directory = finish(config)
     assert require_stage(config, "operator")["step"] == 3
     (directory / "model.safetensors").write_bytes(b"others!")
-    with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete .*done.json"):
+    with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete "
+                                           ".*done.json"):
         finished_stage(directory)
     (directory / "model.safetensors").write_bytes(b"weights")
     (directory / "config.json").unlink()
@@ -52,7 +65,8 @@ def test_a_finished_stage_is_believed_only_with_its_own_model(config):
 
 
 def test_missing_operator_names_the_make_target(config):
-    with pytest.raises(FileNotFoundError, match="stage operator of run run is missing; expected .*Run: make operator RUN=run"):
+    with pytest.raises(FileNotFoundError, match="stage operator of run run is missing; expected .*Run: make "
+                                                "operator RUN=run"):
         require_stage(config, "operator")
     (config.run_dir / "operator").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="is unfinished"):
@@ -62,12 +76,15 @@ def test_missing_operator_names_the_make_target(config):
 def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config, monkeypatch):
     finish(config)
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
-    other, free = load_config(None, [*same, "operator.model.width=64"]), load_config(None, [*same, "operator.train.hang_s=9"])
-    with pytest.raises(FileExistsError, match=r"stage operator of run run was made with another configuration \(hash .* in done"):
+    other = load_config(None, [*same, "operator.model.width=64"])
+    free = load_config(None, [*same, "operator.train.hang_s=9"])
+    with pytest.raises(FileExistsError, match=r"stage operator of run run was made with another "
+                                              r"configuration \(hash .* in done"):
         require_stage(other, "operator")
     assert require_stage(free, "operator")["step"] == 3
     monkeypatch.setattr(stage, "cache_fingerprint", lambda config, task: "q")
-    with pytest.raises(FileExistsError, match=r"was made from another burgers1d \(p then, q now\); .*make remove STAGE=operator"):
+    with pytest.raises(FileExistsError, match=r"was made from another burgers1d \(p then, q now\); .*make "
+                                              r"remove STAGE=operator"):
         require_stage(config, "operator")
 
 
@@ -75,12 +92,13 @@ def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config
 
 
 def folder_of(config, *overrides, parents=None, name="operator"):
-    changed = load_config(None, ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run", *overrides])
+    same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
+    changed = load_config(None, [*same, *overrides])
     return StageFolder(changed, name, "operator", parents or {"cache": "p"})
 
 
-@pytest.mark.parametrize("left", ["environment.json", "config.yaml", "done.json", "state/step_000000005/manifest.json",
-                                  "bases/burgers1d.json"])
+@pytest.mark.parametrize("left", ["environment.json", "config.yaml", "done.json", "bases/burgers1d.json",
+                                  "state/step_000000005/manifest.json"])
 def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(config, left):
     """config.yaml or environment.json may be lost: what is left says whose the folder is."""
     folder = folder_of(config)
@@ -89,16 +107,19 @@ def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(co
     (folder.path / "bases").mkdir()
     folder.keep("bases/burgers1d.json", {})
     (folder.path / "state").mkdir()
-    Checkpoints(folder.path / "state", 2, 0, lambda do, _: do(), folder.identity).save(5, {}, {}, {"world": 1})
+    checkpoints = Checkpoints(folder.path / "state", 2, 0, lambda do, _: do(), folder.identity)
+    checkpoints.save(5, {}, {}, {"world": 1})
     finish(folder.config, **folder.identity) if left == "done.json" else None
     for path in [path for path in folder.path.rglob("*") if path.suffix in (".json", ".yaml")]:
         if path != folder.path / left and not (left == "done.json" and path.name == "config.json"):
             path.unlink()
     folder_of(config, "operator.train.hang_s=9").examine()
-    with pytest.raises(FileExistsError, match="run.seed 0 -> 1" if left == "config.yaml" else "made with another configuration"):
+    text = "run.seed 0 -> 1" if left == "config.yaml" else "made with another configuration"
+    with pytest.raises(FileExistsError, match=text):
         folder_of(config, "run.seed=1").examine()
     if left != "config.yaml":   # which knows no parents
-        with pytest.raises(FileExistsError, match=r"was made from another cache \(p then, q now\); expected the same one. "
+        with pytest.raises(FileExistsError, match=r"was made from another cache \(p then, q now\); expected "
+                                                  r"the same one. "
                                                   "Delete .*make remove STAGE=operator RUN=run"):
             folder_of(config, parents={"cache": "q"}).examine()
 
@@ -118,7 +139,8 @@ def test_a_folder_that_was_removed_or_replaced_is_no_longer_ours(config):
     first, second = folder_of(config), folder_of(config)
     assert first.take(0.0) == "" and first.is_own()
     shutil.rmtree(first.path)
-    with pytest.raises(FileNotFoundError, match="was removed or replaced while this job trained in it; expected the folder that"):
+    with pytest.raises(FileNotFoundError, match="was removed or replaced while this job trained in it; "
+                                                "expected the folder that"):
         first.require_own()
     assert second.take(0.0) == "" and second.is_own() and not first.is_own()
     with pytest.raises(FileNotFoundError, match="was removed or replaced"):
@@ -144,7 +166,8 @@ def test_a_stage_is_not_trained_where_there_are_no_locks(config, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", none)
-    with pytest.raises(OSError, match="operator/.lock cannot be locked .No locks available.; expected .* locks.*Mount it"):
+    with pytest.raises(OSError, match="operator/.lock cannot be locked .No locks available.; expected .* "
+                                      "locks.*Mount it"):
         folder_of(config).take(0.0)
 
 
@@ -192,7 +215,8 @@ def test_a_report_stands_only_whole_and_for_its_stages_and_settings(config):
         (config.report_dir / name).unlink()
         assert why_to_do(config, "report") == f"{name} is missing or was altered"
         (config.report_dir / name).write_text(name)
-    assert why_report(config, {**report_parents(config), "steady": "new"}) == "what it was made from has changed"
+    more = {**report_parents(config), "steady": "new"}
+    assert why_report(config, more) == "what it was made from has changed"
     done = config.report_dir / DONE
     done.write_text(done.read_text().replace('"stage": "report"', '"stage": "retort"'))
     assert "done.json was altered" in why_to_do(config, "report")
@@ -201,18 +225,21 @@ def test_a_report_stands_only_whole_and_for_its_stages_and_settings(config):
 def test_a_report_is_made_of_stages_of_this_configuration(config):
     finish(config)
     other = folder_of(config, "operator.model.width=64").config
-    with pytest.raises(FileExistsError, match="stage operator of run run was made with another configuration"):
+    with pytest.raises(FileExistsError, match="stage operator of run run was made with another "
+                                              "configuration"):
         report_parents(other)
 
 
 @pytest.mark.parametrize(("finished", "arguments", "code", "text"), [
     (True, [], 0, "run/operator: up to date"), (False, [], 3, "run/operator: to do, it is missing"),
-    (True, ["run.seed=1"], 2, "was made with another configuration"), (True, ["run.sede=1"], 2, "did you mean 'seed'?")])
-def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, finished, arguments, code, text):
+    (True, ["run.seed=1"], 2, "was made with another configuration"),
+    (True, ["run.sede=1"], 2, "did you mean 'seed'?")])
+def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, finished, arguments, code,
+                                                 text):
     if finished:
         finish(config)
-    monkeypatch.setattr(sys, "argv", ["stage", "operator", "data.tasks=[burgers1d]", f"run.root={config.run.root}",
-                                      "run.name=run", *arguments])
+    same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
+    monkeypatch.setattr(sys, "argv", ["stage", "operator", *same, *arguments])
     assert stage.main() == code
     said = capsys.readouterr()
     assert text in said.out + said.err and (said.out + said.err).count("\n") == 1

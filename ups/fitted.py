@@ -1,4 +1,4 @@
-"""What a stage fits once, before its first step, and finds again when it resumes: bases, scales of residuals."""
+"""What a stage fits once, before its first step, and finds again when it resumes: bases, scales."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Fit = tuple[dict[str, Any], dict[str, Tensor]]   # plain facts, weights
 
 
 def fit_once(run: Run, folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
-    """Name -> what fits[name]() returned when it was first called: in this start, on one of the ranks, or in an earlier one.
+    """Name -> what fits[name]() returned when it was first called, perhaps by another rank or start.
 
-    Kept in FOLDER of the stage's directory. A collective. Raises StageError on every rank if one of them fails, or finds a
-    file that was altered or that another configuration or parent left.
+    Kept in FOLDER of the stage's directory. A collective. Raises StageError on every rank if one of them
+    fails, or finds a file that was altered or that another configuration or parent left.
     """
     directory = run.directory / folder
 
@@ -39,7 +39,7 @@ def fit_once(run: Run, folder: str, fits: dict[str, Callable[[], Fit]], doing: s
 
 
 def keep_fit(folder: StageFolder, name: str, fit: Fit) -> None:
-    """Write NAME.safetensors and, last, NAME.json: the facts, the digest of the weights and the stage's identity."""
+    """Write NAME.safetensors and, last, NAME.json: facts, digest of the weights, identity of the stage."""
     facts, tensors = fit
     weights = folder.path / f"{name}.safetensors"
     weights.parent.mkdir(exist_ok=True)
@@ -48,18 +48,22 @@ def keep_fit(folder: StageFolder, name: str, fit: Fit) -> None:
 
 
 def find_fit(folder: StageFolder, name: str) -> Fit:
-    """What `keep_fit` kept. Raises DamagedError if it was altered, FileExistsError if it is another stage's."""
+    """What `keep_fit` kept.
+
+    Raises DamagedError if it was altered, FileExistsError if it is another stage's.
+    """
     weights = folder.path / f"{name}.safetensors"
     again = f"Delete {weights.parent} and run the stage again."
     record = folder.find(f"{name}.json", "what was fitted once", again, facts=dict, sha256=str)
     found = file_hash(weights) if weights.is_file() else "missing"
     if found != record["sha256"]:
-        raise DamagedError(f"{weights} is {found[:12]}; expected {record['sha256'][:12]} as {name}.json says. {again}")
+        raise DamagedError(f"{weights} is {found[:12]}; expected {record['sha256'][:12]} as {name}.json "
+                           f"says. {again}")
     return record["facts"], read_weights(weights, again)
 
 
 def _wait(paths: list[Path]) -> bool:
-    """Whether all `paths` are on disk at last: the others fit theirs, which may take longer than a collective would wait.
+    """Whether all `paths` are on disk at last; fitting them may take longer than a collective would wait.
 
     False as soon as another process has failed, whose error the agreement then raises.
     """

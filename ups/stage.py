@@ -1,15 +1,17 @@
-"""A stage on disk: what it is, whose its folder is, and whether what lies there is what is asked for. Without torch.
+"""A stage on disk: what it is, whose its folder is, whether that is what is asked for. Without torch.
 
-Identity: a stage is what its configuration (`relevant_keys`) and its parents make of it, so the hash of the one and the
-fingerprints of the others name it. Everything that a stage writes to read it again carries both: environment.json, the manifest
-of a checkpoint, what was fitted once, done.json. They are compared whenever one of these is read, before the folder is locked
-and again after.
+Identity: a stage is what its configuration (`relevant_keys`) and its parents make of it, so the hash of the
+one and the fingerprints of the others name it. Everything that a stage writes to read it again carries both:
+environment.json, the manifest of a checkpoint, what was fitted once, done.json. They are compared whenever
+one of these is read, before the folder is locked and again after.
 
-The folder that is locked is the folder that is written: every rank keeps .lock open, and before each save looks whether the path
-still leads to that file. A moment is left between that look and a rename. What another job could then find in its folder is
-refused by its identity, or is what that job would have computed itself.
+The folder that is locked is the folder that is written: every rank keeps .lock open, and before each save
+looks whether the path still leads to that file. A moment is left between that look and a rename. What another
+job could then find in its folder is refused by its identity, or is what that job would have computed itself.
 
-    python -m ups.stage operator --config configs/small.yaml    exit status 0: up to date; 3: to do; 2: refused, with the reason
+    python -m ups.stage operator --config configs/small.yaml
+
+Exit status 0: up to date; 3: to do; 2: refused, with the reason.
 """
 
 from __future__ import annotations
@@ -42,15 +44,17 @@ from ups.files import (
 )
 
 DONE, MODEL, LOCK, MANIFEST = "done.json", "model.safetensors", ".lock", "manifest.json"
-RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, what its fingerprint is made of
-CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where in a stage's folder records that carry an identity are
+RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, for its fingerprint
+CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
 KEPT_ERRORS = 5   # starts whose errors are kept
 TO_DO, REFUSED = 3, 2   # exit codes of this module
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
 SECTIONS = ("data", "cache", "task", "sampling")
-FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place", "cache.device_fraction", "cache.chunk"}
-FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s", "timeout_s"}
+FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place", "cache.device_fraction",
+             "cache.chunk"}
+FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s",
+                   "timeout_s"}
 
 
 # ---------------------------------------------------------------- identity
@@ -76,12 +80,13 @@ def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
             if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
 
 
-def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], what: str | Path, path: Path, do: str) -> None:
-    """Raise FileExistsError unless `record`, read from `path`, carries `identity`; what: whose record it is."""
+def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], what: str | Path, path: Path,
+                     do: str) -> None:
+    """Raise FileExistsError unless `record`, read from `path`, carries `identity`; what: whose it is."""
     then, now = record.get("config_hash", "none"), identity["config_hash"]
     if then != now:
-        raise FileExistsError(f"{what} was made with another configuration (hash {then[:12]} in {path.name}, {now[:12]} now); "
-                              f"expected the same one. {do}")
+        raise FileExistsError(f"{what} was made with another configuration (hash {then[:12]} in {path.name}, "
+                              f"{now[:12]} now); expected the same one. {do}")
     before, parents = record.get("parents", {}), identity["parents"]
     for name in sorted(before.keys() | parents.keys()):
         if before.get(name) != parents.get(name):
@@ -91,7 +96,10 @@ def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], wha
 
 @dataclass(frozen=True)
 class Kind:
-    """What the stage of a script is made of. section: of the configuration; parents: stages; tasks: whose caches it reads."""
+    """What the stage of a script is made of.
+
+    section: of the configuration; parents: stages; tasks: whose caches it reads.
+    """
 
     section: str
     parents: tuple[str, ...]
@@ -116,41 +124,49 @@ STAGES = {
 
 
 def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Name -> fingerprint of what `stage` is to be made from, finished and itself made with this configuration.
+    """Name -> fingerprint of what `stage` is to be made from, itself finished and of this configuration.
 
     caches: task -> the open cache that the stage reads; else what the files say now.
-    Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not there, was
-    altered or was made otherwise.
+    Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not
+    there, was altered or was made otherwise.
     """
     kind = STAGES[stage]
     return {**{name: require_stage(config, name)["fingerprint"] for name in kind.parents},
-            **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name) for name in kind.tasks(config)}}
+            **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
+               for name in kind.tasks(config)}}
 
 
 def cache_fingerprint(config: Config, task: str) -> str:
-    """The fingerprint that the cache of `task` carries. Reading the cache itself checks much more: ups/cache.py."""
+    """The fingerprint that the cache of `task` carries.
+
+    Reading the cache itself checks much more: ups/cache.py.
+    """
     path = config.cache_path(task)
     try:
         with h5py.File(path, "r", locking=False) as file:
             return str(json.loads(bytes(file["header"][()]))["fingerprint"])
     except FileNotFoundError:
-        raise FileNotFoundError(f"no cache of {task} at {path}; expected the latents there (key cache.root). Build it with "
+        raise FileNotFoundError(f"no cache of {task} at {path}; expected the latents there (key cache.root). "
+                                f"Build it with "
                                 f"`make cache` (python prepare_cache.py --config CONFIG).") from None
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{path} has no header that can be read ({error}); expected a whole cache. Rebuild it with "
+        raise DamagedError(f"{path} has no header that can be read ({error}); expected a whole cache. "
+                           f"Rebuild it with "
                            f"python prepare_cache.py --config CONFIG --rebuild.") from error
 
 
 def require_stage(config: Config, stage: str) -> dict[str, Any]:
     """The record of the finished `stage` of this run, its "fingerprint" being what a child records.
 
-    Raises FileNotFoundError naming the make target if it is missing or unfinished, DamagedError if it was altered,
-    FileExistsError if it was made with another configuration or from other parents than those there now.
+    Raises FileNotFoundError naming the make target if it is missing or unfinished, DamagedError if it was
+    altered, FileExistsError if it was made with another configuration or from other parents than those there
+    now.
     """
     path, name = config.run_dir / stage, config.run.name
     done = finished_stage(path)
     if done is None:
-        raise FileNotFoundError(f"stage {stage} of run {name} is {'unfinished' if path.is_dir() else 'missing'}; expected "
+        raise FileNotFoundError(f"stage {stage} of run {name} is "
+                                f"{'unfinished' if path.is_dir() else 'missing'}; expected "
                                 f"{path / DONE}. Run: make {stage} RUN={name}")
     folder = stage_folder(config, stage)
     folder.require_same_settings()
@@ -164,15 +180,21 @@ def stage_folder(config: Config, stage: str) -> StageFolder:
 
 
 def finished_stage(folder: Path) -> dict[str, Any] | None:
-    """The record of a finished stage, or None if it is not finished. Raises DamagedError if it is not as it was left."""
+    """The record of a finished stage, or None if it is not finished.
+
+    Raises DamagedError if it is not as it was left.
+    """
     again = f"Delete {folder / DONE} and run the stage again; it resumes from its last checkpoint."
     try:
-        done = read_sealed(folder / DONE, "the record of a finished stage", again, model_sha256=str, config_sha256=str,
-                           fingerprint=str, config_hash=str, parents=dict, stage=str, step=int)
+        done = read_sealed(folder / DONE, "the record of a finished stage", again, model_sha256=str,
+                           config_sha256=str, fingerprint=str, config_hash=str, parents=dict, stage=str,
+                           step=int)
     except FileNotFoundError:
         return None
-    if done["fingerprint"] != value_hash({name: done[name] for name in RECORDED}) or done["stage"] != folder.name:
-        raise DamagedError(f"{folder / DONE} was altered (its fingerprint is not that of its content); expected the record as "
+    fingerprint = value_hash({name: done[name] for name in RECORDED})
+    if done["fingerprint"] != fingerprint or done["stage"] != folder.name:
+        raise DamagedError(f"{folder / DONE} was altered (its fingerprint is not that of its content); "
+                           f"expected the record as "
                            f"it was written. {again}")
     for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):
         path = folder / name
@@ -186,7 +208,10 @@ def finished_stage(folder: Path) -> dict[str, Any] | None:
 
 
 class StageFolder:
-    """The folder of one stage. section: of the configuration; parents: name -> fingerprint of what it is made from."""
+    """The folder of one stage.
+
+    section: of the configuration; parents: name -> fingerprint of what it is made from.
+    """
 
     def __init__(self, config: Config, stage: str, section: str, parents: dict[str, str]) -> None:
         self.config, self.section, self.path = config, section, config.run_dir / stage
@@ -199,20 +224,22 @@ class StageFolder:
     def examine(self) -> dict[str, Any] | None:
         """The record of the stage if it is finished, else None; reads only.
 
-        Raises FileExistsError if anything here is of another configuration or other parents, DamagedError if a finished stage is
-        not as it was left.
+        Raises FileExistsError if anything here is of another configuration or other parents, DamagedError if
+        a finished stage is not as it was left.
         """
         self.require_same_settings()
         for path in (path for pattern in CARRIERS for path in sorted(self.path.glob(pattern))):
             try:
                 record = read_record(path, "a record of a stage", self.remedy, config_hash=str, parents=dict)
-            except (DamagedError, FileNotFoundError):   # of no identity, or damaged, which who reads it for its content will say
-                continue
+            except (DamagedError, FileNotFoundError):
+                continue   # without an identity, or damaged: who reads it for its content will say so
             require_identity(record, self.identity, self.path, path, self.remedy)
         return finished_stage(self.path)
 
     def require_same_settings(self) -> None:
-        """Raise FileExistsError naming the keys in which config.yaml, where it is, differs; DamagedError if it lacks a part."""
+        """Raise FileExistsError naming the keys in which config.yaml, where it is, differs; DamagedError if
+        it lacks a part.
+        """
         path = self.path / "config.yaml"
         if not path.is_file():
             return
@@ -220,16 +247,22 @@ class StageFolder:
         try:
             before = relevant_keys(saved, self.section)
         except (KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path} lacks a part ({error}); expected the configuration that this stage was started with. "
+            raise DamagedError(f"{path} lacks a part ({error}); expected the configuration that this stage "
+                               f"was started with. "
                                f"{self.remedy}") from error
-        changed = [f"{key} {before.get(key, 'absent')} -> {self.relevant.get(key, 'absent')}"
-                   for key in sorted(before.keys() | self.relevant.keys()) if before.get(key) != self.relevant.get(key)]
+        now = self.relevant
+        changed = [f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
+                   for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
         if changed:
-            raise FileExistsError(f"{self.path} was started with another configuration ({'; '.join(changed)}); expected the "
+            raise FileExistsError(f"{self.path} was started with another configuration "
+                                  f"({'; '.join(changed)}); expected the "
                                   f"same one, to continue. {self.remedy}")
 
     def take(self, wait_s: float) -> str:
-        """Lock the folder, made if it is missing; what speaks against it, or "". The lock dies with this process."""
+        """Lock the folder, made if it is missing; what speaks against it, or "".
+
+        The lock dies with this process.
+        """
         until = time.monotonic() + wait_s
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -240,7 +273,8 @@ class StageFolder:
                     break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    return self._leave(f"another process is training in {self.path}; expected one at a time. Wait for it, or "
+                    return self._leave(f"another process is training in {self.path}; expected one at a time. "
+                                       f"Wait for it, or "
                                        f"end it.")
             self._lock.close()
             time.sleep(0.1)
@@ -257,7 +291,10 @@ class StageFolder:
         return refusal
 
     def enter(self, rank: int) -> None:
-        """Keep hold, on every rank, of the folder that rank 0 locked. Raises FileNotFoundError if this rank does not see it."""
+        """Keep hold, on every rank, of the folder that rank 0 locked.
+
+        Raises FileNotFoundError if this rank does not see it.
+        """
         path = self.path / "environment.json"
         try:
             self._lock = self._lock or (self.path / LOCK).open("rb")
@@ -265,7 +302,8 @@ class StageFolder:
         except FileNotFoundError:
             record = {}
         if record.get("config_hash") != self.identity["config_hash"]:
-            raise FileNotFoundError(f"rank {rank} does not see {path} that rank 0 wrote; expected run.root on a file system "
+            raise FileNotFoundError(f"rank {rank} does not see {path} that rank 0 wrote; expected run.root "
+                                    f"on a file system "
                                     "shared by all machines. Set run.root to one.")
 
     def is_own(self) -> bool:
@@ -275,7 +313,8 @@ class StageFolder:
     def require_own(self) -> None:
         """Raise FileNotFoundError unless `is_own`."""
         if not self.is_own():
-            raise FileNotFoundError(f"{self.path} was removed or replaced while this job trained in it; expected the folder that "
+            raise FileNotFoundError(f"{self.path} was removed or replaced while this job trained in it; "
+                                    f"expected the folder that "
                                     f"it locked. Leave it alone while a job runs, and start this one again")
 
     def keep(self, name: str, record: dict[str, Any]) -> None:
@@ -284,13 +323,19 @@ class StageFolder:
         write_sealed(self.path / name, {**record, **self.identity})
 
     def find(self, name: str, what: str, do: str, **kinds: type) -> dict[str, Any]:
-        """What `keep` kept. Raises DamagedError if it was altered, FileExistsError if it is another stage's."""
+        """What `keep` kept.
+
+        Raises DamagedError if it was altered, FileExistsError if it is another stage's.
+        """
         record = read_sealed(self.path / name, what, do, **kinds)
         require_identity(record, self.identity, self.path / name, self.path / name, do)
         return record
 
     def begin(self, facts: dict[str, Any], start: dict[str, Any]) -> None:
-        """Record this start; what earlier ones left of errors is set aside, their heartbeats go. facts: for environment.json."""
+        """Record this start; what earlier ones left of errors is set aside, their heartbeats go.
+
+        facts: for environment.json.
+        """
         path, starts = self.path / "environment.json", []
         if path.is_file():
             starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
@@ -309,7 +354,10 @@ class StageFolder:
 
 
 def why_to_do(config: Config, stage: str) -> str:
-    """Why the script of `stage` must run, or "" if what it makes is there. Raises as `require_stage` if it would be refused."""
+    """Why the script of `stage` must run, or "" if what it makes is there.
+
+    Raises as `require_stage` if it would be refused.
+    """
     if stage == "report":
         return why_report(config, report_parents(config))
     folder = stage_folder(config, stage)
@@ -317,14 +365,19 @@ def why_to_do(config: Config, stage: str) -> str:
 
 
 def report_parents(config: Config) -> dict[str, str]:
-    """Name -> fingerprint of every stage that there is, and the hash of how they are judged. Raises as `require_stage`."""
+    """Name -> fingerprint of every stage that there is, and the hash of how they are judged.
+
+    Raises as `require_stage`.
+    """
     there = [stage for stage in STAGES if stage == "operator" or (config.run_dir / stage).is_dir()]
     return {**{stage: require_stage(config, stage)["fingerprint"] for stage in there},
             "evaluate": value_hash(to_dict(config)["evaluate"])}
 
 
 def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
-    """What done.json of the report in `config.report_dir` says: its parents, and a digest of each of its files."""
+    """What done.json of the report in `config.report_dir` says: its parents, and a digest of each of its
+    files.
+    """
     folder = config.report_dir
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE]
     return {"stage": "report", "run": config.run.name, "parents": parents,
@@ -359,7 +412,8 @@ def main() -> int:
     except (ValueError, OSError) as error:   # what a user can cause: the message says what to do
         print(f"FAILED: {error}", file=sys.stderr)
         return REFUSED
-    place = config.report_dir / "report.html" if arguments.stage == "report" else config.run_dir / arguments.stage
+    is_report = arguments.stage == "report"
+    place = config.report_dir / "report.html" if is_report else config.run_dir / arguments.stage
     print(f"{place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
     return TO_DO if why else 0
 
