@@ -1,5 +1,6 @@
 """prepare_data.py, the downloader (against a server on 127.0.0.1) and the data doctor."""
 
+import contextlib
 import hashlib
 import http.server
 import os
@@ -83,19 +84,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if isinstance(plan, int):
             self.send_error(plan)
             return
-        start = int(wanted[6:-1]) if wanted and plan != "no range" else 0
+        if plan in ("drip", "drip in the head"):
+            self.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" if plan == "drip" else b"HTTP/1.1 200 O")
+            return
+        ignores = plan in ("no range", "no range, cut")
+        start = int(wanted[6:-1]) if wanted and not ignores else 0
         if start >= len(CONTENT):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(CONTENT)}")
             self.end_headers()
             return
         body = CONTENT[start:]
-        self.send_response(206 if wanted and plan != "no range" else 200)
-        if wanted and plan != "no range":
+        self.send_response(206 if wanted and not ignores else 200)
+        if wanted and not ignores:
             self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[:2**20] if plan == "cut" else body[:0] if plan == "nothing" else body)
+        cut = {"cut": 2**20, "nothing": 0, "no range, cut": 2**20 // (1 + len(self.server.ranges) % 2)}
+        self.wfile.write(body[:cut.get(plan)])
+
+    def drip(self, first):
+        """A byte every 20 ms until the client or the test ends it."""
+        with contextlib.suppress(OSError):
+            self.wfile.write(first)
+            while not self.server.is_over.wait(0.02):
+                self.wfile.write(b"x")
 
     def log_message(self, *_):
         pass
@@ -105,9 +118,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         running.plan, running.ranges, running.url = [], [], f"http://127.0.0.1:{running.server_port}/api/1"
+        running.is_over = threading.Event()
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield running
+        running.is_over.set()
         running.shutdown()
         thread.join()
 
@@ -187,6 +202,71 @@ def test_no_progress_ends_after_the_retries_and_says_where_it_continues(server, 
     with pytest.raises(ConnectionError, match=r"nothing new in 3 attempts .*continues at byte 1048576"):
         get(server, tmp_path / "a.hdf5", retries=2)
     assert partial_path(tmp_path / "a.hdf5").stat().st_size == 2**20
+
+
+def test_a_server_that_ignores_ranges_and_cuts_is_given_up(server, tmp_path):
+    """It brings a MiB and half a MiB in turn: counted by the size of a file that starts again, always something new."""
+    server.plan = ["no range, cut"] * 30
+    with pytest.raises(ConnectionError, match="nothing new in 3 attempts .*closed at byte .*continues at byte 1048576"):
+        get(server, tmp_path / "a.hdf5", retries=2)
+    assert len(server.ranges) <= 5
+    server.plan = ["no range, cut"]
+    get(server, tmp_path / "a.hdf5", retries=2)
+    assert (tmp_path / "a.hdf5").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("have", [0, 1000])
+def test_a_server_that_always_answers_416_is_named(server, tmp_path, have):
+    partial_path(tmp_path / "a.hdf5").write_bytes(b"x" * have)
+    server.plan = [416] * 30
+    with pytest.raises(ValueError, match="api/1 answered 416 .*; expected the file a.hdf5. Check data.url"):
+        get(server, tmp_path / "a.hdf5")
+    assert len(server.ranges) == 1 + bool(have)
+
+
+@pytest.mark.parametrize("plan", ["drip", "drip in the head"])
+def test_a_server_that_drips_is_given_up(server, tmp_path, plan):
+    server.plan = [plan] * 30
+    with pytest.raises(ConnectionError, match=r"nothing new in 3 attempts \(\d+ bytes in 0.3 s\).*Check the network"):
+        get(server, tmp_path / "a.hdf5", retries=2, timeout_s=0.3)
+    assert len(server.ranges) == 3
+
+
+@pytest.mark.parametrize("kind", ["symlink", "second name"])
+def test_a_download_is_not_written_through_a_planted_name(server, tmp_path, kind):
+    victim, path = tmp_path / "victim", tmp_path / "a.hdf5"
+    victim.write_text("somebody's data")
+    plant = Path.symlink_to if kind == "symlink" else Path.hardlink_to
+    plant(partial_path(path), victim)
+    with pytest.raises(OSError, match="a.hdf5.partial is a link or no plain file; expected a file of our own.*Remove it"):
+        get(server, path)
+    partial_path(path).unlink()
+    plant(path.with_name("a.hdf5.md5"), victim)
+    get(server, path)
+    assert victim.read_text() == "somebody's data" and download.is_verified(path, MD5)
+
+
+def test_a_disk_that_is_full_during_a_download_is_named_and_what_came_is_kept(server, tmp_path, monkeypatch):
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, block):
+            if self.file.tell() + len(block) > 2**20:
+                raise OSError(28, "No space left on device")
+            return self.file.write(block)
+
+    transfer = download._transfer
+    monkeypatch.setattr(download, "_transfer", lambda url, path, file, *rest: transfer(url, path, Full(file), *rest))
+    with pytest.raises(OSError, match="cannot write .*a.hdf5 .No space left.*and 3 MiB of room in it.*change data.root"):
+        get(server, tmp_path / "a.hdf5")
+    assert 0 <= partial_path(tmp_path / "a.hdf5").stat().st_size <= 2**20
+    monkeypatch.undo()
+    get(server, tmp_path / "a.hdf5")
+    assert (tmp_path / "a.hdf5").read_bytes() == CONTENT
 
 
 def test_nobody_listening_is_a_connection_error(tmp_path):

@@ -6,22 +6,30 @@ checked once has NAME.md5 beside it (readable by md5sum -c), so that it is not h
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
+import os
+import queue
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
+from ups.files import explained, held, write_atomic
 from ups.pdebench import make_room, partial_path
 from ups.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
 from ups.tasks import get_task
 
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
+MIN_SPEED = 1024   # bytes a second; the largest files are 100 GB, and nobody waits for three years
 TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
 
 
@@ -69,9 +77,9 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
           show_progress: bool = True) -> None:
     """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found right.
 
-    retries: attempts without a single new byte before giving up, pause_s (doubling) apart; timeout_s: of one socket
-    operation. Raises ValueError for a wrong URL, an answer such as 404, or another MD5; ConnectionError when the transfer does
-    not get on; PermissionError or OSError when `path` cannot be written.
+    retries: attempts without progress before giving up, pause_s (doubling) apart. timeout_s: of one socket operation, and
+    within which MIN_SPEED is asked for. Raises ValueError for a wrong URL, an answer such as 404, or another MD5;
+    ConnectionError when the transfer does not get on; PermissionError or OSError when `path` cannot be written.
     """
     path = Path(path)
     if is_verified(path, md5):
@@ -83,58 +91,106 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
         raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Mend data.url.")
     partial = partial_path(path)
     make_room(path, 0)
-    failures = 0
-    while True:
-        before = _size(partial)
-        try:
-            _transfer(url, path, timeout_s, show_progress)
-            break
-        except TRANSIENT as error:
-            code = getattr(error, "code", None)
-            if code is not None and code < 500 and code not in (408, 425, 429):  # the client's fault: another try will not help
-                raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. Check data.url, or "
-                                 f"download the file by hand to {path}.") from error
-            failures = 1 if _size(partial) > before else failures + 1
-            if failures > retries:
-                raise ConnectionError(f"{url} gave nothing new in {failures} attempts ({error}); expected the file {path.name}. "
-                                      f"Check the network and run `make data` again: it continues at byte "
-                                      f"{_size(partial)}.") from error
-            time.sleep(min(MAX_PAUSE_S, pause_s * 2 ** (failures - 1)))
-    _check(partial, path, md5, show_progress)
+    with held(partial) as file:
+        if path.exists():   # another process ended it before we had the lock
+            partial.unlink()
+            _check(path, path, md5, show_progress)
+            return
+        failures = 0
+        while True:
+            before = _size(partial)
+            try:
+                _transfer(url, path, file, timeout_s, show_progress)
+                break
+            except TRANSIENT as error:
+                code = getattr(error, "code", None)
+                if code is not None and code < 500 and code not in (408, 425, 429):   # the client's fault: no use to try
+                    raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. Check data.url, "
+                                     f"or download the file by hand to {path}.") from error
+                failures = 1 if _size(partial) >= before + MIN_SPEED * timeout_s else failures + 1
+                if failures > retries:
+                    raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); expected the "
+                                          f"file {path.name}. Check the network and run `make data` again: it continues at "
+                                          f"byte {_size(partial)}.") from error
+                time.sleep(min(MAX_PAUSE_S, pause_s * 2 ** (failures - 1)))
+        _check(partial, path, md5, show_progress)
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _transfer(url: str, path: Path, timeout_s: float, show_progress: bool) -> None:
-    """One attempt: append to the .partial file what it lacks. Raises one of TRANSIENT when it ends early."""
-    partial = partial_path(path)
-    have = _size(partial)
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
+    """One attempt: give the unfinished `file` of `path` what it lacks. Raises one of TRANSIENT when it ends early.
+
+    A server that starts again at the first byte overwrites: the file never shrinks, so that its size tells the progress.
+    """
+    have = os.fstat(file.fileno()).st_size
+    received = _received(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}), timeout_s)
     try:
-        response = urllib.request.urlopen(request, timeout=timeout_s)
+        answer = next(received)
     except urllib.error.HTTPError as error:
-        if error.code != 416:
+        if error.code != 416 or not have:
             raise
         total = (error.headers.get("Content-Range") or "").rpartition("/")[2]
         if total == str(have):
             return  # everything was there already; the MD5 decides
-        partial.unlink()
+        file.truncate(0)
         raise ConnectionError(f"the unfinished file had {have} bytes, the server's has {total or '?'}; starting again") from error
-    with response:
-        is_continued = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        start = have if is_continued else 0
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length else None
-        make_room(path, total or 0)
-        with partial.open("ab" if is_continued else "wb") as file, tqdm(
-                total=total, initial=start, unit="B", unit_scale=True, desc=path.name, disable=not show_progress) as bar:
-            while block := response.read(READ_BYTES):
+    is_continued = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+    start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
+    total = start + int(length) if length.isdecimal() else None
+    make_room(path, total or 0)
+    file.seek(start)
+    with explained(path, total or 0, "data.root"), tqdm(
+            total=total, initial=start, unit="B", unit_scale=True, desc=path.name, disable=not show_progress) as bar:
+        try:
+            for block in received:
                 file.write(block)
                 bar.update(len(block))
-    if total is not None and _size(partial) < total:
-        raise ConnectionError(f"the connection closed at byte {_size(partial)} of {total}")
+        finally:
+            file.flush()
+        if total is None or file.tell() >= total:
+            file.truncate()   # complete: what lay behind is not the server's
+    if total is not None and file.tell() < total:
+        raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
+
+
+def _received(request: urllib.request.Request, timeout_s: float) -> Iterator[Any]:
+    """The answer to `request`, then its blocks. Raises TimeoutError where timeout_s brings less than MIN_SPEED.
+
+    Another thread reads, as a socket's own limit does not see a server that sends a byte now and then, were it of the
+    answer's head. One that is given up is left to its server; only the caller writes.
+    """
+    items: queue.Queue[Any] = queue.Queue(maxsize=4)
+
+    def read() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                items.put(response)
+                while block := response.read1(READ_BYTES):
+                    items.put(block)
+            items.put(None)
+        except Exception as error:   # for the caller to raise
+            items.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    until, num_bytes = time.monotonic() + timeout_s, 0
+    while True:
+        item = b""
+        with contextlib.suppress(queue.Empty):
+            item = items.get(timeout=max(0.001, until - time.monotonic()))
+        if item is None:
+            return
+        if isinstance(item, Exception):
+            raise item
+        num_bytes += len(item) if isinstance(item, bytes) else 0
+        if item:
+            yield item
+        if time.monotonic() >= until:
+            if num_bytes < MIN_SPEED * timeout_s:
+                raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
+            until, num_bytes = time.monotonic() + timeout_s, 0
 
 
 def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
@@ -149,4 +205,4 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
                          f"the file: see ups/published.py.")
     if file != path:
         file.rename(path)
-    path.with_name(path.name + ".md5").write_text(f"{md5}  {path.name}\n", encoding="utf-8")
+    write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")
