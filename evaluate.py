@@ -27,6 +27,7 @@ import yaml
 from torch import Tensor
 
 from ups import leaderboard, metrics
+from ups.ask import report_parents, report_record, why_report
 from ups.assess import assess_steady, assess_transient
 from ups.cache import Cache, open_cache
 from ups.cache_build import data_files, open_sources, require_same_data
@@ -38,7 +39,7 @@ from ups.operator import Operator, load_operator
 from ups.report import write_report, write_results
 from ups.report_ensemble import ensemble_section, steady_section
 from ups.rollout import rollout
-from ups.stage import DONE, report_parents, report_record, require_stage, why_report
+from ups.stage import DONE, require_stage
 
 
 class TestSet:

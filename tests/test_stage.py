@@ -1,4 +1,4 @@
-"""ups/stage.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
+"""ups/stage.py, ask.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
 up to date.
 """
 
@@ -9,20 +9,12 @@ import sys
 
 import pytest
 
-from ups import files, stage
+from ups import ask, files, stage
+from ups.ask import report_parents, report_record, why_report, why_to_do
 from ups.checkpoint import Checkpoints
 from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
-from ups.stage import (
-    DONE,
-    StageFolder,
-    finished_stage,
-    report_parents,
-    report_record,
-    require_stage,
-    why_report,
-    why_to_do,
-)
+from ups.stage import DONE, StageFolder, finished_stage, require_stage
 
 # ---------------------------------------------------------------- a finished stage
 
@@ -240,11 +232,11 @@ def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, fi
         finish(config)
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
     monkeypatch.setattr(sys, "argv", ["stage", "operator", *same, *arguments])
-    assert stage.main() == code
+    assert ask.main() == code
     said = capsys.readouterr()
     assert text in said.out + said.err and (said.out + said.err).count("\n") == 1
 
 
 def test_asking_needs_no_torch():
-    code = "import sys, ups.stage; sys.exit('torch' in sys.modules)"
+    code = "import sys, ups.ask; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -8,17 +8,11 @@ one of these is read, before the folder is locked and again after.
 The folder that is locked is the folder that is written: every rank keeps .lock open, and before each save
 looks whether the path still leads to that file. A moment is left between that look and a rename. What another
 job could then find in its folder is refused by its identity, or is what that job would have computed itself.
-
-    python -m ups.stage operator --config configs/small.yaml
-
-Exit status 0: up to date; 3: to do; 2: refused, with the reason.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +22,7 @@ from typing import IO, Any
 import h5py
 import yaml
 
-from ups.config import Config, load_config, read_yaml, to_dict
+from ups.config import Config, read_yaml, to_dict
 from ups.files import (
     DamagedError,
     file_hash,
@@ -47,7 +41,6 @@ DONE, MODEL, LOCK, MANIFEST = "done.json", "model.safetensors", ".lock", "manife
 RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, for its fingerprint
 CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
 KEPT_ERRORS = 5   # starts whose errors are kept
-TO_DO, REFUSED = 3, 2   # exit codes of this module
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
 SECTIONS = ("data", "cache", "task", "sampling")
@@ -348,75 +341,3 @@ class StageFolder:
         remove(self.path / "heartbeat")
         write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
         write_json(path, {**self.identity, **facts, "starts": [*starts, start]})
-
-
-# ---------------------------------------------------------------- whether there is anything to do
-
-
-def why_to_do(config: Config, stage: str) -> str:
-    """Why the script of `stage` must run, or "" if what it makes is there.
-
-    Raises as `require_stage` if it would be refused.
-    """
-    if stage == "report":
-        return why_report(config, report_parents(config))
-    folder = stage_folder(config, stage)
-    return "" if folder.examine() else "it is unfinished" if folder.path.is_dir() else "it is missing"
-
-
-def report_parents(config: Config) -> dict[str, str]:
-    """Name -> fingerprint of every stage that there is, and the hash of how they are judged.
-
-    Raises as `require_stage`.
-    """
-    there = [stage for stage in STAGES if stage == "operator" or (config.run_dir / stage).is_dir()]
-    return {**{stage: require_stage(config, stage)["fingerprint"] for stage in there},
-            "evaluate": value_hash(to_dict(config)["evaluate"])}
-
-
-def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
-    """What done.json of the report in `config.report_dir` says: its parents, and a digest of each of its
-    files.
-    """
-    folder = config.report_dir
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE]
-    return {"stage": "report", "run": config.run.name, "parents": parents,
-            "files": {path.relative_to(folder).as_posix(): file_hash(path) for path in files}}
-
-
-def why_report(config: Config, parents: dict[str, str]) -> str:
-    """Why the report must be made (again), or "" if it is there, whole and of these parents."""
-    try:
-        done = read_sealed(config.report_dir / DONE, "the record of a report", "", parents=dict, files=dict)
-    except FileNotFoundError:
-        return "it is missing, or a gate failed"
-    except DamagedError as error:
-        return str(error)
-    if done["parents"] != parents:
-        return "what it was made from has changed"
-    changed = [name for name, digest in done["files"].items()
-               if not (path := config.report_dir / name).is_file() or file_hash(path) != digest]
-    return f"{changed[0]} is missing or was altered" if changed else ""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ups.stage", description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=[*STAGES, "report"])
-    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
-    try:
-        config = load_config(arguments.config, arguments.overrides)
-        why = why_to_do(config, arguments.stage)
-    except (ValueError, OSError) as error:   # what a user can cause: the message says what to do
-        print(f"FAILED: {error}", file=sys.stderr)
-        return REFUSED
-    is_report = arguments.stage == "report"
-    place = config.report_dir / "report.html" if is_report else config.run_dir / arguments.stage
-    print(f"{place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
-    return TO_DO if why else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
