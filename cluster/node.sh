@@ -38,7 +38,7 @@ until [[ $seen == "$JOB ready" ]]; do
   if [[ $seen == "$JOB failed" ]] || ((SECONDS - since > PATIENCE_S)); then
     seen=${seen#"$JOB "}
     echo "node.sh: the last word of the first machine ($FIRST_NODE) is '${seen:-nothing}'," \
-      "$((SECONDS - since)) s ago; expected 'ready'. Mend what it says, then start the job on all machines again." >&2
+      "$((SECONDS - since)) s ago; expected 'ready'. Mend what it says, then start all machines again." >&2
     exit 1
   fi
   [[ $seen == "$JOB ready" ]] || sleep 2

@@ -1,6 +1,6 @@
 """The injection matrix: what becomes of a run when something goes wrong, for every stage, rank and fault; anyone can run it.
 
-    python tests/inject.py                                   all of it (some 40 minutes on one core)
+    python tests/inject.py                                   all of it (some 50 minutes on one core)
     python tests/inject.py --quick                           a representative part of every stage (a few minutes)
     python tests/inject.py --stages operator --ranks 1 --faults kill,hang_c
     python tests/inject.py --list
@@ -46,7 +46,7 @@ from inject_storage import QUICK_STORAGE, STORAGE, storage_case
 
 from ups.processes import adopt_orphans
 
-OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")   # cases that are no fault of one rank
+OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")   # beside faults of a rank
 
 
 def cases(options: argparse.Namespace, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
@@ -64,7 +64,8 @@ def cases(options: argparse.Namespace, references: References) -> Iterator[tuple
         if stage == "operator":
             if "sharded" in faults:
                 for name in QUICK_SHARDED if options.quick else SHARDED:
-                    yield f"operator/sharded {name}/1", partial(rank_case, references, "operator", "1", name, True)
+                    case = partial(rank_case, references, "operator", "1", name, is_sharded=True)
+                    yield f"operator/sharded {name}/1", case
             if "differ" in faults:
                 for name in QUICK_DIFFERENCES if options.quick else DIFFERENCES:
                     yield f"operator/ranks differ in {name}", partial(difference_case, references, name)
@@ -75,8 +76,8 @@ def cases(options: argparse.Namespace, references: References) -> Iterator[tuple
         yield "cache", lambda: cache_case(references, moments)
     if "launcher" in faults:
         for name in options.launches or (QUICK_LAUNCHES if options.quick else [*LAUNCHES, *MACHINES]):
-            case = partial(launcher_case, references, name) if name in LAUNCHES else partial(MACHINES[name], references)
-            yield f"launcher/{name}", case
+            run = MACHINES.get(name) or partial(launcher_case, name=name)
+            yield f"launcher/{name}", partial(run, references)
 
 
 def chosen(options: argparse.Namespace, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
@@ -111,7 +112,7 @@ def main() -> int:
     parser.add_argument("--stages", type=some(SCRIPTS), default=list(SCRIPTS), help=",".join(SCRIPTS))
     parser.add_argument("--ranks", type=some(RANKS), default=list(RANKS), help=",".join(RANKS))
     parser.add_argument("--faults", type=some([*KINDS, *OTHERS]), default=[], help="see --list")
-    parser.add_argument("--launches", type=some([*LAUNCHES, *MACHINES]), default=[], help="of those called launcher")
+    parser.add_argument("--launches", type=some([*LAUNCHES, *MACHINES]), default=[], help="of the group launcher")
     parser.add_argument("--match", default="", help="of all these, the cases whose name matches this pattern")
     parser.add_argument("--moments", type=int, default=50, help="random moments of saving, ending, building a cache")
     parser.add_argument("--quick", action="store_true", help="a representative part")

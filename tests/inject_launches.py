@@ -39,7 +39,7 @@ from ups.processes import descendants
 class Launch:
     """What is done to a launched stage, or a fault inside (then no signal).
 
-    whom: supervisor, launcher, rank or ranks; or the terminal of a make that leads its session, which is closed.
+    whom: supervisor, launcher, rank or ranks; or the terminal, which is closed, of a make that leads its session.
     """
 
     code: set[int]
@@ -65,9 +65,9 @@ LAUNCHES: dict[str, Launch] = {
     "term launcher": Launch({143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGTERM, continues=True),
     "int launcher": Launch({143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGINT, continues=True),
     "term rank": Launch({143}, r"told to stop \(signal\): saved step", "rank", signal.SIGTERM, continues=True),
-    "kill supervisor while ranks import": Launch(   # limit: less than hang_s, after which orphans end themselves
+    "kill supervisor while ranks import": Launch(   # less than hang_s, at which orphans end themselves
         {-9}, r"", "supervisor", signal.SIGKILL, continues=True, is_early=True, limit_s=4.0),
-    "term supervisor twice": Launch({143}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGTERM,
+    "term supervisor twice": Launch({143}, r"to stop \(signal\): saved step", "supervisor", signal.SIGTERM,
                                     continues=True, then=signal.SIGTERM, pause_s=0.02),
     "close terminal": Launch({-1, 2}, r"", "terminal", signal.SIGHUP, continues=True),
     "stop rank": Launch({0}, r"laggard is rank 1[\s\S]*launch: .*Starting again", "rank", signal.SIGSTOP),
@@ -259,9 +259,11 @@ def unprepared_case(references: References) -> Result:
     folder.mkdir(parents=True)
     environment = {**os.environ, "CONFIG": str(folder / "none.yaml"), "RUN": "none", "RUNS": str(folder),
                    "JOB": "job", "NUM_NODES": "2", "PYTHON": sys.executable}
-    nodes = [subprocess.Popen(["bash", "cluster/node.sh"], cwd=ROOT, env={**environment, "NODE_RANK": str(rank)},
-                              stdout=subprocess.DEVNULL, stderr=(folder / f"{rank}.log").open("w"))
-             for rank in range(2)]
+    nodes = []
+    for rank in range(2):
+        with (folder / f"{rank}.log").open("w") as log:
+            nodes.append(subprocess.Popen(["bash", "cluster/node.sh"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log,
+                                          env={**environment, "NODE_RANK": str(rank)}))
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until and any(node.poll() is None for node in nodes):
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Kill -9 at random moments of saving, of the stage's end, of building a cache; then the same command again."""
+"""Kill -9 at random moments of saving, of the stage's end, of building a cache, and the same command again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cases of the injection matrix are made of: forked ranks, data, runs to compare with, what was found."""
+"""What cases of the injection matrix are made of: forked ranks, data, runs to compare with, what was found."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Scene:
     """An operator in a folder of its own, and what was wrong with what became of it."""
 
     def __init__(self, references: References, name: str) -> None:
-        self.references, self.problems = references, []
+        self.references, self.problems, self.note = references, [], ""
         self.folder = references.work / "cases" / f"storage_{name.replace(' ', '_')}"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.directory = self.folder / "runs" / "smoke" / "operator"
@@ -188,6 +188,20 @@ def damaged_line(scene: Scene) -> None:
     scene.ends_right()
 
 
+def full_disk(scene: Scene) -> None:
+    """Data are generated on a disk that is too small, and on one that somebody else fills; then again with room."""
+    import small_disk
+
+    if reason := small_disk.reason_to_skip():
+        scene.note = f"not tried: {reason}"
+        return
+    for task, share, is_taken in (("advection1d", 0.99, False), ("diff_react2d", 1.5, True)):
+        found = small_disk.outcome(task, share, is_taken)
+        wanted = {"wrong": 0, "second": 0, "is_whole": True}
+        if found["first"] == 0 or not found["said"] or wanted.items() - found.items():
+            scene.problems.append(f"{task} on a disk of {share} of its size: {found}")
+
+
 STORAGE: dict[str, Callable[[Scene], None]] = {
     "a record of an unfinished stage lost": lost_unfinished,
     "a record of a finished stage lost": lost_finished,
@@ -198,6 +212,7 @@ STORAGE: dict[str, Callable[[Scene], None]] = {
     "a bit of a large cache flipped": flipped_row,
     "a cache overwritten in place": overwritten_cache,
     "a middle line of the log damaged": damaged_line,
+    "a disk full while data are generated": full_disk,
 }
 QUICK_STORAGE = ("a record of an unfinished stage lost",)
 
@@ -207,7 +222,8 @@ def storage_case(references: References, name: str) -> Result:
     started, scene = time.monotonic(), Scene(references, name)
     scene.folder.mkdir(parents=True)
     STORAGE[name](scene)
-    result = Result(f"storage/{name}", scene.problems + leftovers(), total_s=time.monotonic() - started)
+    total_s = time.monotonic() - started
+    result = Result(f"storage/{name}", scene.problems + leftovers(), total_s=total_s, note=scene.note)
     if result.problems:
         result.note = f"see {scene.folder}"
     else:

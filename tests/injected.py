@@ -3,9 +3,9 @@
     accelerate launch ... tests/injected.py '{"kind": "kill", "ranks": [1], "step": 5}' train_operator.py --config ...
 
 A fault: kind (a key of FAULTS), ranks that have it, step at which it strikes, and `once`: a path to which the rank is added, of
-a file that is made when it strikes, and that keeps it from striking again. is_sharded: FSDP2; is_large: caches
-count as large. Every rank, with a fault or without, notes after each update a digest of its weights; they go to
-`digests` (a path that ends in the rank) when the script ends.
+a file that is made when it strikes, and that keeps it from striking again. is_sharded: FSDP2; is_large:
+caches count as large. Every rank, with a fault or without, notes after each update a digest of its weights; they
+go to `digests` (a path that ends in the rank) when the script ends.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ NAMES = [*(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name
          *(f"operator/sharded {name}/1" for name in QUICK_SHARDED),
          *(f"operator/ranks differ in {name}" for name in QUICK_DIFFERENCES),
          *(f"storage/{name}" for name in QUICK_STORAGE), *(f"launcher/{name}" for name in QUICK_LAUNCHES),
-         *(f"operator/kill at 3 moments of {where}" for where in ("saving", "the end")), "cache/kill at 3 moments"]
+         *(f"operator/kill at 3 moments of {where}" for where in ("saving", "the end")),
+         "cache/kill at 3 moments"]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_every_fault_of_the_matrix_exists():
     used = {kind.description["kind"] for kind in (*KINDS.values(), *SHARDED.values())}
     used |= {case.fault.get("kind", "none") for case in LAUNCHES.values()}
     assert used <= set(FAULTS)
-    assert set(FAULTS) - used == {"slow", "other_version", "held_back", "overwritten"}   # of cases of another form
+    assert set(FAULTS) - used == {"slow", "other_version", "held_back", "overwritten"}   # other cases
 
 
 # ---------------------------------------------------------------- the tool fails where it should

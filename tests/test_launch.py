@@ -147,6 +147,17 @@ def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     assert "Starting again" not in done.stderr
 
 
+def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
+    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: "
+            "['sh', '-c', 'echo there; exec sleep 300']; sys.exit(launch.main())")
+    process = subprocess.Popen([sys.executable, "-c", code, "script.py"], cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "there\n"
+    process.send_signal(signal.SIGTERM)
+    words = process.communicate(timeout=30)[1]
+    assert process.returncode == 143 and "a signal came before there was anything to save" in words
+
+
 # ---------------------------------------------------------------- a terminal that is closed
 
 

@@ -7,8 +7,8 @@ a session of its own, with a free port; torchrun's own restarts reuse keys of th
 Started again are: processes that died, hangs that the guard ended, out of memory where a smaller micro-batch
 helps; and only while checkpoints appear or micro-batches shrink. Not started again are: configurations that
 were refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to
-stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is
-read from the lines that ups.guard.tell writes. Starts without torch; the scripts also run without it.
+stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank
+is read from the lines that ups.guard.tell writes. Starts without torch; the scripts also run without it.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Attempt:
                 self.why = f"the launcher (process {self.process.pid}) outlives all its ranks"
             elif not self.events and now - self._started_at > START_S:
                 self.why = (f"no rank of this machine was there {START_S:.0f} s after the launcher's start; "
-                            "expected the other machines, if there are any, to be there. Look at what they say, "
-                            "and at address and port")
+                            "expected the other machines, if there are any, to be there. Look at what they "
+                            "say, and at address and port")
             elif not self.why:
                 self.why = self._silence(now)
 
