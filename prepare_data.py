@@ -3,6 +3,7 @@
 Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and parameter value, under PDEBench's names.
     data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/pde
     data.source=published  downloaded from data.url, MD5-checked
+    data.source=own        yours: looked at, never written
 Large files are solved by one single-threaded process per core; how many never changes the numbers. A killed run continues
 where it stopped; a finished file is kept; a file made otherwise is never overwritten.
 
@@ -107,17 +108,19 @@ def main(arguments: list[str] | None = None) -> int:
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
     config = load_config(args.config, args.overrides)
-    is_published = config.data.source == "published"
+    is_published, is_own = config.data.source == "published", config.data.source == "own"
 
     # ----------------------------------------------------------------------------------------------------------- files
-    files = []  # (task, parameter, path, bytes, generation settings or (id, md5)); tasks that share files name them once
+    files = []  # (task, parameter, path, bytes, generation settings, (id, md5) or None); tasks that share files name them once
     for task, wanted in {get_task(name).of or name: config.task[name] for name in config.data.tasks}.items():
         spec = get_task(task)
         readers = [name for name in config.data.tasks if task in (name, get_task(name).of)]
         values = {value for name in readers for value in config.task[name].parameters}
         for parameter in sorted(values) or [None]:
             path = config.data_dir(task) / spec.file_for(parameter)
-            if is_published:
+            if is_own:
+                source, size = None, data_bytes(task, wanted.num_trajectories, wanted.num_frames, wanted.resolution)
+            elif is_published:
                 source = published_file(task, parameter)[1:]
                 size = data_bytes(task, spec.num_trajectories, spec.num_frames, spec.resolution)
             else:
@@ -132,7 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
         is_ill = False
         for task in dict.fromkeys(name for name, *_ in files):
             found = examine_all([path for name, _, path, _, _ in files if name == task], task, hash_all=args.md5,
-                                val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)
+                                val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction,
+                                is_own=is_own)
             for path, findings in found.items():
                 print(report(path, findings))
                 is_ill = is_ill or any(finding.severity != "info" for finding in findings)
@@ -157,14 +161,21 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{len(files)} files, about {missing / 2**20:,.1f} MiB to write; {free / 2**20:,.1f} MiB free on {disk}")
         return 0
 
+    # ------------------------------------------------------------------------------------------------------------- own
+    if is_own:
+        from ups.own import look_at_own  # imports torch, which the other sources go without
+
+        look_at_own(config)
+        return 0
+
     # ------------------------------------------------------------------------------------------------------------ loop
     missing = [] if is_published else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()]
     if missing:
         from ups.pde import SOLVERS  # imports torch, which a call that finds nothing to do goes without
 
         if unsolved := [task for task, *_ in files if task not in SOLVERS]:
-            raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {', '.join(SOLVERS)}. Change "
-                             f"data.tasks or set data.source=published.")
+            raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {', '.join(SOLVERS)}. "
+                             "Change data.tasks, or set data.source=published, or data.source=own for files of yours.")
     with solver_pool(max(missing, default=0), args.workers) as solver:
         for task, _, path, _, source in files:
             if is_published:

@@ -178,7 +178,7 @@ def test_wrong_md5_is_refused_and_the_download_removed(server, tmp_path):
 def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, monkeypatch):
     path = tmp_path / "1D_Advection_Sols_beta0.1.hdf5"
     path.write_bytes(CONTENT)
-    with pytest.raises(ValueError, match="has MD5 .*Delete it and run `make data`, or choose another data.root"):
+    with pytest.raises(ValueError, match="has MD5 .*If it is yours, set data.source=own; else delete it and run"):
         get(server, path, md5="0" * 32)
     monkeypatch.setitem(WITHDRAWN, path.name, MD5[:8])
     with pytest.raises(ValueError, match=r"withdrawn first edition, which is wrong \(PDEBench issues 46 and 51\)"):
@@ -443,8 +443,9 @@ def fake_solvers(monkeypatch):
         return torch.from_numpy(moving(parameter, 8, resolution, num_frames, t_end, seed)[indices])
 
     def react(indices, *, seed, resolution, num_frames, parameter, t_end):
-        return np.stack([np.random.default_rng([seed, i]).random((num_frames, 2, resolution, resolution), np.float32)
-                         for i in indices])
+        x = np.linspace(0, 1, resolution)
+        u = [np.random.default_rng([seed, i]).random((num_frames, 2, 1, 1)) + np.cos(x) * np.cos(x[:, None]) for i in indices]
+        return np.stack(u).astype(np.float32)
 
     monkeypatch.setitem(sys.modules, "ups.pde", SimpleNamespace(SOLVERS={"advection1d": advection, "diff_react2d": react}))
 

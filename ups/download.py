@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ups.files import explained, held, write_atomic
 from ups.pdebench import make_room, partial_path
 from ups.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
-from ups.tasks import get_task
+from ups.tasks import SOLVED, get_task
 
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
@@ -38,13 +38,15 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     spec = get_task(task)
     if task in UNPUBLISHED:
         raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench with "
-                         f"data.source=published. Set data.source=generate, or take {task} out of data.tasks.")
+                         f"data.source=published. Set data.source=generate (data.source=own for files of yours), or take "
+                         f"{task} out of data.tasks.")
     name = spec.file_for(parameter)
     if name not in PUBLISHED:
         head = spec.filename.split("{")[0]
+        solve = " or, to solve the equation, data.source=generate" if task in SOLVED else ""
         raise ValueError(f"{task} has no published file {name}; expected one of: "
-                         f"{', '.join(known for known in PUBLISHED if known.startswith(head))}. Change task.{task}.parameters or "
-                         f"set data.source=generate.")
+                         f"{', '.join(known for known in PUBLISHED if known.startswith(head))}. Change "
+                         f"task.{task}.parameters, or set data.source=own for files of yours{solve}.")
     return name, *PUBLISHED[name]
 
 
@@ -199,7 +201,8 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
     if found != md5:
         what = f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}"
         if file == path:
-            raise ValueError(f"{what}Delete it and run `make data`, or choose another data.root.")
+            raise ValueError(f"{what}If it is yours, set data.source=own; else delete it and run `make data`, or choose "
+                             "another data.root.")
         file.unlink()
         raise ValueError(f"{what}The download was deleted. Run `make data` again; if the MD5 stays, the publisher has changed "
                          f"the file: see ups/published.py.")

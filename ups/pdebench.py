@@ -26,7 +26,8 @@ from ups.tasks import TASKS, Task, get_task
 
 BLOCK_BYTES = 16 * 2**20  # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
 SETTINGS, PROGRESS = "ups_settings", "ups_progress"  # attributes of files we generate
-AGAIN = "Delete it and run `make data`, which generates or downloads it again."
+AGAIN = ("If it is yours, write it again (README, Your own data); else delete it and run `make data`, which makes it "
+         "again.")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ def arrays_of(task: Task) -> list[Array]:
     """The arrays that hold one trajectory of `task`, in channel order."""
     channels = {"velocity": task.ndim, "data": len(task.fields)}
     return [Array(key, channels.get(key, 1), key in ("velocity", "particles", "data"), key == "nu") for key in task.keys]
+
+
+def coordinate_key(task: Task, axis: str) -> str:
+    """Where the coordinate of an axis is; in the group layout, within each group."""
+    if task.layout == "groups":
+        return f"grid/{axis}"
+    return "t" if axis == "t" and task.name == "ns_incom2d" else f"{axis}-coordinate"
 
 
 def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: int) -> int:
@@ -240,6 +248,7 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
         if groups:  # PDEBench's first code wrote "0000/config" on the root, its present code "config" on the group
             text = node(file, groups[0]).attrs.get("config", file.attrs.get(f"{groups[0]}/config"))
             attributes |= {} if text is None else {"config": plain(text)}
+        _require_task(path, spec, attributes)
         coordinates = _coordinates(file, path, spec, groups, frames, space)
     parameter, note = _parameter(path, spec, attributes)
     notes += [note] if note else []
@@ -332,14 +341,13 @@ def _coordinates(file: h5py.File, path: Path, spec: Task, groups: tuple[str, ...
                  space: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Coordinates present in the file, float64; the time coordinate is required of a time-dependent task."""
     def key(axis: str) -> str:
-        if groups:
-            return f"{groups[0]}/grid/{axis}"
-        return "t" if axis == "t" and spec.name == "ns_incom2d" else f"{axis}-coordinate"
+        return f"{groups[0]}/{coordinate_key(spec, axis)}" if groups else coordinate_key(spec, axis)
 
     expected = ({} if spec.is_steady else {"t": frames}) | dict(zip(spec.axes, space, strict=True))
     found = {axis: node(file, key(axis)) for axis in expected}
     if "t" in expected and found["t"] is None:
-        raise ValueError(f"{path} has no {key('t')!r}; expected the frames' times. {_found(file)}")
+        raise ValueError(f"{path} has no {key('t')!r}; expected the frames' times, ({frames},) numbers in equal steps. Add "
+                         f"that array with h5py. {_found(file)}")
     coordinates = {}
     for axis, size in expected.items():
         if (stored := found[axis]) is None:
@@ -359,6 +367,19 @@ def _coordinates(file: h5py.File, path: Path, spec: Task, groups: tuple[str, ...
                              f"{steps.max()}; expected equal, increasing steps. Resample the data or drop the file.")
         coordinates[axis] = values[:size]
     return coordinates
+
+
+def _require_task(path: Path, spec: Task, attributes: dict[str, Any]) -> None:
+    """Refuse a file of a task with the same arrays, told by what made it or by the names of its parameters."""
+    rivals = [task for task in TASKS.values() if (task.keys, task.ndim, task.hides) == (spec.keys, spec.ndim, False)]
+    names = {name for task in rivals for name in task.parameters} & set(attributes)
+    fits = [task.name for task in rivals if set(task.parameters) == names]
+    if SETTINGS in attributes:
+        fits = [json.loads(attributes[SETTINGS])["task"]]
+    if fits and names and not {spec.name, spec.of} & set(fits):
+        raise ValueError(f"{path} has attributes ({', '.join(sorted(names))}) of {fits[0]}; expected a file of {spec.name}, "
+                         f"with {', '.join(spec.parameters)}. Name the right task in data.tasks, or mend the attributes with "
+                         "h5py.")
 
 
 def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> tuple[float | None, str]:

@@ -133,6 +133,9 @@ TASKS: dict[str, Task] = {
 TASKS |= {f"{name}_hidden": replace(TASKS[name], name=f"{name}_hidden", hides=True, of=name)
           for name in ("advection1d", "burgers1d")}
 
+# Tasks that ups/pde solves, known here because importing it takes seconds (torch); variants read the files of these.
+SOLVED = ("advection1d", "burgers1d", "darcy2d", "darcy2d_grf", "diff_react2d")
+
 
 def get_task(name: str) -> Task:
     """The task called `name`. Raises ValueError with the nearest spelling for an unknown one."""

@@ -1,0 +1,165 @@
+"""The data doctor on files that look right: another equation, an unsteady answer, noise at a wall, and sound ones beside each."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from test_data import SPLIT, moving, said, saved
+
+from ups.doctor import examine, report
+from ups.pde import SOLVERS
+from ups.pde.darcy import apply_operator
+from ups.pdebench import open_data
+from ups.tasks import SOLVED, TASKS
+
+
+def complaints(findings):
+    return said(findings, "error") + said(findings, "warning")
+
+
+def test_the_tasks_that_are_said_to_have_a_solver_have_one():
+    assert set(SOLVED) == set(SOLVERS)
+
+
+def reacting(num=12, resolution=32, frames=21):
+    """Fisher-KPP between fast diffusion and slow: every trajectory's mean grows by the logistic law."""
+    u0 = moving(0.0, num, resolution, 1)
+    u0 = (u0 - u0.min()) / np.ptp(u0)
+    grown = np.exp(np.linspace(0, 1, frames))[:, None, None]
+    return (u0 * grown / (1 + u0 * (grown - 1))).astype(np.float32)
+
+
+# ---------------------------------------------------------------- Burgers and reaction-diffusion
+
+
+@pytest.mark.parametrize(("made", "opened"), [("burgers1d", "reacdiff1d"), ("reacdiff1d", "burgers1d"), ("advection1d", "burgers1d"),
+                                              ("darcy2d", "darcy2d_grf")])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_file_of_a_task_with_the_same_arrays_is_refused_by_what_it_says_of_itself(made, opened, is_ours, tmp_path):
+    u = moving(0.4) if made != "darcy2d" else np.ones((12, 1, 2, 8, 8), np.float32)
+    path = saved(tmp_path, u, made, 0.1)
+    if not is_ours:
+        with h5py.File(path, "r+") as file:
+            del file.attrs["ups_settings"], file.attrs["ups_progress"]
+        if made == "darcy2d":   # both have beta: nothing in the file tells
+            return
+    open_data(path, made)
+    with pytest.raises(ValueError, match=f"of {made}; expected a file of {opened}, .*Name the right task in data.tasks, or mend"):
+        open_data(path, opened)
+
+
+def without_a_word(path):
+    """The file as others would write it: nothing but arrays."""
+    with h5py.File(path, "r+") as file:
+        for key in list(file.attrs):
+            del file.attrs[key]
+    return path
+
+
+def test_what_no_attribute_tells_the_mean_does(tmp_path):
+    """Burgers keeps the mean, a reaction moves it; each under the other's name, and each under its own."""
+    burgers = np.asarray(SOLVERS["burgers1d"](range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0))
+    for u, task, severity, text in (
+            (reacting(), "burgers1d", "error", "moves by 0.3"), (burgers, "reacdiff1d", "warning", "a reaction moves it"),
+            (reacting(), "reacdiff1d", None, ""), (burgers, "burgers1d", None, "")):
+        path = without_a_word(saved(tmp_path, u, task, 0.5))
+        findings = examine(path, task, **SPLIT, is_own=True)
+        if severity is None:
+            assert complaints(findings) == "", task
+        else:
+            assert text in said(findings, severity) and "name the right task in data.tasks" in said(findings, severity)
+        path.unlink()
+
+
+# ---------------------------------------------------------------- Darcy
+
+
+def darcy(num=6, resolution=16):
+    return np.asarray(SOLVERS["darcy2d"](range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0))
+
+
+def relaxed(u, t, dt=2e-4):
+    """The same coefficients, u relaxing from 1 for a time t, as PDEBench's files do."""
+    a = torch.from_numpy(u[:, 0, 0]).double()
+    state = torch.ones_like(a)
+    for _ in range(round(t / dt)):
+        state = state + dt * (1.0 - apply_operator(a, state))
+    out = u.copy()
+    out[:, 0, 1] = state.numpy()
+    return out
+
+
+def test_a_steady_darcy_file_is_sound_and_one_that_still_relaxes_is_not(tmp_path):
+    u = darcy()
+    assert complaints(examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT)) == ""
+    (tmp_path / "late").mkdir()
+    findings = examine(saved(tmp_path / "late", relaxed(u, 0.5), "darcy2d", 1.0), "darcy2d", **SPLIT)
+    assert "from the solution of -div(a grad u) = beta: not yet steady" in said(findings, "warning")
+    assert "set data.source=generate, which solves the stated equation" in said(findings, "warning")
+
+
+def test_a_darcy_file_that_is_nearly_steady_or_has_the_wall_a_cell_further_out_is_sound(tmp_path):
+    findings = examine(saved(tmp_path, relaxed(darcy(), 4.0), "darcy2d", 1.0), "darcy2d", **SPLIT)
+    assert complaints(findings) == ""
+
+
+def test_a_logarithm_in_place_of_the_coefficient_is_named(tmp_path):
+    u = darcy()
+    u[:, 0, 0] = np.log(u[:, 0, 0])
+    assert "write a, not its logarithm" in said(examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT), "error")
+
+
+# ---------------------------------------------------------------- walls
+
+
+def sorption(num=6, cells=64, frames=21):
+    """A front that enters from the left wall, as diffusion-sorption's."""
+    x, t = (np.arange(cells) + 0.5) / cells, np.linspace(0, 1, frames)[:, None]
+    start = np.random.default_rng(0).random((num, 1, 1)) * 0.2
+    front = np.exp(-(x / (0.02 + 0.5 * np.sqrt(t))) ** 2)
+    return (start + (1 - start) * front)[:, :, None].astype(np.float32)
+
+
+@pytest.mark.parametrize("side", [slice(None, 5), slice(-5, None)])
+def test_noise_of_the_grid_at_a_wall_is_found_and_a_sharp_front_is_not_taken_for_it(side, tmp_path):
+    u = sorption()
+    assert complaints(examine(saved(tmp_path, u, "diff_sorp1d", None), "diff_sorp1d", **SPLIT)) == ""
+    (tmp_path / "noisy").mkdir()
+    u[..., side] += 0.05 * np.random.default_rng(1).standard_normal(u[..., side].shape).astype(np.float32)
+    path = saved(tmp_path / "noisy", u, "diff_sorp1d", None)
+    findings = examine(path, "diff_sorp1d", **SPLIT)
+    assert "the field alternates from cell to cell at a wall" in said(findings, "warning")
+    assert "To do: look at the boundary condition and the time step of the solver" in report(path, findings)
+
+
+def test_a_field_that_is_rough_everywhere_is_not_taken_for_noise_at_a_wall(tmp_path):
+    u = np.asarray(SOLVERS["diff_react2d"](range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6))
+    assert complaints(examine(saved(tmp_path, u, "diff_react2d", None), "diff_react2d", **SPLIT)) == ""
+
+
+# ---------------------------------------------------------------- what to do next
+
+
+def test_no_task_without_a_solver_is_advised_to_generate(tmp_path):
+    u = np.random.default_rng(0).random((20, 21, 1, 16), np.float32)
+    u[:, 4:] = u[:, 4:5]
+    findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
+    assert "write data of your own (data.source=own): reacdiff1d has no solver here" in said(findings, "warning")
+    assert "source=generate" not in complaints(findings)
+
+
+@pytest.mark.parametrize("content", [None, b"nonsense"])
+def test_a_file_that_cannot_be_read_says_what_to_do_and_no_riddle(content, tmp_path):
+    path = tmp_path / TASKS["diff_react2d"].file_for(None)
+    if content:
+        path.write_bytes(content)
+    text = report(path, examine(path, "diff_react2d", **SPLIT))
+    assert "un `make data`" in text and "end of that sentence" not in text and "To do:" not in text
+
+
+def test_an_own_file_under_a_published_name_is_not_compared_with_the_published_one(tmp_path):
+    path = saved(tmp_path, moving(0.4))
+    with h5py.File(path, "r+") as file:
+        del file.attrs["ups_settings"], file.attrs["ups_progress"]
+    assert "is not the published" in said(examine(path, "advection1d", **SPLIT), "warning")
+    assert complaints(examine(path, "advection1d", **SPLIT, is_own=True)) == ""
