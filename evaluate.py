@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from ups import leaderboard, metrics
@@ -162,8 +161,9 @@ def main() -> int:
     config, is_dry_run = parse_arguments(__doc__)
     directory = config.report_dir
     if is_dry_run:
-        print(yaml.safe_dump(to_dict(config), sort_keys=False))
-        print(f"parent: {config.run_dir / 'operator'}; writes {directory}: results.json, report.html, figures/, done.json")
+        from ups.plan import print_report_plan
+
+        print_report_plan(config)
         return 0
 
     # ---- setup

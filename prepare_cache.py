@@ -14,14 +14,15 @@ encoding and decoding alone make on held-out trajectories.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
-from pathlib import Path
 
 from ups.cache import Cache, open_cache
 from ups.cache_build import build_cache, is_up_to_date, plan
 from ups.config import load_config
+from ups.plan import duration, free_bytes
+
+BYTES_PER_S = 60e6   # of latents built: two passes over the data on one core
 
 
 def describe(cache: Cache) -> str:
@@ -57,16 +58,15 @@ def main(arguments: list[str] | None = None) -> int:
     # --------------------------------------------------------------------------------------------------------- dry run
     if args.dry_run:
         missing = 0
+        print(f"cache: to {config.cache.root}, latents as frames x tokens x dim")
         for task in config.data.tasks:
             expected, (is_current, reason) = plan(config, task), is_up_to_date(config, task)
             missing += 0 if is_current and not args.rebuild else expected["bytes"]
             shapes = ", ".join(f"{name} {' x '.join(map(str, shape[1:]))}" for name, shape in expected["shapes"].items())
-            state = "up to date" if is_current else f"to rebuild: {reason}" if config.cache_path(task).exists() else "to build"
-            print(f"{config.cache_path(task)}: {expected['rows']} rows, {shapes} (frames x tokens x dim), at most "
-                  f"{expected['bytes'] / 2**20:.1f} MiB, {state}")
-        root = Path(config.cache.root).absolute()
-        disk = next(folder for folder in (root, *root.parents) if folder.exists())
-        print(f"at most {missing / 2**30:.3f} GiB to write; {shutil.disk_usage(disk).free / 2**30:.1f} GiB free on {disk}")
+            state = "up to date" if is_current else f"stale: {reason}" if config.cache_path(task).exists() else "to build"
+            print(f"  {task}: {expected['rows']} rows, {shapes}, at most {expected['bytes'] / 2**20:.1f} MiB, {state}")
+        print(f"  at most {missing / 2**20:,.0f} MiB to write in about {duration(missing / BYTES_PER_S)}; "
+              f"{free_bytes(config.cache.root) / 2**20:,.0f} MiB free")
         return 0
 
     # ---------------------------------------------------------------------------------------------------------- verify

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -25,7 +24,6 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -35,7 +33,7 @@ from ups.config import load_config
 from ups.doctor import examine_all, report
 from ups.download import fetch, is_verified, published_file
 from ups.generate import generation_settings, num_done, write_data
-from ups.pdebench import data_bytes, partial_path
+from ups.pdebench import data_bytes
 from ups.tasks import get_task
 
 MIN_SHARE = 16   # trajectories of a file per worker: a worker imports torch for seconds before it solves the first
@@ -144,21 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     # --------------------------------------------------------------------------------------------------------- dry run
     if args.dry_run:
-        missing = 0
-        for _, _, path, size, source in files:
-            if is_published:
-                have = path.stat().st_size if path.exists() else _size(partial_path(path))
-                state = "up to date" if is_verified(path, source[1]) else "to be checked" if path.exists() else "to download"
-                missing += 0 if path.exists() else max(0, size - have)
-            else:
-                done, total = num_done(path, source), source["num_trajectories"]
-                state = "up to date" if path.exists() else f"{done} of {total} trajectories done"
-                missing += 0 if path.exists() else size * (total - done) // total
-            print(f"{path}: about {size / 2**20:,.1f} MiB, {state}")
-        root = Path(config.data.root).absolute()
-        disk = next(folder for folder in (root, *root.parents) if folder.exists())
-        free = shutil.disk_usage(disk).free
-        print(f"{len(files)} files, about {missing / 2**20:,.1f} MiB to write; {free / 2**20:,.1f} MiB free on {disk}")
+        from ups.plan import print_data_plan  # imports torch
+
+        print_data_plan(config, files, solve, args.workers)
         return 0
 
     # ------------------------------------------------------------------------------------------------------------- own
@@ -195,10 +181,6 @@ def main(arguments: list[str] | None = None) -> int:
 def num_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 if __name__ == "__main__":

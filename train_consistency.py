@@ -83,7 +83,7 @@ def main() -> None:
     train = dataclasses.replace(section.train, steps=config.consistency.rival_steps) if is_rival else section.train
     if is_dry_run:
         from ups.plan import print_corrector_plan
-        print_corrector_plan(config, stage, train, names, ["operator", "diffusion"])
+        print_corrector_plan(config, stage, train, ["operator", "diffusion"])
         raise SystemExit(0)
 
     # ---- setup

@@ -125,7 +125,7 @@ def main() -> None:
     config, is_dry_run = parse_arguments(__doc__)
     if is_dry_run:
         from ups.plan import print_corrector_plan
-        print_corrector_plan(config, STAGE, config.diffusion.train, config.corrected(is_steady=False), ["operator"])
+        print_corrector_plan(config, STAGE, config.diffusion.train, ["operator"])
         raise SystemExit(0)
     train_corrector(config, STAGE, config.diffusion, config.corrected(is_steady=False), TransientResiduals)
 

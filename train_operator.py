@@ -127,8 +127,9 @@ def main() -> None:
     config, is_dry_run = parse_arguments(__doc__)
     train = config.operator.train
     if is_dry_run:
-        from ups.plan import print_operator_plan
-        print_operator_plan(config)
+        from ups.plan import operator_work, print_plan
+        parents = {config.cache_path(name): "cache" for name in config.data.tasks}
+        print_plan(config, STAGE, train, config.operator.model, config.data.tasks, operator_work(config), parents)
         raise SystemExit(0)
 
     # ---- setup

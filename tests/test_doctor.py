@@ -32,19 +32,31 @@ def reacting(num=12, resolution=32, frames=21):
 # ---------------------------------------------------------------- Burgers and reaction-diffusion
 
 
-@pytest.mark.parametrize(("made", "opened"), [("burgers1d", "reacdiff1d"), ("reacdiff1d", "burgers1d"), ("advection1d", "burgers1d"),
-                                              ("darcy2d", "darcy2d_grf")])
+@pytest.mark.parametrize(
+    ("made", "opened"),
+    [
+        ("burgers1d", "reacdiff1d"),
+        ("reacdiff1d", "burgers1d"),
+        ("advection1d", "burgers1d"),
+        ("darcy2d", "darcy2d_grf"),
+    ],
+)
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_file_of_a_task_with_the_same_arrays_is_refused_by_what_it_says_of_itself(made, opened, is_ours, tmp_path):
+def test_a_file_of_a_task_with_the_same_arrays_is_refused_by_what_it_says_of_itself(
+    made, opened, is_ours, tmp_path
+):
     u = moving(0.4) if made != "darcy2d" else np.ones((12, 1, 2, 8, 8), np.float32)
     path = saved(tmp_path, u, made, 0.1)
     if not is_ours:
         with h5py.File(path, "r+") as file:
             del file.attrs["ups_settings"], file.attrs["ups_progress"]
-        if made == "darcy2d":   # both have beta: nothing in the file tells
+        if made == "darcy2d":  # both have beta: nothing in the file tells
             return
     open_data(path, made)
-    with pytest.raises(ValueError, match=f"of {made}; expected a file of {opened}, .*Name the right task in data.tasks, or mend"):
+    with pytest.raises(
+        ValueError,
+        match=f"of {made}; expected a file of {opened}, .*Name the right task in data.tasks, or mend",
+    ):
         open_data(path, opened)
 
 
@@ -58,16 +70,23 @@ def without_a_word(path):
 
 def test_what_no_attribute_tells_the_mean_does(tmp_path):
     """Burgers keeps the mean, a reaction moves it; each under the other's name, and each under its own."""
-    burgers = np.asarray(SOLVERS["burgers1d"](range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0))
+    burgers = np.asarray(
+        SOLVERS["burgers1d"](range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0)
+    )
     for u, task, severity, text in (
-            (reacting(), "burgers1d", "error", "moves by 0.3"), (burgers, "reacdiff1d", "warning", "a reaction moves it"),
-            (reacting(), "reacdiff1d", None, ""), (burgers, "burgers1d", None, "")):
+        (reacting(), "burgers1d", "error", "moves by 0.3"),
+        (burgers, "reacdiff1d", "warning", "a reaction moves it"),
+        (reacting(), "reacdiff1d", None, ""),
+        (burgers, "burgers1d", None, ""),
+    ):
         path = without_a_word(saved(tmp_path, u, task, 0.5))
         findings = examine(path, task, **SPLIT, is_own=True)
         if severity is None:
             assert complaints(findings) == "", task
         else:
-            assert text in said(findings, severity) and "name the right task in data.tasks" in said(findings, severity)
+            assert text in said(findings, severity) and "name the right task in data.tasks" in said(
+                findings, severity
+            )
         path.unlink()
 
 
@@ -75,7 +94,9 @@ def test_what_no_attribute_tells_the_mean_does(tmp_path):
 
 
 def darcy(num=6, resolution=16):
-    return np.asarray(SOLVERS["darcy2d"](range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0))
+    return np.asarray(
+        SOLVERS["darcy2d"](range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0)
+    )
 
 
 def relaxed(u, t, dt=2e-4):
@@ -106,7 +127,9 @@ def test_a_darcy_file_that_is_nearly_steady_or_has_the_wall_a_cell_further_out_i
 def test_a_logarithm_in_place_of_the_coefficient_is_named(tmp_path):
     u = darcy()
     u[:, 0, 0] = np.log(u[:, 0, 0])
-    assert "write a, not its logarithm" in said(examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT), "error")
+    assert "write a, not its logarithm" in said(
+        examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT), "error"
+    )
 
 
 # ---------------------------------------------------------------- walls
@@ -116,7 +139,7 @@ def sorption(num=6, cells=64, frames=21):
     """A front that enters from the left wall, as diffusion-sorption's."""
     x, t = (np.arange(cells) + 0.5) / cells, np.linspace(0, 1, frames)[:, None]
     start = np.random.default_rng(0).random((num, 1, 1)) * 0.2
-    front = np.exp(-(x / (0.02 + 0.5 * np.sqrt(t))) ** 2)
+    front = np.exp(-((x / (0.02 + 0.5 * np.sqrt(t))) ** 2))
     return (start + (1 - start) * front)[:, :, None].astype(np.float32)
 
 
@@ -133,7 +156,9 @@ def test_noise_of_the_grid_at_a_wall_is_found_and_a_sharp_front_is_not_taken_for
 
 
 def test_a_field_that_is_rough_everywhere_is_not_taken_for_noise_at_a_wall(tmp_path):
-    u = np.asarray(SOLVERS["diff_react2d"](range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6))
+    u = np.asarray(
+        SOLVERS["diff_react2d"](range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6)
+    )
     assert complaints(examine(saved(tmp_path, u, "diff_react2d", None), "diff_react2d", **SPLIT)) == ""
 
 
@@ -144,7 +169,9 @@ def test_no_task_without_a_solver_is_advised_to_generate(tmp_path):
     u = np.random.default_rng(0).random((20, 21, 1, 16), np.float32)
     u[:, 4:] = u[:, 4:5]
     findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
-    assert "write data of your own (data.source=own): reacdiff1d has no solver here" in said(findings, "warning")
+    assert "write data of your own (data.source=own): reacdiff1d has no solver here" in said(
+        findings, "warning"
+    )
     assert "source=generate" not in complaints(findings)
 
 

@@ -286,8 +286,8 @@ def _wall_noise(data: Trajectories, u: np.ndarray) -> list[Finding]:
         inside += [runs[..., WALL_WINDOWS:-WALL_WINDOWS].mean()]
     if max(wall) <= max(10 * max(inside), RARE):
         return []
-    return [Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at there, "
-                    f"{max(inside):.1%} elsewhere): noise of the grid, not of the equation", str(data.path),
+    return [Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at "
+                    f"there, {max(inside):.1%} elsewhere): noise of the grid, not of the equation", str(data.path),
                     "look at the boundary condition and the time step of the solver that made it")]
 
 

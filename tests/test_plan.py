@@ -1,0 +1,72 @@
+"""Dry runs: one screen, with costs before anything exists, which follow what is asked for."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prepare_cache
+import prepare_data
+from ups import plan
+from ups.config import load_config
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def minutes(text):
+    """The time that a plan says, in minutes."""
+    number, unit = re.search(r"about ([\d.e+-]+) (h|min|s)\b", text).groups()
+    return float(number) * {"h": 60, "min": 1, "s": 1 / 60}[unit]
+
+
+def stages(config):
+    plan.print_plan(config, "operator", config.operator.train, config.operator.model, config.data.tasks,
+                    plan.operator_work(config), {config.cache_path(name): "cache" for name in config.data.tasks})
+    for stage in ("diffusion", "consistency", "steady"):
+        plan.print_corrector_plan(config, stage, getattr(config, stage).train, ["operator"])
+    plan.print_report_plan(config)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_all_dry_runs_are_one_screen_with_a_time_and_a_size_each(path, tmp_path, monkeypatch, capsys):
+    roots = [f"{key}.root={tmp_path / key}" for key in ("data", "cache", "run")]
+    monkeypatch.setattr(plan, "_seconds", lambda *_: (1e-4, 3e-4))
+    monkeypatch.setattr(prepare_data, "solve", lambda *_, **__: np.zeros(1))
+    assert prepare_data.main(["--config", str(path), "--dry-run", *roots]) == 0
+    assert prepare_cache.main(["--config", str(path), "--dry-run", *roots]) == 0
+    config = load_config(path, roots)
+    stages(config)
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 40 and not list(tmp_path.iterdir())
+    operator = out[out.index("operator: to "):]
+    assert minutes(operator) > 0 and "is missing: make cache" in operator and " parameters; per process " in operator
+    assert out.count(" about ") > 4 and out.count("MiB") > 6
+
+
+def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):
+    monkeypatch.setattr(plan, "_seconds", lambda *_: (1e-3, 4e-3))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("UPS_EXPECT_WORLD", raising=False)
+
+    def operator(*overrides):
+        config = load_config(ROOT / "configs" / "small.yaml", overrides)
+        plan.print_plan(config, "operator", config.operator.train, config.operator.model, config.data.tasks,
+                        plan.operator_work(config), {})
+        return minutes(capsys.readouterr().out)
+
+    once = operator("operator.unroll_fraction=0")
+    assert once == pytest.approx(2700 * 16 * 4e-3 / 60, rel=0.05)
+    assert operator("operator.unroll_fraction=0.5", "operator.unroll_steps=3") == pytest.approx(2 * once, rel=0.05)
+    assert operator("operator.unroll_fraction=0", "operator.train.steps=27000") == pytest.approx(10 * once, rel=0.05)
+    monkeypatch.setenv("UPS_EXPECT_WORLD", "2")
+    assert operator("operator.unroll_fraction=0") == pytest.approx(once / 2, rel=0.05)
+
+
+def test_what_is_measured_is_a_network_of_the_stages_size_there_and_back():
+    config = load_config(ROOT / "configs" / "smoke.yaml")
+    for name in config.data.tasks:
+        network, tokens = plan._network(config, name, config.operator.model, is_operator=True)
+        forth, both = plan._seconds(network, tokens, 4, "periodic", "no")
+        assert 0 < forth < both
+        assert all(p.grad is not None for p in network.parameters())
