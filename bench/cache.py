@@ -131,6 +131,9 @@ def main() -> None:
             seconds = seconds_of(lambda: open_cache(config, "advection1d").batch(range(32), 0, 2))
             print(f"open and first batch, {name}: {seconds * 1e3:.1f} ms")
 
+        cache, numbers = open_cache(config, "advection1d", verify="quick"), torch.arange(num).split(32)
+        first, again = (seconds_of(lambda: [cache.batch(rows, 0, FRAMES) for rows in numbers]) for _ in range(2))
+        print(f"every row once: {first:.3f} s the first time, when its checksum is compared; {again:.3f} s the second")
         cache = open_cache(config, "advection1d", verify="full")   # which also maps every page, as a first epoch does
         print(f"{'batch':>6} {'frames':>6} {'MiB':>8} {'us':>6} {'GB/s':>6} {'of memcpy: windows':>19} {'one block':>10}")
         for batch in args.batch:
