@@ -23,6 +23,8 @@ TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(
 BUDGET ?= 300
 SEEDS ?= 0 1
 STAGES ?= operator diffusion consistency rival steady
+COMMA := ,
+SPACE := $(subst ,, )
 export PYTHONUNBUFFERED := 1
 
 # What is asked for is looked at before anything runs.
@@ -46,10 +48,10 @@ WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
   $(PY) -m ups.launch --config_file $(TOPOLOGY_FILE)
-# $(call stage,NAME,SCRIPT): the script, where `ups.ask` says that there is something to do (3). It is always asked:
+# $(call stage,NAME,SCRIPT,SETTING): the script, where `ups.ask` says that there is something to do (3). It is always asked:
 # it compares settings, parents and every file's digest, without torch, in a third of a second.
-stage = @status=0; $(PY) -m ups.ask $(1) $(FLAGS) || status=$$?; \
-  if [ $$status -eq 3 ]; then $(2) $(FLAGS); else exit $$status; fi
+stage = @status=0; $(PY) -m ups.ask $(1) $(FLAGS) $(3) || status=$$?; \
+  if [ $$status -eq 3 ]; then $(2) $(FLAGS) $(3); else exit $$status; fi
 
 ifdef PYTHON
 PY := $(PYTHON)
@@ -109,7 +111,7 @@ steady: operator              ## Train the prior of steady solutions given part 
 	$(call stage,$@,$(LAUNCH) train_steady.py)
 
 report: $(STAGES)             ## Roll out the test split: results.json, report.html, leaderboard row; fails if a gate does
-	$(call stage,$@,$(PY) evaluate.py)
+	$(call stage,$@,$(PY) evaluate.py,"evaluate.stages=[$(subst $(SPACE),$(COMMA),$(strip $(STAGES)))]")
 
 smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU processes
 	rm -rf $(RUNS)/smoke
@@ -144,5 +146,6 @@ clean-smoke:                  ## Delete the run, the data and the caches of make
 ##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
 ##   RUNS      folder of all runs (runs)
 ##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu2)
-##   STAGES    what the report is made from (operator alone where no task is corrected, without steady where none is steady)
+##   STAGES    what the report is asked for: what is missing then fails (operator alone where no task is corrected, without
+##             steady where none is steady)
 ##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used

@@ -1,7 +1,8 @@
 """Report: rollouts of the test split by the finished operator and honest baselines, scored against the data files.
 evaluate.split=val, for choices: the same on the validation split, apart from the report.
 
-Reads:  data files, cache/TASK.h5, RUN/operator/ and, where they are, RUN/diffusion/, consistency/, rival/, steady/.
+Reads:  data files, cache/TASK.h5, RUN/operator/ and, as far as evaluate.stages asks for them, RUN/diffusion/, consistency/,
+        rival/, steady/.
 Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json; on the test split a row of
 RUN/../leaderboard.jsonl. Exit status 1, with the reasons, when a gate fails (then there is no done.json).
 
@@ -32,7 +33,7 @@ from ups.cache import Cache, open_cache
 from ups.cache_build import data_files, open_sources, require_same_data
 from ups.config import Config, parse_arguments, to_dict
 from ups.files import value_hash, write_sealed
-from ups.gates import check_gates, check_verdicts
+from ups.gates import BASELINES, check_gates, check_verdicts
 from ups.loop import describe_environment
 from ups.operator import Operator, load_operator
 from ups.report import write_report, write_results
@@ -130,7 +131,12 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
               for model, score in scores.items()}
     models["operator"]["ms_per_state"] = milliseconds_per_state(operator, test, test.rows[: settings.batch_size], device)
     models["operator"]["evaluations_per_state"] = 1 / head.bundle
+    comparisons = {f"operator / {other}": {metric: metrics.compare(scores["operator"], scores[other], settings.num_bootstrap,
+                                                                   config.run.seed, metric, groups)
+                                           for metric in ("nrmse", "crmse")}
+                   for other in ("base", *BASELINES) if other in scores}
     entry = {
+        "num_initial_conditions": len(groups.unique()), "comparisons": comparisons,
         "num_trajectories": len(test.rows), "num_frames_predicted": num_frames, "parameters": list(config.task[name].parameters),
         "fields": list(cache.task.fields), "grid": list(cache.tokenizer.space), "times": times.tolist(), "models": models,
         "spectra": metrics.summarise_spectra({m: s for m, s in scores.items() if m in ("operator", "persistence", "train_mean")}),
@@ -189,11 +195,11 @@ def main() -> int:
               f"{tasks[name]['num_trajectories']} trajectories ({time.perf_counter() - started:.1f} s)", flush=True)
 
     ensembles, steady, sections = {}, {}, []
-    for name in config.corrected(False, config.evaluated) if "diffusion" in stages else []:
+    for name in config.asked["diffusion"] if "diffusion" in stages else []:
         ensembles[name], shown = assess_transient(config, operator, name, device)
         sections.append((f"{name}: ensembles", ensemble_section(ensembles[name], shown, name)))
         print(*ensembles[name]["words"], sep="\n", flush=True)
-    for name in config.corrected(True, config.evaluated) if "steady" in stages else []:
+    for name in config.asked["steady"] if "steady" in stages else []:
         steady[name], shown = assess_steady(config, operator, name, device)
         sections.append((f"{name}: prior of partly observed coefficients", steady_section(steady[name], shown, name)))
     print(f"stages beyond the operator: {', '.join(stages) or 'none is there, so the report is on the operator alone'}")
@@ -207,7 +213,7 @@ def main() -> int:
         "environment": describe_environment(1, device),
         "protocol": {"split": config.evaluate.split, "context_frames": config.evaluate.context_frames, "seed": config.run.seed,
                      "legacy": config.evaluate.legacy, "bootstrap": config.evaluate.num_bootstrap},
-        "tasks": tasks, "ensembles": ensembles, "steady": steady,
+        "tasks": tasks, "ensembles": ensembles, "steady": steady, "stages": config.asked,
         "training": {"steps": parent["step"], "parameters": sum(p.numel() for p in operator.parameters()),
                      "precision": operator.precision, "seconds": train_seconds(history)},
     }

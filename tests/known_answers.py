@@ -38,7 +38,8 @@ from ups.consistency import (
 from ups.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
 from ups.optim import EMA
-from ups.probabilistic import energy_distance, fair_crps, pairing
+from ups.pairs import pairing
+from ups.probabilistic import energy_distance, fair_crps
 from ups.sampling import generator
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
@@ -548,7 +549,7 @@ def judge_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> list[st
 
 def judge_pairing(student: Tensor, teacher: Tensor) -> list[str]:
     """Both (places, n, 8) from the same noise, one condition per place."""
-    measured = pairing(student, teacher)
+    measured = {name: row["value"] for name, row in pairing(student, teacher).items()}
     return failed({"pair error": measured["error"], "pair correlation": measured["correlation"],
                    "use of noise": measured["variance_ratio"]},
                   {"pair error": (0.0, 0.10), "pair correlation": (0.85, 1.0 + 1e-9), "use of noise": (0.9, 1 / 0.9)})
@@ -654,7 +655,8 @@ def compare(num_steps: int = 2000) -> None:
             truth = problem.residuals(c.expand(n, -1), stream("truth", i))
             measured = measure_bimodal(problem, c, r[i]) | {"energy distance": energy_distance(r[i], truth)}
             cells.append(" ".join(f"{value:7.3f}" for value in measured.values()))
-        error = f"{pairing(r, exact)['error']:12.4f}" if evaluations in (1, 2 * STEPS) and name != "ensemble" else f"{'-':>12s}"
+        is_paired = evaluations in (1, 2 * STEPS) and name != "ensemble"
+        error = f"{pairing(r, exact)['error']['value']:12.4f}" if is_paired else f"{'-':>12s}"
         print(f"{name:18s}{evaluations:12d}{times.get(name, 0.0):9.1f}{error}   {' | '.join(cells)}")
 
 

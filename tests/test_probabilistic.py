@@ -7,7 +7,8 @@ import secrets
 import pytest
 import torch
 
-from ups import metrics, probabilistic
+from ups import metrics, pairs, probabilistic
+from ups.pairs import pairing
 from ups.probabilistic import (
     coherence,
     compare_ensembles,
@@ -18,12 +19,11 @@ from ups.probabilistic import (
     fair_crps,
     merge_ensembles,
     outlier_share,
-    pairing,
     rank_histogram,
-    rank_ratio,
     score_ensemble,
     spectrum_error,
     spread_skill_bins,
+    spread_slope,
     summarise_ensemble,
 )
 
@@ -128,6 +128,12 @@ def test_means_are_taken_before_the_root():
     assert summary(x, y)["ssr"]["value"] == pytest.approx(math.sqrt(1.5 * (2 + 18) / (4 + 1)), rel=1e-5)
 
 
+def rank_ratio(counts):
+    """sum_k (h_k - N/(M+1))^2 / (N M/(M+1)): Candille and Talagrand's ratio of one set of counts, as in their paper."""
+    bins, total = counts.shape[-1], counts.sum(-1)
+    return (counts - total[..., None] / bins).square().sum(-1) / (total * (bins - 1) / bins)
+
+
 @pytest.mark.parametrize("count", [2, 8])
 def test_ranks_are_flat_for_exchangeable_members_and_not_for_confident_ones(count, generator):
     x, y = normal(generator, 400, count, 1, 1, 50).exp(), normal(generator, 400, 1, 1, 50).exp()
@@ -147,6 +153,9 @@ def test_correlated_points_are_no_evidence_against_flat_ranks(generator):
     assert abs(row["rank_ratio"]["value"] - 1) < SIGMAS * 32 * math.sqrt(2 / 8 / 6)
     confident = summary(0.5 * x, y, rank_stride=1)["rank_ratio"]["value"]
     assert confident > 5 * 32 and summary(x[:1], y[:1])["rank_ratio"]["value"] is None
+    whole = 1 + rank_ratio(scores["ranks"].sum(0)).mean() - rank_ratio(scores["ranks"]).mean()   # without pairs of one case
+    assert row["rank_ratio"]["value"] == pytest.approx(float(whole), rel=1e-4, abs=1e-4)
+    assert row["rank_ratio"]["low"] < row["rank_ratio"]["value"] < row["rank_ratio"]["high"]
 
 
 def test_ties_are_broken_evenly_and_the_stride_thins_every_axis(generator):
@@ -193,6 +202,10 @@ def test_spread_bins_join_into_equal_counts():
     row = spread_skill_bins(sums)
     assert row["count"] == [10] * 10 and row["rmse"] == [2.0] * 10 and row["slope"] == pytest.approx(0, abs=1e-12)
     assert row["spread"][0] == pytest.approx(math.sqrt(0.5), rel=1e-5)
+    line = sums.clone()
+    line[2] = 4 * line[1]                                # rmse twice the spread, in every bin
+    slopes = spread_slope(torch.stack([sums, line, 7 * line, torch.zeros_like(line)]))
+    assert slopes[:3].tolist() == pytest.approx([0, 2, 2], abs=1e-9) and slopes[3].isnan()
 
 
 # ------------------------------------------------------------------------------------------------------ structure, pairing
@@ -283,18 +296,56 @@ def test_coherence_of_a_field_with_itself_its_negative_and_noise(boundary, gener
         assert abs(float(coherence(a, a + b, boundary)[..., 4].mean()) - math.sqrt(0.5)) < 0.05
 
 
+def value(student, teacher, name):
+    return pairing(student, teacher)[name]["value"]
+
+
 def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(generator):
     teacher = normal(generator, 400, 8, 50) + 5 * normal(generator, 400, 1, 50)
     mean = teacher.mean(1, keepdim=True)
     equal = pairing(teacher.clone(), teacher)
-    assert equal == {"error": 0.0, "correlation": pytest.approx(1.0), "variance_ratio": 1.0}
-    assert pairing(mean.expand_as(teacher), teacher)["error"] == pytest.approx(7 / 8)  # unbiased variance: (M - 1) / M
+    assert {name: row["value"] for name, row in equal.items()} == {"error": 0.0, "correlation": pytest.approx(1.0),
+                                                                   "variance_ratio": 1.0}
+    assert value(mean.expand_as(teacher), teacher, "error") == pytest.approx(7 / 8)  # unbiased variance: (M - 1) / M
     x, y = normal(generator, 400, 8, 50), normal(generator, 400, 8, 50)
-    other, error = pairing(2 * y, x), SIGMAS * math.sqrt(2 / 160_000)
-    assert pairing(y, x)["error"] == pytest.approx(2, abs=4 * error) and abs(other["correlation"]) < error
-    assert other["variance_ratio"] == pytest.approx(4, abs=4 * 2 * error)
-    shifted = pairing(teacher + 1, teacher)
-    assert shifted["correlation"] == pytest.approx(1.0) and shifted["error"] == pytest.approx(1.0, abs=2 * error)
+    error = SIGMAS * math.sqrt(2 / 160_000)
+    assert value(y, x, "error") == pytest.approx(2, abs=4 * error) and abs(value(2 * y, x, "correlation")) < error
+    assert value(2 * y, x, "variance_ratio") == pytest.approx(4, abs=4 * 2 * error)
+    assert value(teacher + 1, teacher, "correlation") == pytest.approx(1.0)
+    assert value(teacher + 1, teacher, "error") == pytest.approx(1.0, abs=2 * error)
+    row = pairing(2 * y, x, 200, 0, torch.arange(400) // 2)["variance_ratio"]
+    assert row["low"] < 4 < row["high"] and row["high"] - row["low"] < 0.2
+    assert pairing(torch.full_like(x, math.nan), x)["error"] == {"value": None, "low": None, "high": None}
+
+
+def test_the_mean_over_pairs_leaves_out_a_group_with_itself():
+    matrix = torch.arange(16.0).reshape(4, 4)
+    away = [matrix[i, j] for i in range(4) for j in range(4) if i // 2 != j // 2]
+    value, low, high = pairs.bootstrap_pairs(matrix, 200, 0, torch.tensor([5, 5, 9, 9]))
+    assert float(value) == pytest.approx(sum(away).item() / 8) and low <= value <= high
+    assert math.isnan(pairs.bootstrap_pairs(matrix, 20, 0, torch.zeros(4))[0])   # one group has no pair
+
+
+def test_energy_distance_of_pairs_sees_fakes_and_its_floor_holds_what_chance_leaves(generator):
+    below, size = 0, 60
+    for seed in range(size):
+        known = 0.3 * normal(generator, 60, 1, 4)                 # member and truth share their condition
+        x, y = known + normal(generator, 60, 3, 4), known[:, 0] + normal(generator, 60, 4)
+        value = float(pairs.bootstrap_pairs(pairs.distance_matrix(x[:, :1], y), 2, 0)[0])
+        below += value <= pairs.exchange_floor(x[:, 0], y, seed)
+    assert abs(below / size - 0.95) < SIGMAS * math.sqrt(0.95 * 0.05 / size)
+    far = pairs.bootstrap_pairs(pairs.distance_matrix(known.expand(-1, 3, -1), y), 200, 0)     # the mean in place of samples
+    assert far[1] > pairs.exchange_floor(x[:, 0], y, 0) and far[1] < far[0] < far[2]
+    broken = pairs.distance_matrix(torch.full_like(x, math.nan), y)
+    assert all(math.isnan(part) for part in pairs.bootstrap_pairs(broken, 10, 0))
+
+
+def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_case(generator):
+    x, y = normal(generator, 7, 2, 3), normal(generator, 7, 3)
+    expected = [2 * (x[i, m] - y[j]).norm() - (x[i, m] - x[j, k]).norm() - (y[i] - y[j]).norm()
+                for i in range(7) for j in range(7) if i != j for m in range(2) for k in range(2)]
+    value = float(pairs.bootstrap_pairs(pairs.distance_matrix(x, y), 2, 0)[0])
+    assert value == pytest.approx(float(torch.stack(expected).mean()), rel=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------- whole ensembles
@@ -336,7 +387,7 @@ def test_a_row_holds_every_number_with_its_interval(generator):
     scores = score_ensemble(members, u_ref, "periodic", members.mean(1))
     row = summarise_ensemble(scores, 100, 3, torch.tensor([0.5, 1.0, 1.5]), torch.arange(30) // 2)
     names = ("crps", "ssr", "nrmse_mean", "nrmse_member", "energy_score", "coverage_50", "coverage_90", "outlier_share",
-             "spectrum_error", "residual_spectrum_error")
+             "spectrum_error", "residual_spectrum_error", "spread_slope")
     for name in names:
         assert row[name]["low"] < row[name]["value"] < row[name]["high"], name
     assert row["rank_ratio"]["value"] > 0 and row["lead_times"] == [0.5, 1.0, 1.5]
@@ -386,6 +437,8 @@ def test_compare_is_a_paired_ratio(generator):
     out = compare_ensembles(ours, theirs, 50, 0)
     for name in ("crps", "energy_score", "nrmse_mean"):
         assert out[name] == {key: pytest.approx(0.5, rel=1e-4) for key in ("value", "low", "high")}, name
+    assert out["nrmse_mean_by_lead"]["value"] == pytest.approx([0.5] * 3, rel=1e-4)
+    assert out["ssr_less"] == {key: pytest.approx(0.0, abs=1e-4) for key in ("value", "low", "high")}   # spread and error halved
     assert "residual_spectrum_error" not in out and out["spectrum_error"]["value"] > 0
     single = compare_ensembles(ours, score_ensemble(members[:, :1], u_ref, "periodic"), 50, 0)
     assert 0 < single["crps"]["low"] < single["crps"]["value"] < single["crps"]["high"] < 1

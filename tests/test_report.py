@@ -62,13 +62,17 @@ def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     if steady:
         for sample in samples:
             sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
-    entry = {"num_trajectories": len(u_ref), "num_frames_predicted": u_ref.shape[1], "parameters": [] if steady else [0.4, 1.0],
+    comparisons = {f"operator / {other}": {"nrmse": metrics.compare(scores["operator"], scores[other], 100, 0)}
+                   for other in ("persistence", "train_mean") if other in scores}
+    entry = {"num_initial_conditions": len(u_ref), "comparisons": comparisons, "network_is_used": True,
+             "num_trajectories": len(u_ref), "num_frames_predicted": u_ref.shape[1], "parameters": [] if steady else [0.4, 1.0],
              "fields": fields, "grid": list(u_ref.shape[3:]), "times": times.tolist(), "models": models,
              "spectra": metrics.summarise_spectra({model: scores[model] for model in ("operator", "codec_floor")})}
     return entry, samples
 
 
-GATES = SimpleNamespace(max_ratio_to_persistence=0.5, max_nrmse={"advection1d": 0.2, "diff_react2d": 0.01})
+GATES = SimpleNamespace(max_ratio_to_persistence=0.5, max_ratio_to_base=1.25, min_initial_conditions=4,
+                        max_nrmse={"advection1d": 0.5, "diff_react2d": 0.01})
 
 
 def example():
@@ -95,6 +99,7 @@ def make_example(n=4, size=1):
             u_pred, times = u_ref + 0.05 * (u_pred - u_ref) + 0.02 * u_ref.roll(3, 3), torch.zeros(1)
         results["tasks"][name], samples[name] = task_entry(u_pred, u_ref, times, context, fields, boundary,
                                                              name != "cfd3d")
+    results |= {"stages": {"operator": list(results["tasks"])}, "ensembles": {}, "steady": {}}
     results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
     history = []
     for step in range(50, 4001, 50):
@@ -221,7 +226,7 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     u_pred[:, 1, 0], u_ref[:, :, 1], context[:, :, 1] = torch.nan, 0.0, 0.0
     entry, samples = task_entry(u_pred, u_ref, times, context, ["u", "v"], "periodic", False)
     assert figures.field_errors(samples[0])[0] == np.inf and np.isnan(figures.field_errors(samples[0])[1])
-    results["tasks"] = {"advection1d": entry}
+    results |= {"tasks": {"advection1d": entry}, "stages": {"operator": ["advection1d"]}}
     results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
     report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html")
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
@@ -231,7 +236,7 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
 def test_verdict_says_which_model_is_better():
     results, _, _ = example()
     text = report.verdict(results)
-    assert "times lower on advection1d" in text and "1 of 9 gates fail: nrmse/diff_react2d." in text
+    assert "times lower on advection1d" in text and "1 of 10 gates fail: nrmse/diff_react2d." in text
     worse = copy.deepcopy(results)
     models = worse["tasks"]["advection1d"]["models"]
     models["operator"]["nrmse"], models["fno"]["nrmse"] = ({"value": v, "low": 0.9 * v, "high": 1.1 * v} for v in (9.0, 0.01))

@@ -42,7 +42,7 @@ from ups.residual import DISTURBED, LARGEST, SMALLEST, TransientResiduals, sched
 from ups.rollout import member_noise, rollout
 from ups.sampling import generator
 from ups.stage import RECORDED, finished_stage
-from ups.steady import SPREAD_FLOOR, SteadyResiduals, posterior_draws
+from ups.steady import SPREAD_FLOOR, SteadyResiduals, case_bank, posterior_draws
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_steady", "train_operator"])
 
@@ -640,6 +640,8 @@ def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(
     torch.testing.assert_close(again["corrector"], draws["corrector"])
     mixed, _ = one_step(ensembles, 6, 3, ["corrector", "dressed"], shuffle=True)
     torch.testing.assert_close(mixed["dressed"], draws["dressed"])   # which knows no conditions
+    gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], shuffle=True)[0]["dressed_conditional"]
+    torch.testing.assert_close(gaussian, draws["dressed_conditional"])   # nor has a network that could lose them
     assert (mixed["corrector"] - draws["corrector"]).abs().max() > 1e-3
     fine, _ = one_step(ensembles, 6, 3, ["corrector"], num_steps=32)
     assert 0 < (fine["corrector"] - draws["corrector"]).abs().max()
@@ -652,19 +654,20 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     v = steady.head.input_codec.decode(z_in[:, 0])
     observation = observe_case(v, "points_10", row_generators(0, "points_10", rows=range(2)))
     guess, tokens, facts = steady.predict(observation, parameters)
-    head, noise = prior.heads[STEADY], torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)])
+    noise = torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)])
     condition = prior.condition(STEADY, tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
-    residuals = {"dressed": head.marginal_mean + head.marginal_std * noise,
+    bank = case_bank(steady, "points_10", 0)
+    place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
+    residuals = {"dressed": bank.mean(0) + bank.std(0) * noise, "resampled": bank[place],
                  "gaussian": prior.unwhiten(noise.flatten(0, 1), condition),
                  "prior": prior.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 3), condition)}
     for kind, r in residuals.items():
-        draws, u_guess = posterior_draws(prior, steady, observation, parameters, [0, 1], 4, 3, 0, kind)
+        draws = posterior_draws(prior, steady, (guess, tokens, facts), noise, 3, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
-        torch.testing.assert_close(u_guess, steady.head.codec.decode(guess).exp())
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()
         torch.testing.assert_close(draws, expected, rtol=1e-3, atol=1e-6)
     monkeypatch.setattr(ups.steady, "STATES", 3)
-    again, _ = posterior_draws(prior, steady, observation, parameters, [0, 1], 4, 3, 0)
+    again = posterior_draws(prior, steady, (guess, tokens, facts), noise, 3, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
 
 

@@ -30,11 +30,11 @@ def why_to_do(config: Config, stage: str) -> str:
 
 
 def report_parents(config: Config) -> dict[str, str]:
-    """Name -> fingerprint of every stage that there is, and the hash of how they are judged.
+    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hash of how they are judged.
 
-    Raises as `require_stage`.
+    Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
     """
-    there = [stage for stage in STAGES if stage == "operator" or (config.run_dir / stage).is_dir()]
+    there = [stage for stage in STAGES if stage == "operator" or (stage in config.asked and (config.run_dir / stage).is_dir())]
     return {**{stage: require_stage(config, stage)["fingerprint"] for stage in there},
             "evaluate": value_hash(to_dict(config)["evaluate"])}
 

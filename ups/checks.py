@@ -73,7 +73,8 @@ def _check_all(config: Config, problems: _Problems) -> None:
         "data.chunk": config.data.chunk, "cache.chunk": config.cache.chunk,
         "evaluate.batch_size": config.evaluate.batch_size, "evaluate.num_bootstrap": config.evaluate.num_bootstrap,
         "operator.unroll_steps": config.operator.unroll_steps,
-        **{f"evaluate.{k}": getattr(config.evaluate, k) for k in ("ensemble_trajectories", "ensemble_frames", "truth_members")},
+        **{f"evaluate.{k}": getattr(config.evaluate, k)
+           for k in ("ensemble_trajectories", "ensemble_frames", "truth_members", "truth_fields")},
         **{f"diffusion.{k}": getattr(config.diffusion, k) for k in ("noises", "scale_steps", "sampler_steps",
                                                                           "min_residual_ratio")},
         **{f"consistency.{k}": getattr(config.consistency, k) for k in ("pool_batches", "rival_steps")},
@@ -118,7 +119,11 @@ def _check_all(config: Config, problems: _Problems) -> None:
     _require(config.diffusion.max_whitened_std > 1.0, f"diffusion.max_whitened_std is {config.diffusion.max_whitened_std}",
              "a number above 1", "Use 1.15.")
     _require(len(config.evaluate.spread_skill) == 2 and 0 < config.evaluate.spread_skill[0] < config.evaluate.spread_skill[1],
-             f"evaluate.spread_skill is {config.evaluate.spread_skill}", "a lower and an upper bound", "Use [0.8, 1.25].")
+             f"evaluate.spread_skill is {config.evaluate.spread_skill}", "a lower and an upper bound", "Use [0.5, 2.0].")
+    asked = set(config.evaluate.stages)
+    _require("operator" in asked and ("diffusion" in asked or not asked & {"consistency", "rival"}),
+             f"evaluate.stages is {config.evaluate.stages}", "operator, and diffusion where consistency or rival is named",
+             "Name the stages that these stand on, too.")
     strange = [name for name in config.evaluate.tasks if name not in config.data.tasks]
     _require(not strange, f"evaluate.tasks names {', '.join(strange)}", f"tasks of the run ({', '.join(config.data.tasks)})",
              "Leave it out, or add it to data.tasks and train.")

@@ -179,15 +179,20 @@ class EvaluateConfig:
     max_trajectories: int
     num_bootstrap: int
     legacy: bool
+    stages: list[Literal["operator", "diffusion", "consistency", "rival", "steady"]]
     max_ratio_to_persistence: float
+    max_ratio_to_base: float
     max_nrmse: dict[str, float]
     members: int
     ensemble_trajectories: int
     ensemble_frames: int
     truth_members: int
+    truth_fields: int
     guard: bool
     max_crps_ratio: float
+    max_student_ratio: float
     spread_skill: list[float]
+    min_initial_conditions: int
 
 
 @dataclass(frozen=True)
@@ -226,6 +231,13 @@ class Config:
     def evaluated(self) -> list[str]:
         """The tasks of a report."""
         return self.evaluate.tasks or self.data.tasks
+
+    @property
+    def asked(self) -> dict[str, list[str]]:
+        """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names."""
+        transient, steady = (self.corrected(is_steady, self.evaluated) for is_steady in (False, True))
+        wanted = {"operator": self.evaluated, **dict.fromkeys(("diffusion", "consistency", "rival"), transient), "steady": steady}
+        return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
 
     def cache_path(self, task: str) -> Path:
         return Path(self.cache.root) / f"{task}.h5"

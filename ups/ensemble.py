@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ups import probabilistic
 from ups.config import Config
 from ups.consistency import sample_student
 from ups.corrector import Condition, load_corrector
@@ -32,7 +32,6 @@ from ups.sampling import Schedule, generator
 BANK = 1024           # residuals that B3 draws from
 STATES = 512          # states in one call of a network
 TIMED = 20            # calls behind a time per state
-DISTANCES = 4096      # draws in an energy distance
 
 Draw = Callable[[Condition, Tensor, Tensor], Tensor]   # (conditions, noise, second noise) -> whitened residuals
 
@@ -46,7 +45,7 @@ class Ensembles:
         self.corrector = load_corrector(config.run_dir / "diffusion", device)
         self.head = self.corrector.heads[self.name]
         networks = {name: load_corrector(config.run_dir / name, device) for name in ("consistency", "rival")
-                    if (config.run_dir / name / "done.json").is_file()}
+                    if name in config.evaluate.stages and (config.run_dir / name / "done.json").is_file()}
         self.evaluations = 0
         for network in (self.corrector, *networks.values()):
             network.backbone.register_forward_hook(self._count)
@@ -76,8 +75,14 @@ class Ensembles:
         return torch.cat([self.residuals.draw("reserved", rows, starts, generator(self.seed, "bank", i))[0]
                           for i, (rows, starts) in enumerate(parts)])
 
-    def residual(self, model: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor, num_steps: int = 0) -> Tensor:
-        """One residual per row, latent units; noise, second (rows, *tokens, dim). num_steps > 0: of the corrector's sampler."""
+    def residual(self, model: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor, num_steps: int = 0,
+                 shown: Tensor | None = None) -> Tensor:
+        """One residual per row of noise, second (rows, *tokens, dim), latent units. num_steps > 0: of the corrector's sampler.
+
+        tokens, facts: conditions (cases, ...), of rows / cases neighbouring rows each. shown: cases whose conditions the network
+        is shown in place of its own. Mean and scale stay those of the case: what is lost then is what the network knows beyond
+        them, nothing for the conditional Gaussian alone.
+        """
         if model == "operator":
             return torch.zeros_like(noise)
         if model == "dressed":
@@ -87,7 +92,11 @@ class Ensembles:
             return self.bank[(uniform * len(self.bank)).long().clamp_max(len(self.bank) - 1)]
         condition = self.corrector.condition(self.name, tokens, facts)
         draw = partial(self._teacher, num_steps) if num_steps else self.draws[model]
-        return self.corrector.unwhiten(draw(condition, noise, second), condition)
+        known = condition
+        if shown is not None:
+            known = replace(condition, tokens=condition.tokens[shown], facts=condition.facts[shown])
+        every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
+        return self.corrector.unwhiten(draw(known.rows(every), noise, second), condition.rows(every))
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:
         """Noise and second noise (rows, members, *tokens, dim)."""
@@ -128,9 +137,9 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: list[str
              shuffle: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """One call from `count` windows of the evaluated split: model -> residuals (count, M, *tokens, dim), and their facts.
 
-    facts: truth (count, *tokens, dim), rows (positions, as groups). num_steps > 0: of the corrector's sampler. Windows are drawn
-    as in training, half of them where the residual is large: drawn evenly, a handful of first frames would decide every score.
-    shuffle: conditions of other windows, to see that they matter.
+    facts: truth (count, *tokens, dim), rows (positions, as groups), starts. num_steps > 0: of the corrector's sampler. Windows
+    are drawn as in training, half of them where the residual is large: drawn evenly, a handful of first frames would decide every
+    score. shuffle: the network is shown the conditions of other windows, to see that they matter.
     """
     source = ensembles.residuals
     windows = schedule_of({ensembles.name: source}, ensembles.split, count, ensembles.seed + 5).batch(0)
@@ -140,22 +149,14 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: list[str
     for first, (rows, starts) in enumerate(zip(windows.rows.split(size), windows.starts.split(size), strict=True)):
         r, tokens, facts = source.draw(ensembles.split, rows, starts, generator(ensembles.seed, "test", first))
         truths.append(r)
-        if shuffle:
-            tokens, facts = tokens.roll(1, 0), facts.roll(1, 0)
         keys = torch.arange(len(rows)) + first * size
         noise, second = (part.flatten(0, 1) for part in ensembles.noise(keys, -1, num_members))
-        repeated = (tokens.repeat_interleave(num_members, 0), facts.repeat_interleave(num_members, 0))
+        shown = torch.arange(len(tokens), device=noise.device).roll(1) if shuffle else None
         for name in names:
-            draws = ensembles.residual(name, *repeated, noise, second, num_steps).unflatten(0, (-1, num_members))
+            draws = ensembles.residual(name, tokens, facts, noise, second, num_steps, shown).unflatten(0, (-1, num_members))
             out[name].append(draws[:, :1] if name == "operator" else draws)
-    return {name: torch.cat(part) for name, part in out.items()}, {"truth": torch.cat(truths), "rows": windows.rows}
-
-
-def energy_distance(draws: Tensor, truth: Tensor, unit: Tensor) -> float:
-    """Between pooled sampled and true residuals, in units of the task's residual spread per element."""
-    scale = unit * truth[0].numel() ** 0.5
-    x = draws.transpose(0, 1).flatten(0, 1)[:DISTANCES].flatten(1) / scale
-    return probabilistic.energy_distance(x, truth[:DISTANCES].flatten(1) / scale)
+    return {name: torch.cat(part) for name, part in out.items()}, {"truth": torch.cat(truths), "rows": windows.rows,
+                                                                        "starts": windows.starts}
 
 
 @torch.no_grad()

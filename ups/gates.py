@@ -5,83 +5,169 @@ A gate is a minimal claim about one stage and one task, with the figure that dec
     {"stage": operator | diffusion | consistency | rival | steady, "task", "name": "claim/task[/model]", "value", "low", "high",
      "bound": text, "passed": bool, "reason": a sentence}
 
-A verdict is {"usable": bool, "words": one or two sentences}, for every task. Both come from results.json alone.
+It passes where the whole 95 % interval over initial conditions is on the right side, so that less data make it harder. Ratios are
+paired, and equal is not better. The claims, and the fakes that each refuses (tests/test_gates.py):
+
+    made             every stage that was asked for is there       a stage deleted, or never run
+    finite           no forecast holds NaN or inf                  a diverged network
+    trivial, base    the operator beats persistence or the training mean, and is not worse than its base by more than a margin
+    score            corrector, students and rival (CRPS) and prior (energy score) beat the best cheap ensemble: the conditional
+                     Gaussian or the mean in place of samples, the teacher's head alone
+    spread           the spread is of the size of the error        a deterministic guess, the truth copied into every member
+    teacher          students come close to their teacher          a student that learnt nothing
+    evaluations      and are as cheap as they say                  the teacher in the student's place
+
+A verdict is {"usable": bool, "words": a few sentences}, for every task. Both come from results.json alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 BASELINES = ("persistence", "train_mean")  # the trivial forecast of a time-dependent and of a steady task
 OTHERS = (*BASELINES, "codec_floor", "fno", "unet")   # models of an entry that no stage of ours made
+MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}   # of the stages
+EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
+SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
 
 Interval = dict[str, float | None]
 
 
 def point(value: float | None) -> Interval:
-    """A count or a figure without an interval."""
+    """A count, or a figure without an interval."""
     return {"value": value, "low": value, "high": value}
 
 
-def gate(stage: str, task: str, name: str, what: str, found: Interval, low: float | None = None,
-         high: float | None = None) -> dict[str, Any]:
-    """The record of one gate: passed where the whole interval of `found` lies within low to high. Undefined fails."""
-    value, ends = found["value"], [found["value"] if found[end] is None else found[end] for end in ("low", "high")]
-    passed = value is not None and (low is None or ends[0] >= low) and (high is None or ends[1] <= high)
-    bound = f"at most {high:g}" if low is None else f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
-    shown = "undefined (not finite)" if value is None else f"{value:.4g}"
-    shown += f" [{ends[0]:.4g}, {ends[1]:.4g}]" if value is not None and ends[0] != ends[1] else ""
-    return {"stage": stage, "task": task, "name": name, "value": value, "low": ends[0], "high": ends[1], "bound": bound,
-            "passed": passed, "reason": f"{what} is {shown}; allowed is {bound}"}
+def gate(stage: str, name: str, what: str, found: Interval, above: float | None = None, below: float | None = None,
+         bound: str = "") -> dict[str, Any]:
+    """The record of one gate: passed where the whole interval of `found` lies strictly between the bounds. Undefined fails."""
+    known = None not in found.values()
+    passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
+    bound = bound or (f"below {below:g}" if above is None else f"above {above:g}" if below is None else f"{above:g} to {below:g}")
+    shown = f"{found['value']:.4g}" if known else "undefined (not finite)"
+    if known and found["low"] != found["high"]:
+        shown += f" [{found['low']:.4g}, {found['high']:.4g}]"
+    return {"stage": stage, "task": name.split("/")[1], "name": name, **found, "bound": bound, "passed": passed,
+            "reason": f"{what} is {shown}; allowed is {bound}"}
+
+
+def missing(stage: str, name: str) -> dict[str, Any]:
+    return {**gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
+            "reason": f"stage {stage} was asked for and is missing; expected its draws of {name}. Run make {stage}, or leave it "
+                      f"out of evaluate.stages (make: STAGES)."}
 
 
 def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[dict]:
     models = task["models"]
     for model in [model for model in models if model not in OTHERS]:
-        yield gate("operator", name, f"finite/{name}/{model}", "the number of trajectories with NaN or inf",
-                   point(models[model].get("nonfinite_trajectories")), high=0)
-    if "persistence" in models:
-        ours, trivial = (models[model]["nrmse"]["value"] for model in ("operator", "persistence"))
-        yield gate("operator", name, f"persistence/{name}", "nRMSE of the operator over that of persistence",
-                   point(ours / trivial if ours is not None and trivial else None), high=settings.max_ratio_to_persistence)
+        yield gate("operator", f"finite/{name}/{model}", "the number of trajectories with NaN or inf",
+                   point(models[model].get("nonfinite_trajectories")), below=1, bound="none")
+    limits = {**dict.fromkeys(BASELINES, ("trivial", settings.max_ratio_to_persistence)),
+              "base": ("base", settings.max_ratio_to_base)}
+    for other, (claim, limit) in limits.items():
+        if other in models:
+            yield gate("operator", f"{claim}/{name}", f"nRMSE of the operator over that of {other}",
+                       task["comparisons"][f"operator / {other}"]["nrmse"], below=limit)
+    if name in settings.max_nrmse:
+        yield gate("operator", f"nrmse/{name}", "nRMSE of the operator", models["operator"]["nrmse"],
+                   below=settings.max_nrmse[name])
+
+
+def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
+    """Of the corrector, the students or the rival."""
+    models, versus, cheap = entry["models"], entry["comparisons"], entry["best_cheap"]
+    for model in MODELS[stage]:
+        row = models[model]
+        broken = max(part["nonfinite_trajectories"] for part in (row, row["one_step"]))
+        yield gate(stage, f"finite/{name}/{model}", "the number of trajectories with NaN or inf", point(broken), below=1,
+                   bound="none")
+        yield gate(stage, f"score/{name}/{model}", f"fair CRPS of {model} over that of the best cheap ensemble ({cheap})",
+                   versus[f"{model} / {cheap}"]["crps"], below=settings.max_crps_ratio)
+        yield gate(stage, f"spread/{name}/{model}", f"spread of {model} over its error, in rollouts,", row["ssr"],
+                   *settings.spread_skill)
+        if stage == "consistency":
+            yield gate(stage, f"teacher/{name}/{model}", f"fair CRPS of {model} over that of the corrector",
+                       versus[f"{model} / corrector"]["crps"], below=settings.max_student_ratio)
+        if model in EVALUATIONS:
+            most = EVALUATIONS[model]
+            yield gate(stage, f"evaluations/{name}/{model}", f"evaluations of {model} per state",
+                       point(row["evaluations_per_state"]), below=most + 0.5, bound=f"at most {most}")
+
+
+def steady_gates(name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
+    broken = sum(models["corrector"]["nonfinite_trajectories"] for models in entry["cases"].values())
+    cheap = entry["best_cheap"]
+    yield gate("steady", f"finite/{name}/prior", "the number of fields with NaN or inf", point(broken), below=1, bound="none")
+    yield gate("steady", f"score/{name}/prior", f"energy score of the prior over that of the best cheap ensemble ({cheap}), mean "
+               "over the partial observations,", entry["comparisons"][f"corrector / {cheap}"]["energy_score"],
+               below=settings.max_crps_ratio)
+    yield gate("steady", f"spread/{name}/prior", "spread of the prior over its error, mean over the partial observations,",
+               entry["ssr"], *settings.spread_skill)
+
+
+CLAIMS = {"operator": ("tasks", operator_gates), "steady": ("steady", steady_gates)}   # where results hold the entry, its gates
 
 
 def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
-    """Every gate of `results` under the limits of `settings`, an EvaluateConfig."""
-    gates = [row for name, task in results["tasks"].items() for row in operator_gates(name, task, settings)]
-    for name, entry in results.get("ensembles", {}).items():
-        pair = f"corrector / {entry['best_cheap']}"
-        gates.append(gate("diffusion", name, f"crps/{name}", f"fair CRPS, {pair},",
-                          point(entry["comparisons"][pair]["crps"]["value"]), high=settings.max_crps_ratio))
-        gates.append(gate("diffusion", name, f"spread_skill/{name}", "spread over skill of the corrector",
-                          entry["models"]["corrector"]["one_step"]["ssr"], *settings.spread_skill))
-    for name, limit in settings.max_nrmse.items():
-        if name in results["tasks"]:
-            gates.append(gate("operator", name, f"nrmse/{name}", "nRMSE of the operator",
-                              results["tasks"][name]["models"]["operator"]["nrmse"], high=limit))
+    """Every gate of `results` under the limits of `settings`, an EvaluateConfig; stages and tasks are those asked for."""
+    gates: list[dict] = []
+    for stage, name in [(stage, name) for stage, names in results["stages"].items() for name in names]:
+        part, claims = CLAIMS.get(stage, ("ensembles", partial(ensemble_gates, stage)))
+        entry = results[part].get(name)
+        if entry is None or any(model not in entry["models"] for model in MODELS.get(stage, ())):
+            gates.append(missing(stage, name))
         else:
-            gates.append({**gate("operator", name, f"nrmse/{name}", "nRMSE of the operator", point(None), high=limit),
-                          "reason": f"{name} was not evaluated, yet evaluate.max_nrmse sets a limit for it"})
+            gates += [few(row, entry["num_initial_conditions"], settings.min_initial_conditions)
+                      for row in claims(name, entry, settings)]
+    for name in settings.max_nrmse.keys() - results["tasks"].keys():
+        gates.append({**gate("operator", f"nrmse/{name}", "", point(None), below=settings.max_nrmse[name]),
+                      "reason": f"{name} was not evaluated, yet evaluate.max_nrmse sets a limit for it"})
     return gates
 
 
+def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
+    """The gate, failed where too few initial conditions stand behind its interval: a bootstrap of two is no interval."""
+    if count >= least or not row["passed"] or row["name"].startswith("finite"):
+        return row
+    return {**row, "passed": False,
+            "reason": f"{row['reason']}, but only {count} initial conditions were judged; expected at least {least} "
+                      f"(evaluate.min_initial_conditions). Keep more trajectories for testing."}
+
+
+# ---- verdicts
+
+
 def judge_task(task: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on one task: usable, or the first reason why not."""
-    models = task["models"]
-    error, trivial = models["operator"]["nrmse"], next(models[name]["nrmse"] for name in BASELINES if name in models)
+    """The verdict on one task: whether it is usable and why not, then what its network adds."""
+    models, versus = task["models"], task["comparisons"]
+    error, trivial = models["operator"]["nrmse"], next(name for name in BASELINES if name in models)
+    correlated, faults = models["operator"].get("correlation_time"), []
     if None in error.values():
-        words = "Not usable: its predictions are not finite, or their error is undefined."
-    elif trivial["value"] is not None and error["high"] >= trivial["value"]:
-        words = (f"Not usable: its error ({error['value']:.3g}, up to {error['high']:.3g}) is not clearly below that of the "
-                 f"trivial forecast ({trivial['value']:.3g}).")
-    elif error["high"] > LARGEST_ERROR:
-        words = (f"Not usable: its relative error is {error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]; above "
-                 f"{LARGEST_ERROR:g} more than a quarter of the field's energy is wrong.")
+        faults.append("its predictions are not finite, or their error is undefined")
     else:
-        words = f"Usable: its relative error is {error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]."
-    return {"usable": words.startswith("Usable"), "words": words}
+        shown = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
+        if error["high"] > LARGEST_ERROR:
+            faults.append(f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter of the field's "
+                          "energy is wrong")
+        ratio = versus[f"operator / {trivial}"]["nrmse"]
+        if ratio["high"] is None or ratio["high"] >= 1:
+            faults.append(f"it is not clearly better than {'the last known frame' if trivial == 'persistence' else 'the mean'}")
+        if correlated and correlated["high"] is not None and correlated["high"] < SHORTEST * task["times"][-1]:
+            faults.append(f"it follows the truth (correlation above 0.8) for {correlated['value']:.3g} of "
+                          f"{task['times'][-1]:.3g} time units only")
+    words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."
+    network = versus.get("operator / base", {}).get("nrmse", point(None))
+    if not task["network_is_used"]:
+        words += " Its network is not used: on validation the base alone was better."
+    elif None not in network.values():
+        size = f"({network['value']:.3f} [{network['low']:.3f}, {network['high']:.3f}] times the base's error)"
+        words += (f" Its network makes it better than its base alone {size}." if network["high"] < 1 else
+                  f" Its network makes it worse than its base alone {size}." if network["low"] > 1 else
+                  f" Its network adds nothing that can be told to its base {size}.")
+    return {"usable": not faults, "words": words}
 
 
 def check_verdicts(results: dict[str, Any]) -> dict[str, dict[str, Any]]:

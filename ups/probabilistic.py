@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups import metrics
+from ups import metrics, pairs
 from ups.metrics import Statistic, _entry, _mean_of_defined, _number, _ratio
 
 LEVELS = (0.5, 0.9)   # nominal probabilities of the central intervals whose coverage is reported
@@ -29,6 +29,7 @@ NUM_BINS = 10         # of predicted spread
 FINE, NUM_FINE = 16, 8 * 16  # stored bins per decade of spread / RMS of the truth, and in all, from 1e-6 to 1e2
 ROUNDING = 1e-13      # share of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
 EXACT = "donot_use_mm_for_euclid_dist"  # |x|^2 + |y|^2 - 2 x.y would lose small distances, and the zero of equal draws
+RATIOS = ("crps", "energy_score", "nrmse_mean", "spectrum_error", "residual_spectrum_error", "nrmse_mean_by_lead")  # compared
 POINTS = 16           # per axis, whose ranks are counted: neighbouring cells are no independent draws
 
 
@@ -108,15 +109,6 @@ def rank_histogram(members: Tensor, u_ref: Tensor, generator: torch.Generator, s
     rank = below + (torch.rand(ties.shape, generator=generator, dtype=torch.float64) * (ties + 1)).long()
     counts = torch.zeros(*rank.shape[:2], x.shape[1] + 1, dtype=torch.float64)
     return counts.scatter_add_(2, rank.flatten(2), torch.ones(rank.flatten(2).shape, dtype=torch.float64))
-
-
-def rank_ratio(counts: Tensor) -> Tensor:
-    """sum_k (h_k - N/(M+1))^2 / (N M/(M+1)) of rank counts (..., M + 1), N = sum h (Candille & Talagrand 2005) -> (...).
-
-    Mean 1 for exchangeable members and independent points; grows with N otherwise. NaN for M = 1, whose ranks say nothing.
-    """
-    bins, total = counts.shape[-1], counts.sum(-1)
-    return (counts - total[..., None] / bins).square().sum(-1) / (total * (bins - 1) / bins) * (1.0 if bins > 2 else math.nan)
 
 
 def outlier_share(counts: Tensor) -> Tensor:
@@ -221,23 +213,6 @@ def coherence(a: Tensor, b: Tensor, boundary: str) -> Tensor:
     return torch.where(known, (plus - minus) / (4 * torch.where(known, energy_a * energy_b, 1.0).sqrt()), torch.nan)
 
 
-def pairing(student: Tensor, teacher: Tensor) -> dict[str, float]:
-    """How closely a distilled model follows its teacher from the same noise: both (n, M, ...), member i from the same draw.
-
-    error = mean |student - teacher|^2 / mean Var_z(teacher): 0 for equal maps, 2 for an independent one of the same spread, 1 for
-    the mean. correlation: of deviations from the mean over members. variance_ratio: Var_z(student) / Var_z(teacher).
-    """
-    if student.shape != teacher.shape or student.ndim < 2 or student.shape[1] < 2:
-        raise ValueError(f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)}; expected equal shapes (n, M, ...) "
-                         "with M >= 2 in pairing. Sample both from the same noise.")
-    student, teacher = student.double(), teacher.double()
-    ours, theirs = (u - u.mean(1, keepdim=True) for u in (student, teacher))
-    power, reference = ours.square().sum(), theirs.square().sum()
-    variance = reference / (teacher.numel() / teacher.shape[1] * (teacher.shape[1] - 1))
-    return {"error": float((student - teacher).square().mean() / variance),
-            "correlation": float((ours * theirs).sum() / (power * reference).sqrt()), "variance_ratio": float(power / reference)}
-
-
 def _ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
     """rank_histogram whose tie-breaking is seeded by each frame's truth, so that it does not depend on the batch."""
     counts = []
@@ -321,6 +296,7 @@ def _statistics(scores: dict[str, Tensor]) -> dict[str, tuple[Tensor, Statistic]
              "nrmse_member": _ratio(scores["member_rmse"], scores["ref_rms"])}
     names = ("crps", "nrmse_mean", "nrmse_member", "energy_score", "spectrum_error", "residual_spectrum_error")
     return {**{name: _mean_of_defined(means[name].flatten(1)) for name in names if name in means},
+            "spread_slope": (scores["spread_bins"].flatten(1), lambda mean: spread_slope(mean.unflatten(1, (3, -1)))),
             "ssr": (both.mean(2).flatten(1), lambda mean: root_ratio(mean)[:, 0]), "outlier_share": (ranks, outlier_share),
             **{f"coverage_{round(100 * level)}": (ranks, lambda mean, level=level: coverage(mean, level)) for level in LEVELS},
             **{f"{name}_by_lead": by_lead(means[name]) for name in ("crps", "nrmse_mean")},
@@ -328,21 +304,33 @@ def _statistics(scores: dict[str, Tensor]) -> dict[str, tuple[Tensor, Statistic]
                for name, value in (("spread", variance), ("rmse", squared))}, "ssr_by_lead": (both.flatten(1), root_ratio)}
 
 
-def spread_skill_bins(sums: Tensor) -> dict:
-    """Curve of sums (3, NUM_FINE) (see score_ensemble): NUM_BINS bins of equally many points -> spread, rmse, count and slope.
+def _joined(sums: Tensor) -> Tensor:
+    """Sums (B, 3, NUM_FINE) of score_ensemble in NUM_BINS bins of equally many points -> (B, 3, NUM_BINS)."""
+    position = (sums[:, :1].cumsum(2) - sums[:, :1] / 2) / sums[:, :1].sum(2, keepdim=True).clamp_min(1e-30)
+    index = (position.nan_to_num(0.0) * NUM_BINS).clamp(0, NUM_BINS - 1).long().expand_as(sums)
+    return torch.zeros(len(sums), 3, NUM_BINS, dtype=torch.float64).scatter_add_(2, index, sums)
 
-    Both relative to the RMS of the truth. slope: of rmse over spread by least squares weighted with the counts; 1 where the
-    spread tells quiet points from uncertain ones. None, and fewer bins, where the spread varies too little to tell.
+
+def spread_slope(sums: Tensor) -> Tensor:
+    """Slope of rmse over spread, by least squares weighted with the counts of the bins, of sums (B, 3, NUM_FINE) -> (B,).
+
+    1 where the spread tells quiet points from uncertain ones; NaN where it varies too little to tell.
     """
-    position = (sums[0].cumsum(0) - sums[0] / 2) / sums[0].sum().clamp(min=1)
-    index = (position.nan_to_num(0.0) * NUM_BINS).clamp(0, NUM_BINS - 1).long()
-    bins = torch.zeros(3, NUM_BINS, dtype=torch.float64).index_add_(1, index, sums)
+    count, variance, error = _joined(sums).unbind(1)
+    spread, rmse = ((part / count.clamp_min(1e-30)).sqrt() for part in (variance, error))
+    weight = count / count.sum(1, keepdim=True)
+    away = spread - (weight * spread).sum(1, keepdim=True)
+    slope = (weight * away * rmse).sum(1) / (weight * away.square()).sum(1)
+    return torch.where((count > 0).sum(1) > 1, slope, torch.nan)
+
+
+def spread_skill_bins(sums: Tensor) -> dict:
+    """Curve of sums (3, NUM_FINE): spread, rmse (relative to the RMS of the truth), count of bins that have points; slope."""
+    bins = _joined(sums[None])[0]
     count, variance, error = bins[:, bins[0] > 0]
-    spread, rmse, weight = (variance / count).sqrt(), (error / count).sqrt(), count / count.sum()
-    away = spread - (weight * spread).sum()
-    slope = (weight * away * rmse).sum() / (weight * away.square()).sum() if len(count) > 1 else math.nan
-    lists = zip(("spread", "rmse", "count"), (spread, rmse, count), strict=True)
-    return {**{name: [_number(v) for v in values] for name, values in lists}, "slope": _number(slope)}
+    lists = {"spread": (variance / count).sqrt(), "rmse": (error / count).sqrt(), "count": count}
+    return {**{name: [_number(v) for v in values] for name, values in lists.items()},
+            "slope": _number(spread_slope(sums[None])[0])}
 
 
 def summarise_ensemble(scores: dict[str, Tensor], num_bootstrap: int, seed: int, lead_times: Sequence[float] | None = None,
@@ -350,10 +338,9 @@ def summarise_ensemble(scores: dict[str, Tensor], num_bootstrap: int, seed: int,
     """One model's row: name -> {value, low, high} (ups.metrics.bootstrap), null where not finite or undefined, and lists.
 
     crps, ssr, nrmse_mean, nrmse_member, energy_score, coverage_50, coverage_90, outlier_share, spectrum_error,
-    residual_spectrum_error; rank_ratio (1 + that of all trajectories - mean of each, mean over leads: 1 for exchangeable members
-    although points of one trajectory are correlated; no interval: resampling would double it). crps_by_lead, ssr_by_lead (+ _low,
-    _high), spread_by_lead, rmse_by_lead (physical units), nrmse_mean_by_lead: [T]. rank_histogram: [M + 1] counts.
-    spread_skill_bins: see there. coherence: leads, wavenumber (lower ends), [lead][band] with truth and among members.
+    residual_spectrum_error, spread_slope; rank_ratio (ups.pairs.rank_evenness). crps_by_lead, ssr_by_lead (+ _low, _high),
+    spread_by_lead, rmse_by_lead (physical units), nrmse_mean_by_lead: [T]. rank_histogram: [M + 1] counts. spread_skill_bins: see
+    there. coherence: leads, wavenumber (lower ends), [lead][band] with truth and among members.
     num_members, num_trajectories, nonfinite_trajectories, lead_times.
     """
     num_frames, counts = scores["crps"].shape[1], scores["ranks"].sum(0)
@@ -370,8 +357,7 @@ def summarise_ensemble(scores: dict[str, Tensor], num_bootstrap: int, seed: int,
                     zip(("", "_low", "_high"), interval, strict=True) if not suffix or name in ("crps_by_lead", "ssr_by_lead")}
         else:
             out[name] = _entry(interval)
-    ratio = 1 + rank_ratio(counts).mean() - rank_ratio(scores["ranks"]).mean()
-    out["rank_ratio"] = {"value": _number(ratio if len(scores["crps"]) > 1 else math.nan), "low": None, "high": None}
+    out["rank_ratio"] = _entry(pairs.rank_evenness(scores["ranks"], num_bootstrap, seed, groups))
     out["rank_histogram"] = [_number(count) for count in counts.sum(0)]
     out["spread_skill_bins"] = spread_skill_bins(scores["spread_bins"].sum(0))
     leads = metrics.shown_leads(num_frames)
@@ -385,16 +371,19 @@ def compare_ensembles(scores: dict[str, Tensor], baseline: dict[str, Tensor], nu
                       groups: Tensor | None = None) -> dict[str, dict]:
     """metric(scores) / metric(baseline) with paired intervals, below 1 is better; the scores are fair, so M may differ.
 
-    crps, energy_score, nrmse_mean, spectrum_error and, where both have it, residual_spectrum_error -> {value, low, high}.
+    crps, energy_score, nrmse_mean, spectrum_error and, where both have it, residual_spectrum_error -> {value, low, high};
+    nrmse_mean_by_lead: the same of lists [T]. ssr_less: spread/skill less the baseline's.
     """
     if scores["crps"].shape != baseline["crps"].shape:
         raise ValueError(f"scores of {tuple(scores['crps'].shape)} and baseline of {tuple(baseline['crps'].shape)} trajectories, "
                          "leads, fields; expected the same cases in compare_ensembles. Score both models on one split.")
     ours, theirs, out = _statistics(scores), _statistics(baseline), {}
-    for name in ("crps", "energy_score", "nrmse_mean", "spectrum_error", "residual_spectrum_error"):
-        if name in ours and name in theirs:
-            (moments, statistic), (others, _) = ours[name], theirs[name]
-            out[name] = _entry(metrics.bootstrap(
-                torch.cat([moments, others], 1), lambda mean, statistic=statistic, width=moments.shape[1]:
-                statistic(mean[:, :width]) / statistic(mean[:, width:]), num_bootstrap, seed, groups))
+    ratio, less = Tensor.div, Tensor.sub
+    for name, key, join in (*((name, name, ratio) for name in RATIOS), ("ssr_less", "ssr", less)):
+        if key in ours and key in theirs:
+            (moments, statistic), (others, other_statistic), width = ours[key], theirs[key], ours[key][0].shape[1]
+            interval = metrics.bootstrap(torch.cat([moments, others], 1), lambda mean: join(  # noqa: B023 (called at once)
+                statistic(mean[:, :width]), other_statistic(mean[:, width:])), num_bootstrap, seed, groups)  # noqa: B023
+            out[name] = _entry(interval) if not interval[0].ndim else {
+                end: [_number(v) for v in values] for end, values in zip(("value", "low", "high"), interval, strict=True)}
     return out

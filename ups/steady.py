@@ -25,12 +25,15 @@ from ups.diffusion import sample
 from ups.observe import Observation, as_linear, block_average, draw_levels, observe, observe_case, row_generators
 from ups.operator import Operator, augment
 from ups.pde.conditional import truth_ensemble
+from ups.probabilistic import energy_distance
 from ups.rollout import member_noise
 from ups.sampling import generator
 from ups.tokenizer import patchify
 
 STATES = 512          # states in one call of the network
 MODES = 96            # of the coefficient in the linear guess
+BANK = 256            # reserved fields that cheap ensembles are fitted to, per case
+SPLITS = 1000         # of exact draws in halves: how far apart these are by chance
 FLOOR = 1e-3          # of the solution's mean: a guess is lifted to it before its logarithm is taken
 SPREAD_FLOOR = 1e-3   # of the coefficient, in normalised units: what is seen exactly
 
@@ -159,74 +162,96 @@ class SteadyResiduals:
         return self.logarithm(self.physical(z_ref[:, 0])) - guess, tokens, facts
 
 
-@torch.no_grad()
-def posterior_draws(corrector: Corrector, residuals: SteadyResiduals, observation: Observation, parameters: Tensor,
-                    rows: list[int], num_members: int, num_steps: int, seed: int, kind: str = "prior") -> tuple[Tensor, Tensor]:
-    """(members (batch, M, C, *space), the operator's guess (batch, C, *space)): draws of the solution, physical units.
+def case_bank(residuals: SteadyResiduals, case: str, seed: int) -> Tensor:
+    """Residuals of reserved fields under the observations of a case, (<= BANK, *tokens, dim): what cheap ensembles are fitted to.
 
-    rows: numbers that name the fields, for their noise. kind: prior (the diffusion), gaussian (its conditional mean and scale
-    alone, B2) or dressed (marginal spread, B1).
+    Per case, for the residual's size differs by orders between them: one spread for all would be a straw man in every one.
     """
-    guess, tokens, facts = residuals.predict(observation, parameters)
-    noise = member_noise(guess.shape[1:], seed, rows, 0, num_members).flatten(0, 1).to(guess.device)
+    places = torch.arange(min(BANK, residuals.windows("reserved")[0]))
+    z_in, z_ref, parameters = residuals.fields("reserved", places)
+    v = residuals.head.input_codec.decode(z_in[:, 0])
+    guess, _, _ = residuals.predict(observe_case(v, case, row_generators(seed, "bank", case, rows=places.tolist())), parameters)
+    return residuals.logarithm(residuals.physical(z_ref[:, 0])) - guess
+
+
+@torch.no_grad()
+def posterior_draws(corrector: Corrector, residuals: SteadyResiduals, predicted: tuple[Tensor, Tensor, Tensor], noise: Tensor,
+                    num_steps: int, kind: str, bank: Tensor) -> Tensor:
+    """Draws of the solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
+
+    predicted: of `residuals.predict`. kind: prior (the diffusion), gaussian (its conditional mean and scale alone, B2); dressed
+    (mean and spread of `bank`, B1) or resampled (a residual of `bank`, whole, B3), bank being `case_bank` of the same case.
+    """
+    guess, tokens, facts = predicted
     if kind == "dressed":
-        head = corrector.heads[residuals.name]
-        r = head.marginal_mean + head.marginal_std * noise
+        r = bank.mean(0) + bank.std(0) * noise
+    elif kind == "resampled":
+        uniform = torch.special.ndtr(noise.flatten(2)[..., 0].double())
+        r = bank[(uniform * len(bank)).long().clamp_max(len(bank) - 1)]
     else:
         conditions, parts = corrector.condition(residuals.name, tokens, facts), []
-        which = torch.arange(len(guess), device=guess.device).repeat_interleave(num_members)
-        for some, row in zip(noise.split(STATES), which.split(STATES), strict=True):
+        which = torch.arange(len(guess), device=guess.device).repeat_interleave(noise.shape[1])
+        for some, row in zip(noise.flatten(0, 1).split(STATES), which.split(STATES), strict=True):
             condition = conditions.rows(row)
             some = sample(corrector.velocity(condition), some, num_steps) if kind == "prior" else some
             parts.append(corrector.unwhiten(some, condition))
-        r = torch.cat(parts)
-    r = r.unflatten(0, (-1, num_members))
-    return residuals.solution(guess[:, None], r), residuals.solution(guess, torch.zeros_like(guess))
-
-
-def sample_distance(x: Tensor, y: Tensor) -> float:
-    """Energy distance of the empirical distributions of x (a, d) and y (b, d): the V-statistic, above 0 for two finite samples of
-    one distribution, so that a ratio to that value makes sense."""
-    return float(2 * torch.cdist(x, y).mean() - torch.cdist(x, x).mean() - torch.cdist(y, y).mean())
+        r = torch.cat(parts).view_as(noise)
+    return residuals.solution(guess[:, None], r)
 
 
 def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
-    """Draws (M, ...) against exact ones (2 M, ...).
+    """Draws (M, ...) against N exact ones, both positive: moments to be averaged over fields.
 
-    distance: `sample_distance` from the first M exact draws; between: that of the two halves of these; both in units of the exact
-    spread. trace: total variance over the exact one; trace_between: of the two halves, how well so many draws tell it (where u
-    varies by factors, badly). log_trace: that of log u, which has no such tails. mean_error: relative L2 of the means.
+    distance: energy distance, without bias, in units of the exact spread. Pairs (of draws, exact): trace, the total variance;
+    log_trace, that of log u, which has no tails that a hundred draws do not see; leading, the variance of log u along the leading
+    pattern of one half of the exact draws, seen in the draws and in the other half.
     """
     flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
-    half = len(exact) // 2
     scale, tiny = exact.var(0).sum().sqrt(), FLOOR * exact.mean()
-    log_variance = [part.clamp_min(tiny).log().var(0).sum() for part in (flat, exact)]
-    return {"distance": sample_distance(flat / scale, exact[:half] / scale),
-            "between": sample_distance(exact[half:] / scale, exact[:half] / scale),
-            "trace": float(flat.var(0).sum() / exact.var(0).sum()),
-            "trace_between": float(exact[half:].var(0).sum() / exact[:half].var(0).sum()),
-            "log_trace": float(log_variance[0] / log_variance[1]),
-            "mean_error": float((flat.mean(0) - exact.mean(0)).norm() / exact.mean(0).norm())}
+    logs = [part.clamp_min(tiny).log() for part in (flat, exact)]
+    first, second = logs[1].chunk(2)
+    pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]
+    pairs = {"trace": (flat.var(0).sum(), exact.var(0).sum()), "log_trace": tuple(part.var(0).sum() for part in logs),
+             "leading": tuple((part @ pattern).var() for part in (logs[0], second))}
+    return {"distance": energy_distance(flat / scale, exact / scale),
+            **{name + end: float(value) for name, pair in pairs.items() for end, value in zip(("", "_exact"), pair, strict=True)}}
+
+
+def split_distances(truth: Tensor, num_draws: int, seed: int) -> Tensor:
+    """Energy distances of num_draws exact draws from the N that `judge` uses, as chance has it: (SPLITS,), of random halves of
+    truth (N, ...). The variance of such a distance between equal laws goes as 1/a + 1/b, which halves are scaled by."""
+    flat = truth.flatten(1).double()
+    flat = flat / flat.var(0).sum().sqrt()
+    half, count = len(flat) // 2, len(flat)
+    away = torch.cdist(flat, flat)
+    order = torch.rand(SPLITS, count, generator=generator(seed, "splits")).argsort(1)
+    side = torch.zeros(SPLITS, count, dtype=torch.float64).scatter_(1, order[:, :half], 1.0)
+    other = 1 - side
+    within = sum(((part @ away) * part).sum(1) / (size * (size - 1)) for part, size in ((side, half), (other, count - half)))
+    distance = 2 * ((side @ away) * other).sum(1) / (half * (count - half)) - within
+    return distance * (1 / num_draws + 1 / count) / (1 / half + 1 / (count - half))
 
 
 @torch.no_grad()
-def judge_case(corrector: Corrector, residuals: SteadyResiduals, case: str, row: int, config: Config) -> dict[str, dict]:
-    """`judge` of prior, gaussian and dressed draws against the solver's exact posterior, for one row of the evaluated split.
-
-    Only for a task whose posterior is known (darcy2d_grf) and a partial observation.
+def judge_case(corrector: Corrector, residuals: SteadyResiduals, case: str, rows: list[int], config: Config, bank: Tensor,
+               kinds: dict[str, str]) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
+    """`judge` of every kind of draws against the solver's exact posterior: (kind -> one entry per row of the evaluated split,
+    `split_distances` averaged over the rows). Only for a task whose posterior is known (darcy2d_grf) and a partial observation.
     """
     seed, count = config.run.seed, config.evaluate.truth_members
-    z_in, _, parameters = residuals.fields(config.evaluate.split, torch.tensor([row]))
+    z_in, _, parameters = residuals.fields(config.evaluate.split, torch.tensor(rows))
     codec = residuals.head.input_codec
-    v = codec.decode(z_in[:, 0])
-    observation = observe_case(v, case, row_generators(seed, case, rows=[row]))
-    linear = as_linear(observation, 0, codec.mean.item(), codec.std.item())
-    beta, source = float(parameters[0, 0]), generator(seed, "truth", case, row)
-    _, exact = truth_ensemble(linear, 2 * count, source.initial_seed() % 2**31, beta)
-    out = {}
-    for kind in ("prior", "gaussian", "dressed"):
-        draws, _ = posterior_draws(corrector, residuals, observation, parameters, [row], count,
-                                   config.diffusion.sampler_steps, seed, kind)
-        out[kind] = judge(draws[0, :, 0], exact.to(draws.device))
-    return out
-
+    observation = observe_case(codec.decode(z_in[:, 0]), case, row_generators(seed, case, rows=rows))
+    predicted = residuals.predict(observation, parameters)
+    noise = member_noise(predicted[0].shape[1:], seed, rows, 0, count).to(predicted[0].device)
+    draws = {kind: posterior_draws(corrector, residuals, predicted, noise, config.diffusion.sampler_steps, kind, bank)
+             for kind in kinds}
+    out, splits = {kind: [] for kind in kinds}, []
+    for index, row in enumerate(rows):
+        source = generator(seed, "truth", case, row)
+        linear = as_linear(observation, index, codec.mean.item(), codec.std.item())
+        _, exact = truth_ensemble(linear, 2 * count, source.initial_seed() % 2**31, float(parameters[index, 0]))
+        for kind, u in draws.items():
+            out[kind].append(judge(u[index, :, 0].cpu(), exact))
+        splits.append(split_distances(exact, count, seed + index))
+    return out, torch.stack(splits).mean(0)

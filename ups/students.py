@@ -14,6 +14,7 @@ from ups.residual import Residuals, validation
 from ups.sampling import Schedule, generator
 
 STAGE = "consistency"
+MEMBERS = 16          # in validation
 GAIN = 0.995          # tuning is kept if CRPS falls to this share or below, and nothing else is worse
 
 
@@ -55,7 +56,7 @@ def prepare(teacher: Corrector, residuals: dict[str, Residuals], config: Config,
             r, tokens, facts = batches[number]
             condition = teacher.condition(name, tokens, facts)
             r = teacher.whiten(r, condition)
-            noise = torch.randn(len(r), config.evaluate.members, *r.shape[1:],
+            noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
                                 generator=generator(config.run.seed, STAGE, "validate", number)).to(run.device)
             ends = [sample(teacher.velocity(condition), noise[:, i], config.diffusion.sampler_steps) for i in (0, 1)]
             held_out.setdefault(name, []).append((condition, r, noise, *ends))
