@@ -1,8 +1,7 @@
 """Report: rollouts of the test split by the finished operator and honest baselines, scored against the data files.
 evaluate.split=val, for choices: the same on the validation split, apart from the report.
 
-Reads:  data files, cache/TASK.h5, RUN/operator/ and, as far as evaluate.stages asks for them, RUN/diffusion/, consistency/,
-        rival/, steady/.
+Reads:  data files, cache/TASK.h5, RUN/operator/, and diffusion/, consistency/, rival/, steady/ as evaluate.stages asks.
 Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json; on the test split a row of
 RUN/../leaderboard.jsonl. Exit status 1, with the reasons, when a gate fails (then there is no done.json).
 

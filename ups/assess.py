@@ -174,7 +174,8 @@ def words_of(entry: dict[str, Any]) -> list[str]:
     rows.append(f"What the corrector adds over the operator: its fair CRPS over the rollout is {over['operator']} times the "
                 f"operator's and {over[cheap]} times that of the best cheap ensemble ({cheap}); its energy score, which sees "
                 f"joint structure, is {joint} times a conditional Gaussian's. Its spread over its error (1 is calibrated) "
-                f"is, one step ahead, {starts}; over the leads of a rollout {number_of(min(leads), 2)} to {number_of(max(leads), 2)}.")
+                f"is, one step ahead, {starts}; over the leads of a rollout {number_of(min(leads), 2)} to "
+                f"{number_of(max(leads), 2)}.")
     for student, words in (("student_1", "one evaluation"), ("student_2", "two evaluations")):
         if student in models:
             faster = models["corrector"]["ms_per_state"] / models[student]["ms_per_state"]
