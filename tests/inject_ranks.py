@@ -103,7 +103,7 @@ KINDS: dict[str, Kind] = {
     "exit0": Kind({"kind": "exit0"}, ranks=("0", "1"), says=LOST, outcome="ends", codes=({0}, ANY)),
     "error_fitting": Kind({"kind": "error_fitting"}, ranks=("0", "1"), stages=("operator",), **agreed(1, says=(
         r"(?s)rank ([01]) failed while fitting the bases: Arithmetic(?!.*rank (?!\1)[01] failed while)"))),
-    "term_twice": Kind({"kind": "term_twice"}, stages=("operator",), after=status_is("preempted"),
+    "term_twice": Kind({"kind": "term_twice"}, ranks=("1",), stages=("operator",), after=status_is("preempted"),
                        **agreed(143, says=r"told to stop \(signal\): saved step 7")),
 }
 OF_THE_MODEL = "with a sharded model, whose ranks cannot agree to repeat a batch"

@@ -196,7 +196,10 @@ def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
     import torch
     from safetensors.torch import load_file
 
-    problems = []
+    problems = [f"{path / name} is missing" for path in (one, two) for name in ("model.safetensors", "metrics.jsonl")
+                if not (path / name).is_file()]
+    if problems:
+        return problems
     a, b = (load_file(path / "model.safetensors") for path in (one, two))
     if a.keys() != b.keys():
         return ["the exported weights have other names"]

@@ -205,9 +205,9 @@ def full_disk(scene: Scene) -> None:
 STORAGE: dict[str, Callable[[Scene], None]] = {
     "a record of an unfinished stage lost": lost_unfinished,
     "a record of a finished stage lost": lost_finished,
-    "two first starts, the first killed": two_first_starts,
+    "two first starts of which one is killed": two_first_starts,
     "folder removed under a job": removed_running,
-    "folder removed, then taken by another job": removed_and_taken,
+    "folder removed and taken by another job": removed_and_taken,
     "a bit of a base flipped": flipped_base,
     "a bit of a large cache flipped": flipped_row,
     "a cache overwritten in place": overwritten_cache,

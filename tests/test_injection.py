@@ -82,6 +82,8 @@ def test_another_end_is_noticed(tmp_path, other, is_exact, text):
     one, two = end_of_run(tmp_path / "one"), end_of_run(tmp_path / "two", **other)
     assert any(text in problem for problem in compare(one, two, is_exact))
     assert compare(one, one, is_exact) == []
+    (two / "metrics.jsonl").unlink()
+    assert compare(one, two, is_exact) == [f"{two / 'metrics.jsonl'} is missing"]
 
 
 def scene_of(tmp_path) -> Scene:
