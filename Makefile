@@ -127,8 +127,8 @@ bench: cache                  ## Ours, an FNO and a U-Net at equal time: make be
 	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
 
 dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
-	@for script in prepare_data prepare_cache train_operator train_diffusion train_consistency train_steady evaluate; do \
-	  UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $$script.py --dry-run $(FLAGS); done
+	@for script in prepare_data.py prepare_cache.py train_operator.py train_diffusion.py train_consistency.py train_steady.py \
+	  evaluate.py; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $$script --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## All runs side by side
 	$(PY) -m ups.leaderboard --path $(RUNS)/leaderboard.jsonl

@@ -69,4 +69,3 @@ def test_what_is_measured_is_a_network_of_the_stages_size_there_and_back():
         network, tokens = plan._network(config, name, config.operator.model, is_operator=True)
         forth, both = plan._seconds(network, tokens, 4, "periodic", "no")
         assert 0 < forth < both
-        assert all(p.grad is not None for p in network.parameters())
