@@ -92,7 +92,7 @@ def test_readmes_own_data_are_asked_for_by_name_and_layout_then_taken_and_found_
 @pytest.mark.slow
 def test_readmes_own_data_train_to_a_report(clone):
     assert run(clone, "python my_data.py").returncode == 0
-    train = block("").strip().splitlines()[-1]
+    train = re.search(r"^make train .*$", SECTION, re.M)[0]
     assert train == "make train CONFIG=my_data.yaml STAGES=operator"
     short = "operator.train.steps=4 operator.train.validate_every=4 operator.base_steps=4 evaluate.max_trajectories=8"
     done = run(clone, f'{train} TOPOLOGY=cpu ARGS="{short}"')
