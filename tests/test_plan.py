@@ -21,8 +21,15 @@ def minutes(text):
 
 
 def stages(config):
-    plan.print_plan(config, "operator", config.operator.train, config.operator.model, config.data.tasks,
-                    plan.operator_work(config), {config.cache_path(name): "cache" for name in config.data.tasks})
+    plan.print_plan(
+        config,
+        "operator",
+        config.operator.train,
+        config.operator.model,
+        config.data.tasks,
+        plan.operator_work(config),
+        {config.cache_path(name): "cache" for name in config.data.tasks},
+    )
     for stage in ("diffusion", "consistency", "steady"):
         plan.print_corrector_plan(config, stage, getattr(config, stage).train, ["operator"])
     plan.print_report_plan(config)
@@ -39,8 +46,12 @@ def test_all_dry_runs_are_one_screen_with_a_time_and_a_size_each(path, tmp_path,
     stages(config)
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 40 and not list(tmp_path.iterdir())
-    operator = out[out.index("operator: to "):]
-    assert minutes(operator) > 0 and "is missing: make cache" in operator and " parameters; per process " in operator
+    operator = out[out.index("operator: to ") :]
+    assert (
+        minutes(operator) > 0
+        and "is missing: make cache" in operator
+        and " parameters; per process " in operator
+    )
     assert out.count(" about ") > 4 and out.count("MiB") > 6
 
 
@@ -51,14 +62,25 @@ def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):
 
     def operator(*overrides):
         config = load_config(ROOT / "configs" / "small.yaml", overrides)
-        plan.print_plan(config, "operator", config.operator.train, config.operator.model, config.data.tasks,
-                        plan.operator_work(config), {})
+        plan.print_plan(
+            config,
+            "operator",
+            config.operator.train,
+            config.operator.model,
+            config.data.tasks,
+            plan.operator_work(config),
+            {},
+        )
         return minutes(capsys.readouterr().out)
 
     once = operator("operator.unroll_fraction=0")
     assert once == pytest.approx(2700 * 16 * 4e-3 / 60, rel=0.05)
-    assert operator("operator.unroll_fraction=0.5", "operator.unroll_steps=3") == pytest.approx(2 * once, rel=0.05)
-    assert operator("operator.unroll_fraction=0", "operator.train.steps=27000") == pytest.approx(10 * once, rel=0.05)
+    assert operator("operator.unroll_fraction=0.5", "operator.unroll_steps=3") == pytest.approx(
+        2 * once, rel=0.05
+    )
+    assert operator("operator.unroll_fraction=0", "operator.train.steps=27000") == pytest.approx(
+        10 * once, rel=0.05
+    )
     monkeypatch.setenv("UPS_EXPECT_WORLD", "2")
     assert operator("operator.unroll_fraction=0") == pytest.approx(once / 2, rel=0.05)
 

@@ -18,10 +18,14 @@ def describe_layout(task: str, wanted: TaskConfig) -> str:
         axes = (() if is_grouped else ("trajectory",)) + array.axes(spec)
         shape = tuple({**sizes, "channel": array.channels}[axis] for axis in axes)
         parts.append(f"{array.key} ({', '.join(axes)}) = {shape} of floats")
-    parts += [] if spec.is_steady else [f"{coordinate_key(spec, 't')} = ({wanted.num_frames},), the frames' times"]
+    parts += (
+        [] if spec.is_steady else [f"{coordinate_key(spec, 't')} = ({wanted.num_frames},), the frames' times"]
+    )
     parts += [f"{coordinate_key(spec, axis)} = ({wanted.resolution},), optional" for axis in spec.axes]
     parts += [f"attribute {', '.join(spec.parameters)}"] if spec.parameters else []
-    where = f"{num} HDF5 groups 0000, 0001, .., one per trajectory, each with" if is_grouped else "HDF5 arrays"
+    where = (
+        f"{num} HDF5 groups 0000, 0001, .., one per trajectory, each with" if is_grouped else "HDF5 arrays"
+    )
     return f"{where} {'; '.join(parts)}"
 
 
@@ -34,7 +38,8 @@ def look_at_own(config: Config) -> None:
                 raise FileNotFoundError(
                     f"no data file {path}; expected yours there, as data.source=own says. Write "
                     f"{describe_layout(task, config.task[task])}; or correct data.root or task.{task} (in that folder: "
-                    f"{', '.join(there[:5]) or 'nothing'}).")
+                    f"{', '.join(there[:5]) or 'nothing'})."
+                )
         for source in open_sources(config, task, data_files(config, task)):
             notes = "".join(f"; {note}" for note in source.notes)
             print(f"{source.path}: yours, {source.num_trajectories} trajectories of {task}{notes}")

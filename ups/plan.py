@@ -97,8 +97,8 @@ def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfi
     step = sum(share * (work.trained * both + work.evaluated * forth) for forth, both in seconds) / len(names)
     fits = sum(train.batch_size * work.fitted * both for _, both in seconds) / min(world, len(names))
     device = "the GPU" if _device().type == "cuda" else f"{torch.get_num_threads()} thread(s) of this CPU"
-    print(f"  about {duration(train.steps * step + fits)} and the fits before: an estimate from one step per task, measured "
-          f"now on {device}")
+    print(f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now on {device}; "
+          "bases and validation come on top")
 
 
 def print_corrector_plan(config: Config, stage: str, train: TrainConfig, parents: list[str]) -> None:
