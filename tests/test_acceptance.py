@@ -1,7 +1,11 @@
 """Each acceptance criterion refuses the fake it names; one row per criterion, and every figure that was designed is printed."""
 
 import copy
+import dataclasses
 import functools
+import json
+import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -200,3 +204,30 @@ def test_a_baseline_of_another_case_would_let_a_deterministic_guess_pass():
     """Why each case has a baseline of its own: a spread pooled over cases made the limit so wide."""
     distance = "energy distance to exact draws, 40 fields"
     assert distance in steady_misses("guess", "dressed") and distance not in steady_misses("guess", "pooled")
+
+
+# ---- the command
+
+
+ROW = acceptance.Row("t", "x", point(1.0), 0.9, 1.1)
+
+
+@pytest.mark.parametrize(("figures", "code", "said"), [
+    ([1.0, 0.9, 1.1], 0, "3 of 3 criteria met"), ([1.0, 0.899], 1, "1 of 2"), ([1.101], 1, "0 of 1"),
+    ([1.0, math.nan], 1, "1 of 2"), ([None], 1, "0 of 1"), ([], 1, "0 of 0")])
+def test_the_exit_status_is_zero_only_if_every_criterion_is_met(tmp_path, monkeypatch, capsys, figures, code, said):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "results.json").write_text(json.dumps({"ensembles": {"t": {}}, "steady": {}}))
+    rows = [dataclasses.replace(ROW, found=point(value)) for value in figures]
+    monkeypatch.setattr(acceptance, "transient", lambda name, entry: rows)
+    monkeypatch.setattr(sys, "argv", ["acceptance", "--run", str(tmp_path)])
+    assert acceptance.main() == code
+    out = capsys.readouterr().out
+    assert said in out and out.count("MISS") == len(figures) - int(said.split()[0])
+
+
+@pytest.mark.parametrize("missing", ["models", "checks", "comparisons"])
+def test_results_that_lack_a_part_are_an_error_and_no_pass(missing):
+    entry = {key: value for key, value in forecast().items() if key != missing}
+    with pytest.raises(KeyError, match=missing):
+        list(acceptance.transient("t", entry))
