@@ -30,6 +30,7 @@ import torch
 import ups.cache
 import ups.checkpoint
 import ups.choose
+import ups.events
 import ups.guard
 import ups.loop
 import ups.track
@@ -222,7 +223,7 @@ def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
 
 
 def torn_word(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
-    with open(os.environ[ups.guard.EVENTS], "ab") as file:
+    with open(os.environ[ups.events.EVENTS], "ab") as file:
         file.write(b'{"event": "fai')
     return function(rows)
 

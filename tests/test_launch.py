@@ -18,7 +18,7 @@ import yaml
 
 from ups import launch
 from ups.config import ROOT
-from ups.guard import EVENTS
+from ups.events import EVENTS
 from ups.launch import launcher_command, verdict
 from ups.processes import process_state
 
@@ -27,8 +27,8 @@ OPEN = [*START, {"event": "open", "rank": 0, "directory": "/x"}]
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-import ups.guard
-from ups.guard import tell
+import ups.events
+from ups.events import tell
 folder = Path(sys.argv[1])
 count = len(list(folder.glob("attempt*")))
 (folder / f"attempt{count}").write_text(str(os.getpid()))
@@ -122,7 +122,7 @@ def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
 
 
 def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):
-    torn = "open(os.environ[ups.guard.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
+    torn = "open(os.environ[ups.events.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
     code, said, _ = supervise(tmp_path, f"{torn}tell('finished')")
     assert code == 0 and "a word of a rank is torn" in said and "Traceback" not in said
 
@@ -197,7 +197,7 @@ REFUSES = "tell('failed', kind='configuration', code=2, cause='because'); sys.ex
 
 
 def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
-    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.guard import tell\n{work}\n")
+    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.events import tell\n{work}\n")
     words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
     return subprocess.Popen([sys.executable, "-m", "ups.launch", *words], cwd=ROOT, stderr=subprocess.PIPE,
                             text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
@@ -209,7 +209,7 @@ def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
     ("cpu2", "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)", 1,
      "launcher: rank 1 (process N) was ended by SIGKILL\n"
      "launch: not started again: it ended with exit code 1 before any rank was ready\n"),
-])
+], ids=["refused by both", "refused by the only one", "killed"])
 def test_what_a_rank_said_is_not_buried_by_the_launcher(tmp_path, topology, work, code, words):
     process = launched(tmp_path, work, topology)
     said = process.communicate(timeout=60)[1]
@@ -342,7 +342,7 @@ def test_make_starts_stages_through_the_supervisor():
 
 
 def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):
-    from ups.guard import tell
+    from ups.events import tell
 
     monkeypatch.delenv(EVENTS, raising=False)
     tell("open", directory="/x")

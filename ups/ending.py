@@ -1,7 +1,7 @@
 """How a stage ends: by success, by agreement or by failure; never silently, never with exit code 0 unless it is finished.
 
 Exit codes: 0 finished, 1 failed, 2 refused before anything was made, 124 ended by the guard, 130 interrupted twice, 143 told to
-stop. errors/rankN.json has the traceback, status.json the last word of rank 0; ups/launch.py is told through ups.guard.tell.
+stop. errors/rankN.json has the traceback, status.json the last word of rank 0; ups/launch.py is told through ups.events.tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ups.guard import EXIT_STOPPED, tell
+from ups.events import tell
+from ups.guard import EXIT_STOPPED
 from ups.processes import outlive_readers
 
 if TYPE_CHECKING:

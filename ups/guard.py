@@ -23,12 +23,12 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ups.processes import process_state, this_place
+from ups.events import tell
+from ups.processes import process_state, shout, stacks, this_place
 
 TICK_S = 0.5        # between looks of the thread
 GRACE_S = 20.0      # without progress after SIGTERM or SIGINT
@@ -39,7 +39,6 @@ STACK_S = 2.0       # for the other ranks to print their stacks
 RECORD_BYTES = 1024   # of a heartbeat; written in place, so that a full disk does not stop it
 EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
 LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # their presence: the parent process is a launcher
-EVENTS = "UPS_LAUNCH_EVENTS"   # file in which ranks tell ups/launch.py what happened
 
 _active: Guard | None = None
 
@@ -58,27 +57,6 @@ def waiting(doing: str) -> contextlib.AbstractContextManager[None]:
 def peer_failed() -> bool:
     """Whether another rank has failed, and waits to tell so; for loops that wait for its files."""
     return _active is not None and _active.peer_failed()
-
-
-def tell(event: str, **facts: Any) -> bool:
-    """Append a line to the supervisor's file; whether there is a supervisor, and it was told."""
-    path = os.environ.get(EVENTS)
-    if not path:
-        return False
-    line = json.dumps({"event": event, "rank": int(os.environ.get("RANK", 0)), **facts})
-    try:
-        with open(path, "a", encoding="utf-8") as file:   # one short write: lines of several ranks do not mix
-            file.write(f"\n{line}\n")   # and none is glued to one that a full disk has torn
-    except OSError as error:
-        print(f"WARNING: the supervisor was not told of {event!r} ({error})", file=sys.stderr, flush=True)
-        return False
-    return True
-
-
-def _say(text: str) -> None:
-    """Print past Python's streams, whose locks a blocked thread may hold."""
-    with contextlib.suppress(OSError):   # nobody listens: the record is in errors/
-        os.write(2, f"{text}\n".encode())
 
 
 class Peer:
@@ -120,7 +98,7 @@ class Guard:
         self.directory: Path | None = None
         self._stop_file = Path()
         self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0
-        self._noted_at = 0.0   # of the first signal, by the main thread
+        self._noted_at = 0.0   # when the main thread got the first signal
         self._code, self._is_agreed = None, False
         self._peers = {other: Peer(self._beat_at) for other in range(world) if other != rank}
         self._place, self._lock, self._file = this_place(), threading.Lock(), None
@@ -381,34 +359,25 @@ class Guard:
         last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))   # a file system that hangs must not keep us
         last_word.daemon = True
         last_word.start()
-        stack = self._stacks()
+        stack = stacks(f"rank {self.rank}")
         lines = [f"{kind.upper()}: rank {self.rank}, stage {self.stage}: {cause}",
                  *(f"  rank {rank}: {self._describe(rank)}" for rank in range(self.world)), stack]
-        _say("\n".join(lines))
+        shout("\n".join(lines))
         if self.directory is not None and kind != "launcher":
             try:
                 with contextlib.suppress(FileExistsError), open(self._stop_file, "x", encoding="utf-8") as file:
                     json.dump({"by": self.rank, "code": code, "kind": kind, "cause": cause}, file)   # the first one stands
             except OSError as error:
-                _say(f"WARNING: {error}")
+                shout(f"WARNING: {error}")
         try:
             self.on_end(code, kind, cause, stack)
             tell("failed", kind=kind, code=code, cause=cause)
         except OSError as error:
-            _say(f"WARNING: rank {self.rank} could not record its end ({error})")
+            shout(f"WARNING: rank {self.rank} could not record its end ({error})")
         self._code = code
         self._write()
         self._dismiss(at_fault if kind in ("hang", "stopped") else [])
         os._exit(code)
-
-    def _stacks(self) -> str:
-        """The stack of every thread, the main one first."""
-        frames = sys._current_frames()
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        own, main = threading.get_ident(), threading.main_thread().ident
-        order = [main, *(ident for ident in frames if ident not in (own, main))]
-        return "".join(f"  rank {self.rank}, thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frames[ident]))
-                       for ident in order if ident in frames)
 
     def _dismiss(self, at_fault: list[int]) -> None:
         """Give the others time to speak, then end those at fault that run on this machine and do not."""

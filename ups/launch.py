@@ -8,7 +8,7 @@ Started again are: processes that died, hangs that the guard ended, out of memor
 helps; and only while checkpoints appear or micro-batches shrink. Not started again are: configurations that
 were refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to
 stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank
-is read from the lines that ups.guard.tell writes. Starts without torch; the scripts also run without it.
+is read from the lines that ups.events.tell writes. Starts without torch; the scripts also run without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import Any
 
 import yaml
 
-from ups.guard import EVENTS, EXIT_HANG, SAME_S
+from ups.events import EVENTS, hear
+from ups.guard import EXIT_HANG, SAME_S
 from ups.processes import (
     Terminal,
     adopt_orphans,
@@ -123,15 +124,10 @@ class Attempt:
 
     def _hear(self) -> None:
         """Read what the ranks told since."""
-        with self._events.open("rb") as file:
-            file.seek(self._read)
-            lines = file.read().split(b"\n")
-        for line in filter(None, lines[:-1]):
-            try:
-                self.events.append(json.loads(line))
-            except ValueError:
-                say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
-        self._read += sum(len(line) + 1 for line in lines[:-1])
+        events, torn, self._read = hear(self._events, self._read)
+        self.events += events
+        for line in torn:
+            say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
 
     @property
     def directory(self) -> Path | None:

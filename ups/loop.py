@@ -60,8 +60,9 @@ from ups.environment import (
     wait_for,
     what_ranks_share,
 )
+from ups.events import tell
 from ups.files import file_hash, read_record, value_hash, write_json, write_sealed
-from ups.guard import Guard, tell
+from ups.guard import Guard
 from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, place_gradients
 from ups.sampling import generator
 from ups.sharded import Loss, Sharding

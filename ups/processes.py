@@ -9,7 +9,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +47,21 @@ def this_place() -> str:
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def shout(text: str) -> None:
+    """Print past Python's streams, whose locks a blocked thread may hold; no error if nobody listens."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+def stacks(who: str) -> str:
+    """The stack of every thread of this process but the calling one, the main one first."""
+    frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
+    own, main = threading.get_ident(), threading.main_thread().ident
+    order = [main, *(ident for ident in frames if ident not in (own, main))]
+    return "".join(f"  {who}, thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frames[ident]))
+                   for ident in order if ident in frames)
 
 
 def descendants(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ups.guard import tell
+from ups.events import tell
 from ups.processes import die_with_parent
 
 LAUNCHER = "UPS_LAUNCHER"   # number of the launcher's process, for its ranks
