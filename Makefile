@@ -26,6 +26,7 @@ STAGES ?= operator diffusion consistency rival steady
 COMMA := ,
 SPACE := $(subst ,, )
 export PYTHONUNBUFFERED := 1
+export UPS_CHAIN = data cache $(STAGES) report
 
 # What is asked for is looked at before anything runs.
 ifneq ($(filter-out help test lint leaderboard remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
@@ -87,12 +88,14 @@ train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp: train-%:
 	@$(MAKE) --no-print-directory train TOPOLOGY=$*
 
 data: $(ENVIRONMENT)          ## Generate, or download and check, the data files
+	@echo "data (1 of $(words $(UPS_CHAIN)))"
 	$(PY) prepare_data.py $(FLAGS)
 
 doctor: $(ENVIRONMENT)        ## Examine this machine (GPUs, ranks, limits, disks, caches) and the data files (NaN, repeats, leakage)
 	status=0; $(PY) -m ups.machine --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
 
 cache: data                   ## Fit the tokenizers and encode the data
+	@echo "cache (2 of $(words $(UPS_CHAIN)))"
 	$(PY) prepare_cache.py $(FLAGS)
 
 operator: cache               ## Train the operator
@@ -111,6 +114,7 @@ steady: operator              ## Train the prior of steady solutions given part 
 	$(call stage,$@,$(LAUNCH) train_steady.py)
 
 report: $(STAGES)             ## Roll out the test split: results.json, report.html, leaderboard row; fails if a gate does
+	@echo "report ($(words $(UPS_CHAIN)) of $(words $(UPS_CHAIN)))"
 	$(call stage,$@,$(PY) evaluate.py,"evaluate.stages=[$(subst $(SPACE),$(COMMA),$(strip $(STAGES)))]")
 
 smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU processes

@@ -20,7 +20,6 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +36,7 @@ from ups.loop import describe_environment
 from ups.operator import Operator, load_operator
 from ups.report import write_report, write_results
 from ups.report_ensemble import ensemble_section, steady_section
+from ups.rivals import find_rivals
 from ups.rollout import rollout
 from ups.stage import DONE, require_stage
 
@@ -140,6 +140,7 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
         "fields": list(cache.task.fields), "grid": list(cache.tokenizer.space), "times": times.tolist(), "models": models,
         "spectra": metrics.summarise_spectra({m: s for m, s in scores.items() if m in ("operator", "persistence", "train_mean")}),
         "base": head.description["base"]["kind"], "network_is_used": bool(head.network_weight > 0),
+        "equation": cache.task.equation, "conserved": list(cache.task.conserved),
         "latent_dim": cache.tokenizer.dim, "kept_energy": cache.tokenizer.kept_energy,
     }
 
@@ -153,8 +154,7 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
         values = cache.parameters[row][0].tolist()
         names = cache.task.parameters[: len(values)]
         samples.append({
-            "u_ref": u_ref[0].numpy(), "u_pred": u_pred[0].numpy(), "times": times.numpy(), "fields": list(cache.task.fields),
-            "coordinates": [(torch.arange(n) + 0.5).numpy() / n for n in cache.tokenizer.space], "label": label,
+            **cache.scene(), "u_ref": u_ref[0].numpy(), "u_pred": u_pred[0].numpy(), "times": times.numpy(), "label": label,
             "parameter": ", ".join(f"{key} = {value:g}" for key, value in zip(names, values, strict=True)) or None,
             **({"inputs": {cache.task.inputs[0]: inputs[0, 0, 0].numpy()}} if cache.task.is_steady else {}),
         })
@@ -173,7 +173,7 @@ def main() -> int:
 
     # ---- setup
     parents, parent = report_parents(config), require_stage(config, "operator")
-    stages = [name for name in parents if name not in ("operator", "evaluate")]   # whose draws are assessed
+    stages = [name for name in parents if name not in ("operator", "evaluate", "bench")]   # whose draws are assessed
     if not why_report(config, parents):
         print(f"{directory / 'report.html'} is up to date: nothing to do")
         return 0
@@ -184,11 +184,12 @@ def main() -> int:
     operator = load_operator(config.run_dir / "operator", device)
 
     # ---- evaluate
-    tasks: dict[str, Any] = {}
+    tasks, rivals = {}, find_rivals(config, parent["parents"])
     samples: dict[str, list[dict]] = {}
     for name in config.evaluated:
         started = time.perf_counter()
         tasks[name], samples[name] = evaluate_task(operator, config, name, device)
+        tasks[name]["models"] |= rivals[name]
         row = tasks[name]["models"]["operator"]
         print(f"{name}: nRMSE {row['nrmse']['value']:.2e} [{row['nrmse']['low']:.2e}, {row['nrmse']['high']:.2e}] over "
               f"{tasks[name]['num_trajectories']} trajectories ({time.perf_counter() - started:.1f} s)", flush=True)

@@ -36,10 +36,11 @@ from torch import Tensor
 from bench.baselines import BEST, Problem, Settings, Trained, settings_for, train
 from ups.cache import cache_settings, open_cache
 from ups.config import ROOT, Config, load_config
-from ups.metrics import bootstrap, rms, rmse
+from ups.metrics import bootstrap, merge, rms, rmse, score, summarise
 from ups.pdebench import open_data
+from ups.rivals import FOLDER, RIVALS, data_key
 
-OUT = Path(__file__).resolve().parent / "out"
+OUT = FOLDER
 BASELINES = ("fno", "fno_library", "unet")
 BEST_ON = ROOT / "configs" / "small.yaml"   # the data that BEST was tuned on
 TOLERANCE = 1.05  # a model that took more than this share of its budget is marked, and so are its ratios
@@ -197,6 +198,18 @@ def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, fl
     return joined, sorted(times)[len(times) // 2]
 
 
+@torch.no_grad()
+def report_row(trained: Trained, split: Split, config: Config, cache: Any, state_ms: float) -> dict[str, Any]:
+    """The model's row of results.json, as evaluate.py scores the operator; see ups/rivals.py."""
+    parts, num_frames = [], split.truth.shape[1]
+    for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
+        pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)
+        parts.append(score(pred, split.truth[rows], cache.task.boundary))
+    times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
+    row = summarise(merge(parts), config.evaluate.num_bootstrap, config.run.seed, times, 0, split.groups)
+    return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
+
+
 def trivial(problem: Problem, split: Split) -> tuple[str, Errors]:
     """Persistence of the last context frame; of a steady task, the mean solution of the training split."""
     if problem.is_steady:
@@ -280,6 +293,8 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
                 for model in args.models if model in BASELINES}
     result = {"kind": "compare", **describe(args, problem, splits), "judged_by": "nrmse" if steady else "pooled",
               "settings": {model: asdict(value) for model, value in settings.items()}, "rows_printed": [], "ratios": {}}
+    cache = open_cache(config, args.task, verify="quick")
+    result |= {"data": data_key(config, args.task, cache.fingerprint), "models": {}}
     path = OUT / f"{args.task}_{args.budget:g}s_{'-'.join(args.models)}_{time.strftime('%m%d-%H%M%S')}.json"
     name, errors = trivial(problem, test)
     result["trivial"] = {"name": name, **summary(errors, test, steady, num_bootstrap)}
@@ -298,6 +313,9 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
                    "is_over_budget": trained.seconds > TOLERANCE * args.budget}
             result["rows_printed"].append(row)
             print(line(model, str(seed), row, trained), flush=True)
+            validation = min((point["val"] for point in trained.history), default=math.inf) if model in RIVALS else math.inf
+            if validation < result["models"].get(model, {"validation": math.inf})["validation"]:   # of all seeds the report's
+                result["models"][model] = {"validation": validation, "row": report_row(trained, test, config, cache, state_ms)}
             save(path, result)
     for model, parts in scored.items():
         rows = [row for row in result["rows_printed"] if row["model"] == model]

@@ -26,7 +26,7 @@ from ups.cache_build import build_cache, data_files, is_up_to_date, plan, requir
 from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.generate import generation_settings, write_data
 from ups.pdebench import partial_path, split_indices
-from ups.tasks import get_task
+from ups.tasks import TASKS, get_task
 
 NUM, FRAMES = 12, 7
 SMALL = [f"task.{task}.num_trajectories={NUM}" for task in ("advection1d", "darcy2d", "diff_react2d")] + [
@@ -764,3 +764,21 @@ def test_header_is_plain_json_that_says_what_the_cache_is(built):
     cache = open_cache(built, "advection1d")
     assert cache.header["settings"] == json.loads(json.dumps(cache_settings(built, "advection1d")))
     assert isinstance(Cache(cache.path, built.task["advection1d"]).header["coordinates"]["x"], list)
+
+
+def test_a_figure_is_told_the_axes_and_cell_centres_of_the_data(built):
+    cache, task = open_cache(built, "diff_react2d"), get_task("diff_react2d")
+    size = cache.tokenizer.space[0]
+    assert task.domain == (-1, 1) and task.centres(2) == [-0.5, 0.5]
+    for _ in ("as the file says", "as the task says, where the file has none"):
+        scene = cache.scene()
+        assert scene["fields"] == ["u", "v"] and scene["axes"] == ["y", "x"]
+        assert len(scene["coordinates"]) == 2 and np.allclose(scene["coordinates"], [task.centres(size)] * 2)
+        cache.header["coordinates"] = {}
+
+
+def test_every_task_names_its_equation_and_the_numbers_in_it():
+    for task in TASKS.values():
+        assert ("∂" in task.equation or "∇" in task.equation), task.name
+        shown = [name for name in task.parameters if name not in ("M",)]   # the Mach number is one of the initial state
+        assert all(name in task.equation for name in shown) and all(name in task.equation for name in task.inputs), task.name

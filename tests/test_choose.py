@@ -69,7 +69,7 @@ def loaded(config: Config, facts: dict, name: str) -> TaskHead:
 class OneRank:
     """What `fit_once` needs of a run."""
 
-    rank, world = 0, 1
+    rank, world, is_main, stage = 0, 1, True, "operator"
 
     def __init__(self, config: Config) -> None:
         self.folder = stage_folder(config, "operator")

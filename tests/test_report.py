@@ -20,6 +20,9 @@ from PIL import Image
 
 from ups import figures, leaderboard, metrics, report
 from ups.gates import check_gates, check_verdicts
+from ups.summary import PAIR, network_share, overview, verdict
+from ups.tables import number
+from ups.tasks import get_task
 
 CONTEXT = 4
 
@@ -45,28 +48,33 @@ def waves(n, num_frames, fields, cells, ndim, seed):
 def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     steady = u_ref.shape[1] == 1
     trivial = u_ref.mean(0, keepdim=True).expand_as(u_ref) if steady else context.expand_as(u_ref)
-    predictions = {"operator": u_pred, "train_mean" if steady else "persistence": trivial,
+    noise = 0.005 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(2))
+    predictions = {"operator": u_pred, "base": u_ref + 1.25 * (u_pred - u_ref) + noise,
+                   "train_mean" if steady else "persistence": trivial,
                    "codec_floor": u_ref + 0.002 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(1))}
     if has_rivals:
         predictions |= {"fno": u_ref + 1.7 * (u_pred - u_ref), "unet": u_ref + 2.9 * (u_pred - u_ref)}
     scores = {model: metrics.score(u, u_ref, boundary) for model, u in predictions.items()}
     models = {model: metrics.summarise(s, 100, 0, None if steady else times) for model, s in scores.items()}
-    for row, milliseconds in zip(models.values(), (0.81, 0.0, 0.12, 1.9, 4.4), strict=False):
+    for row, milliseconds in zip(models.values(), (0.81, 0.4, 0.0, 0.12, 1.9, 4.4), strict=False):
         row |= {"ms_per_state": milliseconds, "evaluations_per_state": 1}
     errors = metrics.nrmse_per_trajectory(scores["operator"])
     cells, ndim = u_ref.shape[3], u_ref.ndim - 3
     axis = (np.arange(cells) + 0.5) / cells
     samples = [{"u_ref": u_ref[i].numpy(), "u_pred": u_pred[i].numpy(), "times": times.numpy(), "fields": fields,
-                "coordinates": [axis] * ndim, "label": label, "parameter": None if steady else "beta = 0.4"}
+                "axes": ["x", "y", "z"][:ndim], "coordinates": [axis] * ndim,
+                "label": label, "parameter": None if steady else "beta = 0.4"}
                for label, i in (("median error", int(errors.argsort()[len(errors) // 2])), ("worst error", int(errors.argmax())))]
     if steady:
         for sample in samples:
             sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
-    comparisons = {f"operator / {other}": {"nrmse": metrics.compare(scores["operator"], scores[other], 100, 0)}
-                   for other in ("persistence", "train_mean") if other in scores}
+    comparisons = {f"operator / {other}": {key: metrics.compare(scores["operator"], scores[other], 100, 0, key)
+                                           for key in ("nrmse", "crmse")}
+                   for other in ("base", "persistence", "train_mean") if other in scores}
     entry = {"num_initial_conditions": len(u_ref), "comparisons": comparisons, "network_is_used": True,
              "num_trajectories": len(u_ref), "num_frames_predicted": u_ref.shape[1], "parameters": [] if steady else [0.4, 1.0],
              "fields": fields, "grid": list(u_ref.shape[3:]), "times": times.tolist(), "models": models,
+             "equation": "∂u/∂t = 0", "conserved": fields[:1],
              "spectra": metrics.summarise_spectra({model: scores[model] for model in ("operator", "codec_floor")})}
     return entry, samples
 
@@ -166,10 +174,10 @@ def test_page_shows_the_numbers_of_results(made):
     words = " ".join(Page(path.read_text(encoding="utf-8")).words)
     for name, task in results["tasks"].items():
         for model in task["models"].values():
-            assert report.number(model["nrmse"]["value"]) in words, name
+            assert number(model["nrmse"]["value"]) in words, name
     for gate in results["gates"]:
         assert gate["reason"] in words
-    assert report.verdict(results) in words and "added by a later stage" in words and "UPS operator" in words
+    assert verdict(results) in words and "added by a later stage" in words and "UPS operator" in words
 
 
 def test_figures_are_written_as_readable_png_files(made):
@@ -230,19 +238,149 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
     report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html")
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
-    assert "nRMSE over all frames not finite." in words and "4 of 4 gates fail" in words
+    assert "nRMSE over all frames not finite." in words and "5 of 5 gates fail" in words
+
+
+def interval(value, low=None, high=None):
+    return {"value": value, "low": value if low is None else low, "high": value if high is None else high}
 
 
 def test_verdict_says_which_model_is_better():
     results, _, _ = example()
-    text = report.verdict(results)
-    assert "times lower on advection1d" in text and "1 of 10 gates fail: nrmse/diff_react2d." in text
-    worse = copy.deepcopy(results)
-    models = worse["tasks"]["advection1d"]["models"]
-    models["operator"]["nrmse"], models["fno"]["nrmse"] = ({"value": v, "low": 0.9 * v, "high": 1.1 * v} for v in (9.0, 0.01))
-    text = report.verdict(worse)
-    assert "times higher on advection1d" in text and re.search(r"Beside the FNO it is .*higher on advection1d", text)
+    text = verdict(results)
+    assert re.search(r"Of its base's error the network takes off .* % on advection1d", text)
+    assert "1 of 13 gates fail: nrmse/diff_react2d." in text and "No FNO or U-Net was trained on cfd3d (make bench)." in text
+    models = results["tasks"]["advection1d"]["models"]
+    models["operator"]["nrmse"], models["fno"]["nrmse"] = interval(9.0, 8.1, 9.9), interval(0.01, 0.009, 0.011)
+    text = verdict(results)
+    assert re.search(r"Beside the better of FNO and U-Net its error is .*higher on advection1d \(FNO\)", text)
     assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
+
+
+@pytest.mark.parametrize(("ratio", "kind", "words", "cell"), [
+    (interval(0.86, 0.80, 0.92), "less", "takes off 14.0 % on advection1d", "<b>14.0 %</b></span><small>8.00 – 20.0 %</small>"),
+    (interval(0.99, 0.95, 1.01), "tie", "Operator and base alone tie on advection1d",
+     ">tie</span><small>-1.00 – 5.00 %</small>"),
+    (interval(1.07, 1.03, 1.10), "more", "The base alone is better on advection1d",
+     "<b>-7.00 %</b> the base is better</span><small>"),
+    (interval(None), "unknown", "is not known on advection1d.", ">no interval</span>")])
+def test_the_networks_share_is_judged_on_paired_trajectories(ratio, kind, words, cell):
+    """A network that ties with its base, or loses to it, is not praised, whatever persistence does."""
+    results, _, _ = example()
+    task = results["tasks"]["advection1d"]
+    results["tasks"] = {"advection1d": task}
+    task["comparisons"][PAIR]["nrmse"] = ratio
+    assert network_share(task)[0] == kind and words in verdict(results)
+    assert cell in overview(results) and "times lower" not in verdict(results)
+    assert network_share({**task, "num_initial_conditions": 1}) == ("unknown", [])   # whose interval is none
+    task["network_is_used"] = False
+    assert network_share(task) == ("off", []) and "Switched off" in verdict(results)
+
+
+def test_a_conserved_mean_that_the_network_loses_is_named():
+    results, _, _ = example()
+    task = results["tasks"]["advection1d"]
+    task["models"]["operator"]["crmse"], task["models"]["base"]["crmse"] = interval(0.027, 0.02, 0.03), interval(2.1e-7)
+    task["comparisons"][PAIR]["crmse"] = interval(1.3e5, 1.1e5, 1.5e5)
+    words = "On advection1d the equation keeps the mean of u; the base keeps it to 2.10×10⁻⁷, the operator to 0.0270."
+    assert words in verdict(results)
+    task["conserved"] = []
+    assert words not in verdict(results)
+
+
+def columns(text):
+    """Heads of the first table and the cells of its rows."""
+    table = re.search(r"<table>(.*?)</table>", text, re.S)[1]
+    head = re.findall(r"<th scope=col>(.*?)</th>", table)
+    rows = [[re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+            for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
+    return head, {row[0].strip(): dict(zip(head, row, strict=True)) for row in rows}
+
+
+def test_the_first_table_sets_the_operator_beside_base_rival_and_conservation(made):
+    results, _, path = made
+    head, rows = columns(path.read_text(encoding="utf-8"))
+    assert head[:5] == ["nRMSE", "UPS operator", "base alone", "network takes off the base's error", "best FNO or U-Net"]
+    for name, task in results["tasks"].items():
+        models, row = task["models"], rows[name]
+        assert number(models["base"]["nrmse"]["value"]) in row["base alone"]
+        assert number(models["operator"]["crmse"]["value"]) in row["error of the mean, operator"]
+        assert number(models["base"]["crmse"]["value"]) in row["error of the mean, base"]
+        if name == "cfd3d":
+            assert "not trained" in row["best FNO or U-Net"] and "make bench TASK=cfd3d RUN=example" in row["best FNO or U-Net"]
+        else:
+            assert number(models["fno"]["nrmse"]["value"]) in row["best FNO or U-Net"] and "FNO" in row["best FNO or U-Net"]
+
+
+def test_the_page_says_whether_a_model_is_usable_then_shows_it_and_folds_gates_that_pass(made, tmp_path):
+    results, _, path = made
+    text = path.read_text(encoding="utf-8")
+    places = [text.index(part) for part in (f'{results["verdicts"]["advection1d"]["words"]}</li>', "<table>",
+                                            '<section id="cfd3d">', "added by a later stage", "<section id=gates>")]
+    assert places == sorted(places) and "<details open><summary><h2>Gates</h2> 12 of 13 gates pass" in text   # one fails
+    results = copy.deepcopy(results)
+    results["gates"], results["tasks"] = [gate for gate in results["gates"] if gate["passed"]], {}
+    results["verdicts"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
+    text = report.write_report(results, {}, [], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<details><summary><h2>Gates</h2> 12 of 12 gates pass" in text and "<details open" not in text
+    assert "<em class=fail>cfd3d</em> Not usable: as an example." in text and "not usable: 1 of 4 tasks" in text
+
+
+def test_nothing_is_wider_than_the_page(made):
+    """Tables and figures scroll in boxes of their own; on a narrow page every cell names its column."""
+    text = made[2].read_text(encoding="utf-8")
+    assert text.count("<div class=scroll><table>") == text.count("<table") and re.search(r"\.scroll \{ overflow-x: auto", text)
+    assert re.search(r"figure \{[^}]*overflow-x: auto", text) and "width=device-width" in text
+    assert not re.search(r"<svg[^>]* width=", text)   # 100 % of its box, at most its own size
+    assert re.search(r"@media \(max-width: \d+px\)[^@]*td::before \{ content: attr\(data-name\)", text)
+    named = re.findall(r'<td data-name="([^"]*)">', text)
+    assert len(named) == text.count("<td") and {"UPS operator", "base alone"} <= set(named)
+
+
+def labels(figure):
+    """Axis labels and titles."""
+    return {text for ax in figure.axes for text in (ax.get_xlabel(), ax.get_ylabel(), ax.get_title())}
+
+
+def test_axes_are_lead_time_and_the_tasks_own_space(made):
+    results, samples, path = made
+    plane, task = copy.deepcopy(samples["diff_react2d"][0]), get_task("diff_react2d")
+    plane |= {"axes": list(task.axes), "coordinates": [np.array(task.centres(size)) for size in plane["u_ref"].shape[2:]]}
+    figure = figures.sample_figure(plane, 0)
+    assert figure.axes[0].get_images()[0].get_extent() == pytest.approx([-1, 1, -1, 1])
+    assert task.axes == ("y", "x") and figure.axes[10].get_xlabel() == "x"
+    image = figure.axes[0].get_images()[0].get_array()      # rows are y from below; stored as (y, x)
+    assert np.array_equal(image, plane["u_ref"][0, 0]) and f"lead {plane['times'][0]:.3g}" in labels(figure)
+    line = labels(figures.sample_figure(samples["advection1d"][0], 0))
+    growth = labels(figures.error_growth(results["tasks"]["advection1d"]["models"], results["tasks"]["advection1d"]["times"]))
+    assert "lead time" in line & growth and not any(text.startswith(("t =", "time")) for text in line | growth)
+    text = path.read_text(encoding="utf-8")
+    assert "∂u/∂t = 0; 4 trajectories" in text and "up to lead time 0.800" in text and '"t = "' not in text
+
+
+def deuteranope(colour):
+    """The colour in CIE Lab as an eye without green cones sees it (Machado et al. 2009, severity 1)."""
+    rgb = np.array([int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])
+                   @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ seen / (0.9505, 1, 1.089)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_lines_that_share_a_figure_are_told_apart_without_green_and_without_colour():
+    together = [["truth", "operator", "base", "fno", "unet", "persistence", "codec_floor"],
+                ["operator", "corrector", "student_1", "student_2", "rival", "dressed", "dressed_conditional",
+                 "dressed_resampled"]]
+    for names in together:
+        looks = {name: figures.line(name, 30) for name in names}
+        drawn = [(str(look["linestyle"]), look["marker"]) for look in looks.values()]
+        assert len(set(drawn)) == len(drawn), drawn
+    for one, other in (("operator", "base"), ("operator", "student_1"), ("corrector", "student_1"), ("operator", "fno"),
+                       ("base", "persistence"), ("operator", "truth")):
+        apart = np.linalg.norm(deuteranope(figures.color(one)) - deuteranope(figures.color(other)))
+        assert apart > 25, (one, other, apart)
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -270,7 +408,7 @@ def test_results_survive_the_file(tmp_path):
 @pytest.mark.parametrize(("value", "text"), [(0.0123456, "0.0123"), (1.5e-6, "1.50×10⁻⁶"), (None, "–"), (1234567, "1,234,567"),
                                              (0.0, "0"), (250.0, "250"), (2.5e7, "2.50×10⁷"), (True, "True"), (1234.5, "1,234")])
 def test_numbers_are_written_with_three_digits(value, text):
-    assert report.number(value) == text
+    assert number(value) == text
 
 
 def fake_run(results, name, factor):

@@ -14,6 +14,7 @@ from test_report import Page, example
 from ups import figures_ensemble, report
 from ups.probabilistic import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.report_ensemble import METRICS, ensemble_section, steady_section
+from ups.tables import cell, number
 
 NUM_MEMBERS = 16
 SPREADS = {"operator": 0.0, "dressed": 0.5, "dressed_conditional": 0.8, "dressed_resampled": 0.7, "rival": 1.2, "corrector": 1.0,
@@ -48,7 +49,8 @@ def sample_of(members, u_ref):
     space, fields = u_ref.shape[3:], u_ref.shape[2]
     return {"u_ref": u_ref[0].numpy(), "members": {model: x[0].numpy() for model, x in members.items()},
             "times": [0.2 * (i + 1) for i in range(u_ref.shape[1])], "fields": ["u", "v"][:fields],
-            "coordinates": [(np.arange(cells) + 0.5) / cells for cells in space], "label": "median error"}
+            "axes": ["x", "y", "z"][:len(space)], "coordinates": [(np.arange(cells) + 0.5) / cells for cells in space],
+            "label": "median error"}
 
 
 @functools.cache
@@ -83,7 +85,7 @@ def make_steady(cells=24):
                               "energy_distance_ratio": 1.31 + i, "trace_ratio": 0.97}
                       for model, factor in (("dressed", 1.5), ("corrector", 1.0))}
     axis = (np.arange(cells) + 0.5) / cells
-    sample = {"cases": cases, "fields": ["u"], "coordinates": [axis, axis], "label": "test field 3"}
+    sample = {"cases": cases, "fields": ["u"], "axes": ["x", "y"], "coordinates": [axis, axis], "label": "test field 3"}
     return {"task": "darcy2d_grf", "members": 16, "cases": rows, "words": ["What is seen narrows what remains."]}, sample
 
 
@@ -116,11 +118,11 @@ def test_the_section_names_every_model_and_every_number():
         assert figures_ensemble.label(model) in page
         for metric in METRICS:
             if metric in row and metric != "nonfinite_trajectories":
-                assert report._cell(row[metric]).replace("<b>", "").replace("</b>", "") in re.sub(
+                assert cell(row[metric]).replace("<b>", "").replace("</b>", "") in re.sub(
                     r'<b style="[^"]*" title="[^"]*">|<b>| \*</b>|</b>', "", page), (model, metric)
     for text in ("The corrector knows its &lt;error&gt;.", "Its student keeps that.", "corrector vs dressed", "16 members"):
         assert text in page
-    assert report.number(entry["comparisons"]["corrector vs dressed_conditional"]["crps"]["value"]) in page
+    assert number(entry["comparisons"]["corrector vs dressed_conditional"]["crps"]["value"]) in page
     assert page.count("<svg") == page.count("<figure>") == 6
 
 

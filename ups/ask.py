@@ -13,6 +13,7 @@ from typing import Any
 
 from ups.config import Config, load_config, to_dict
 from ups.files import DamagedError, file_hash, read_sealed, value_hash
+from ups.rivals import find_rivals
 from ups.stage import DONE, STAGES, require_stage, stage_folder
 
 TO_DO, REFUSED = 3, 2   # exit codes
@@ -30,13 +31,15 @@ def why_to_do(config: Config, stage: str) -> str:
 
 
 def report_parents(config: Config) -> dict[str, str]:
-    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hash of how they are judged.
+    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hashes of how they are judged and
+    of the rivals beside them.
 
     Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
     """
     there = [stage for stage in STAGES if stage == "operator" or (stage in config.asked and (config.run_dir / stage).is_dir())]
     return {**{stage: require_stage(config, stage)["fingerprint"] for stage in there},
-            "evaluate": value_hash(to_dict(config)["evaluate"])}
+            "evaluate": value_hash(to_dict(config)["evaluate"]),
+            "bench": value_hash(find_rivals(config, require_stage(config, "operator")["parents"]))}
 
 
 def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:

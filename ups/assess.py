@@ -74,8 +74,7 @@ def assess_transient(config: Config, operator: Operator, name: str, device: torc
              "comparisons": comparisons, "best_cheap": cheap,
              "checks": {**steps["checks"], "long": long_rollouts(ensembles, rows, LONG * num_frames)},
              "setting": setting_of(config, name)}
-    sample = {"u_ref": u_ref[0].numpy(), "members": shown, "times": times, "fields": list(cache.task.fields),
-              "coordinates": [(torch.arange(n) + 0.5).numpy() / n for n in codec.space],
+    sample = {**cache.scene(), "u_ref": u_ref[0].numpy(), "members": shown, "times": times,
               "label": f"{settings.split} row {int(rows[0])}"}
     return {**entry, "words": words_of(entry)}, sample
 
@@ -234,8 +233,7 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
              "best_cheap": cheap,
              "comparisons": {f"corrector / {other}": row for other, row in pooled.items()}, "words": words,
              "ssr": pool_spread([scores[case]["corrector"] for case in partial], settings.num_bootstrap, seed, groups)}
-    return entry, {"cases": shown, "fields": list(cache.task.fields), "label": f"{settings.split} field {rows[0]}",
-                   "coordinates": [(torch.arange(n) + 0.5).numpy() / n for n in source.head.codec.space]}
+    return entry, {**cache.scene(), "cases": shown, "label": f"{settings.split} field {rows[0]}"}
 
 
 def pool(scores: dict[str, dict], cases: list[str], other: str, num_bootstrap: int, seed: int, groups: Tensor) -> dict[str, Any]:

@@ -135,6 +135,14 @@ class Cache:
         """Size of the latents of one frame, of all fields."""
         return self.num_bytes / (self.num_rows * self.num_frames)
 
+    def scene(self) -> dict[str, Any]:
+        """What a figure of a trajectory must know: fields, stored space axes and the cell centres along each (as the data file
+        has them, else spread over the task's domain)."""
+        stored, task = self.header["coordinates"], self.task
+        return {"fields": list(task.fields), "axes": list(task.axes),
+                "coordinates": [np.array(stored.get(axis) or task.centres(num_cells))
+                                for axis, num_cells in zip(task.axes, self.tokenizer.space, strict=True)]}
+
     def windows(self, num_frames: int, split: str = "train") -> tuple[int, int]:
         """(rows of the split, start frames) at which a window of `num_frames` fits. Raises ValueError where none does."""
         if not 1 <= num_frames <= self.num_frames:

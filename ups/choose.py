@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ups.cache import Cache
 from ups.config import Config
 from ups.metrics import nrmse_pooled
 from ups.operator import TaskHead, describe_data
+from ups.progress import note
 from ups.rollout import rollout
 from ups.sampling import generator
 
@@ -120,6 +122,8 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
         return head.to(device)
 
     for kind in settings.base:
+        what = f"{cache.task.name}: {kind}"
+        note(what)
         if kind == "propagator":
             probe = head_with("persistence", None, {})
 
@@ -153,7 +157,7 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
 
             if kind == "elliptic":
                 head.base.calibrate(*draw(0))
-            fit_by_gradient(head.base, draw, steps)
+            fit_by_gradient(head.base, draw, steps, partial(_note_step, what, steps))
         yield kind, head
 
 
@@ -189,6 +193,10 @@ def choose_base(cache: Cache, config: Config, seed: int, device: torch.device) -
                          f"stays finite. Add persistence to task.{name}.base, or look at the data with the doctor.")
     best.scale.copy_(residual_scale(best, cache, config, seed))
     return best, scores
+
+
+def _note_step(what: str, steps: int, step: int, loss: float) -> None:
+    note(f"{what}, step {step + 1} of {steps}")
 
 
 def fit_base(cache: Cache, config: Config, seed: int, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:

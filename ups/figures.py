@@ -1,8 +1,9 @@
 """Figures of the report: matplotlib figures that become inline SVG or PNG files, and the frame player.
 
 A sample is one shown trajectory, a dict of numpy arrays: u_ref, u_pred (T, C, *space); times (T,); fields: names of the C
-channels; coordinates: one (cells,) array per axis; label, such as "median error"; parameter: text or None; optional `inputs`:
-{name: (*space)} coefficient fields of a steady task. Of a 3D field the middle slice of the last axis is shown.
+channels; axes: names of the space axes as they are stored; coordinates: one (cells,) array per axis; label, such as "median
+error"; parameter: text or None; optional `inputs`: {name: (*space)} coefficient fields of a steady task. times are lead times,
+from the last frame that was given. Of a 3D field the middle slice of the last axis is shown; x is drawn across, however stored.
 
 The SVG takes its ink from the page (`var(--ink)`, `var(--line)`), so one figure is legible on light and on dark.
 """
@@ -23,11 +24,21 @@ from PIL import Image
 
 INK, LINE = "#1f2933", "#c5ccd3"  # replaced by the page's colours in SVG; as they are in PNG files
 FIELD_MAP, ERROR_MAP = "viridis", "RdBu_r"
-COLORS = {"truth": INK, "operator": "#2f7fd1", "corrector": "#c2529b", "student": "#7a5bd0", "fno": "#e08214", "unet": "#8c6d46",
-          "persistence": "#8a939c", "train_mean": "#8a939c", "codec_floor": "#2a9d6f"}  # mid-tones: readable on white and black
-NAMES = {"operator": "UPS operator", "corrector": "UPS corrector", "student": "UPS student", "fno": "FNO", "unet": "U-Net",
-         "persistence": "persistence", "train_mean": "training mean", "codec_floor": "codec floor", "truth": "truth"}
-DASHED = {"persistence": (0, (4, 2)), "train_mean": (0, (4, 2)), "codec_floor": (0, (1, 1.5))}
+# Colour, dash and marker of every model, so that no line is told by its colour alone. Colours after Okabe and Ito 2008, which
+# stay apart for the colour-blind (a test simulates it); mid-tones, readable on white and on black.
+LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#d55e00", (0, (5, 2)), "s"),
+         "corrector": ("#e377c2", "-", "D"), "student": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"),
+         "student_1": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"), "student_2": ("#56b4e9", (0, (3, 1)), "v"),
+         "rival": ("#e69f00", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)), "P"), "fno": ("#e69f00", (0, (3, 1)), "P"),
+         "unet": ("#8c6d46", (0, (7, 1.5, 1.5, 1.5)), "X"), "persistence": ("#8a939c", (0, (4, 2)), ""),
+         "train_mean": ("#8a939c", (0, (4, 2)), ""), "codec_floor": ("#7a8a2e", (0, (1, 1.5)), ""),
+         "dressed": ("#8a939c", (0, (4, 2)), "x"), "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
+         "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1")}
+SPARE = (("#a03c3c", (0, (2, 1)), "*"), ("#3c7a8c", (0, (2, 1)), "h"))   # models from elsewhere
+NAMES = {"operator": "UPS operator", "base": "base alone", "corrector": "UPS corrector", "student": "UPS student", "fno": "FNO",
+         "unet": "U-Net", "persistence": "persistence", "train_mean": "training mean", "codec_floor": "codec floor",
+         "truth": "truth"}
+CYCLE = [LOOKS[name] for name in ("operator", "base", "student", "corrector", "rival", "student_2", "persistence")]   # of tasks
 MAX_CELLS = 128  # per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
 MAX_FRAMES = 24  # of the player
 COLUMNS = 5  # leads shown of a 2D field
@@ -38,9 +49,22 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.ti
 
 
 def color(name: str) -> str:
-    """The line colour of a model; unknown models get a fixed one from their name."""
-    spare = ("#b5562c", "#4c8c2b", "#a03c3c", "#3c7a8c")
-    return COLORS.get(name, spare[sum(name.encode()) % len(spare)])
+    """The colour of a model."""
+    return _look(name)[0]
+
+
+def _look(name: str) -> tuple:
+    return LOOKS.get(name, SPARE[sum(name.encode()) % len(SPARE)])
+
+
+def line(look: str | tuple, num_points: int) -> dict:
+    """How a line of so many points is drawn, by the name of its model: keywords of `Axes.plot`."""
+    shade, dash, marker = _look(look) if isinstance(look, str) else look
+    return {"color": shade, "linestyle": dash, "marker": marker, "markersize": 4, "markevery": max(1, num_points // 8)}
+
+
+def lead_title(time: float) -> str:
+    return f"lead {time:.3g}"
 
 
 def _figure(width: float, height: float, layout: str = "constrained") -> Figure:
@@ -92,13 +116,15 @@ def _shown(sample: dict, key: str, field: int) -> np.ndarray:
     u = np.asarray(sample[key])[:, field]
     if u.ndim == 4:
         u = u[..., u.shape[-1] // 2]
+    if u.ndim == 3 and list(sample["axes"]) == ["y", "x"]:
+        u = u.swapaxes(1, 2)
     return u[(slice(None), *(slice(None, None, -(-n // MAX_CELLS)) for n in u.shape[1:]))]
 
 
 def _extent(sample: dict) -> tuple[float, ...]:
-    """Cell edges of the shown axes from the cell centres: x0, x1 [, y0, y1]."""
+    """Cell edges of the shown axes, x first, from the cell centres: x0, x1 [, y0, y1]."""
     ends: list[float] = []
-    for axis in sample["coordinates"][:2]:
+    for _, axis in sorted(zip(sample["axes"], sample["coordinates"], strict=True), key=lambda pair: pair[0])[:2]:
         half = (axis[1] - axis[0]) / 2 if len(axis) > 1 else 0.5
         ends += [float(axis[0] - half), float(axis[-1] + half)]
     return tuple(ends)
@@ -159,13 +185,13 @@ def space_time(sample: dict, field: int) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(4))
         if title != "truth":
             _bar(top, image, axes[:2] if title == "prediction" else ax, name if title == "prediction" else f"error in {name}")
-    axes[0].set_ylabel("time t")
+    axes[0].set_ylabel("lead time")
     leads = pick_leads(len(times), 4)
     x = np.asarray(sample["coordinates"][0])[::-(-np.asarray(sample["u_ref"]).shape[2] // MAX_CELLS)]
     for column, (ax, lead) in enumerate(zip(np.atleast_1d(bottom.subplots(1, len(leads), sharey=True)), leads, strict=True)):
         ax.plot(x, ref[lead], color=INK, label="truth")
-        ax.plot(x, pred[lead], color=COLORS["operator"], linestyle=(0, (3, 1.5)), label="prediction")
-        ax.set(title=f"t = {times[lead]:.3g}", xlabel="x", ylabel=name if column == 0 else "")
+        ax.plot(x, pred[lead], color=color("operator"), linestyle=(0, (3, 1.5)), label="prediction")
+        ax.set(title=lead_title(times[lead]), xlabel="x", ylabel=name if column == 0 else "")
         ax.grid(axis="y")
     bottom.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
@@ -192,7 +218,7 @@ def frames_2d(sample: dict, field: int) -> Figure:
             ax.xaxis.set_major_locator(MaxNLocator(2))
             ax.yaxis.set_major_locator(MaxNLocator(2))
             if row == 0:
-                ax.set_title(f"t = {times[lead]:.3g}")
+                ax.set_title(lead_title(times[lead]))
         axes[row, 0].set_ylabel(f"{title}\ny")
         if row:
             _bar(fig, image, axes[0:2] if row == 1 else axes[2], name if row == 1 else f"error in {name}")
@@ -214,7 +240,7 @@ def steady(sample: dict, field: int) -> Figure:
     axes = fig.subplots(1, len(panels), squeeze=False)[0]
     for ax, (title, values, cmap, vmin, vmax, label) in zip(axes, panels, strict=True):
         if values.ndim == 1:
-            ax.plot(np.linspace(*_extent(sample), len(values)), values, color=COLORS["operator"])
+            ax.plot(np.linspace(*_extent(sample), len(values)), values, color=color("operator"))
             ax.set(title=title, xlabel="x", ylabel=label)
             continue
         values = values[..., values.shape[-1] // 2] if values.ndim == 3 else values
@@ -248,11 +274,11 @@ def error_growth(models: dict, times: list[float]) -> Figure:
             continue
         if name != "persistence":
             smallest.append(np.nanmin(values[values > 0]))
-        ax.plot(times, values, color=color(name), linestyle=DASHED.get(name, "-"), label=NAMES.get(name, name))
+        ax.plot(times, values, label=NAMES.get(name, name), **line(name, len(times)))
         if "error_growth_low" in row:
             ax.fill_between(times, _floats(row["error_growth_low"]), _floats(row["error_growth_high"]), color=color(name),
                             alpha=0.22, linewidth=0)
-    ax.set(xlabel="time t", ylabel="nRMSE", yscale="log", title="error growth over the rollout")
+    ax.set(xlabel="lead time", ylabel="nRMSE", yscale="log", title="error growth over the rollout")
     ax.grid(axis="y")
     if smallest:  # a periodic truth passes through its first frame again; persistence would stretch the axis there
         ax.set_ylim(bottom=0.4 * min(smallest))
@@ -270,11 +296,11 @@ def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell
     positive = truth[truth > 0]
     for column, (ax, lead) in enumerate(zip(fig.subplots(1, len(leads), sharey=True, squeeze=False)[0], leads, strict=True)):
         for key in [key for key in spectrum if key not in ("leads", "wavenumber")]:
-            style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {"linestyle": DASHED.get(key, (0, (3, 1.5)))}
-            ax.loglog(wave[shown], _floats(spectrum[key][column][field])[shown], color=color(key), label=NAMES.get(key, key),
-                      **style)
+            style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
+            ax.loglog(wave[shown], _floats(spectrum[key][column][field])[shown], label=NAMES.get(key, key),
+                      **line(key, int(shown.sum())), **style)
         ax.set(xlabel="wave number (cycles per box)", ylabel=f"energy of {name}" if column == 0 else "",
-               title=f"t = {times[lead]:.3g}" if len(times) > 1 else "")
+               title=lead_title(times[lead]) if len(times) > 1 else "")
         if positive.size:  # float32 fields carry no information below about 1e-14 of their largest energy
             ax.set_ylim(max(positive.min() / 10, positive.max() * 1e-14), positive.max() * 4)
         ax.grid(axis="y")
@@ -289,15 +315,16 @@ def training(history: list[dict]) -> Figure:
     fig = _figure(9.2, 3.8)
     panels = (("training loss", "train/loss"), ("validation", "validation/"), ("learning rate / peak", "train/lr_factor"))
     for ax, (title, prefix) in zip(fig.subplots(1, 3), panels, strict=True):
-        names, colors = sorted({name for row in history for name in row if name.startswith(prefix)}), {}
+        names, looks = sorted({name for row in history for name in row if name.startswith(prefix)}), {}
         for name in names:
             rows = [row for row in history if name in row]
             label = name.split("/", 1)[1]
-            group = label.split("/")[0]                          # a task keeps its colour; its base alone is dashed
-            colors.setdefault(group, f"C{len(colors)}")
-            style = {"marker": "o", "markersize": 2.5, "linestyle": "--" if label.endswith("/base") else "-"}
+            group = label.split("/")[0]                          # a task keeps its colour and marker; its base alone is dashed
+            shade, _, marker = looks.setdefault(group, CYCLE[len(looks) % len(CYCLE)])
+            dash = (0, (3, 1.5)) if label.endswith("/base") else "-"
+            style = line((shade, dash, marker if prefix == "validation/" else ""), len(rows))
             ax.plot([row["step"] for row in rows], _floats([row[name] for row in rows]), label=label.replace("/", ", "),
-                    color=colors[group], **(style if prefix == "validation/" else {"linewidth": 1.1}))
+                    linewidth=1.1, **style)
         ax.set(title=title, xlabel="step (optimizer updates)", yscale="linear" if prefix == "train/lr_factor" else "log")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.grid(axis="y")
@@ -353,5 +380,5 @@ def player(sample: dict, field: int) -> str:
         kind, body = "field", _field_player(ref, pred)
     return (f'<div class="player {kind}">{body}<div class="controls"><button type="button" aria-label="play or pause">&#9654;'
             f'</button><input type="range" min="0" max="{len(frames) - 1}" value="0" aria-label="frame">'
-            f'<output>t = {data["times"][0]}</output></div>'
+            f'<output>lead {data["times"][0]}</output></div>'
             f'<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>')

@@ -1,9 +1,10 @@
 """Figures of ensemble forecasts, in the style of ups.figures: what a forecaster looks at, and whether the spread can be believed.
 
-A sample is one shown trajectory: u_ref (T, C, *space); members: {model: (M, T, C, *space)}; times (T,); fields: names of the C
-channels; coordinates: one (cells,) array per axis; label. Of a 3D field the middle slice of the last axis is shown. A steady
-sample has instead cases: {case: {"observed": (*space) with NaN where nothing was seen, "u_ref": (C, *space), "members":
-(M, C, *space)}}. models: {model: row of ups.probabilistic.summarise_ensemble}; what a row lacks is left out.
+A sample is one shown trajectory: u_ref (T, C, *space); members: {model: (M, T, C, *space)}; times (T,): lead times; fields: names
+of the C channels; axes, coordinates: name and (cells,) centres of every space axis; label. Of a 3D field the middle slice of the
+last axis is shown. A steady sample has instead cases: {case: {"observed": (*space) with NaN where nothing was seen, "u_ref":
+(C, *space), "members": (M, C, *space)}}. models: {model: row of ups.probabilistic.summarise_ensemble}; what a row lacks is left
+out.
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ups import figures
-from ups.figures import INK, _extent, _figure, _floats, _range, _shown, _styled
+from ups.figures import INK, _extent, _figure, _floats, _range, _shown, _styled, color, lead_title, line
 
 NAMES = {"operator": "operator alone", "dressed": "+ noise", "dressed_conditional": "+ conditional noise",
          "dressed_resampled": "+ drawn residual", "rival": "rival, no teacher", "corrector": "corrector",
          "student_1": "student, 1 step", "student_2": "student, 2 steps"}  # in the order in which they are shown
-COLORS = {"dressed": "#8a939c", "dressed_conditional": "#8c6d46", "dressed_resampled": "#6f9a3c", "rival": "#e08214",
-          "student_1": "#7a5bd0", "student_2": "#2a9d6f"}
-DASHED = ("dressed", "dressed_conditional", "dressed_resampled")
 FEATURED = ("corrector", "student_1", "dressed_conditional", "student_2", "rival", "dressed", "dressed_resampled")
 SPREAD_MAP = "YlOrRd"  # light where the ensemble is sure
 UNSEEN = "#b9c0c7"  # cells that were not observed
@@ -39,10 +37,6 @@ def ordered(models: dict) -> list[str]:
 
 def label(model: str) -> str:
     return NAMES.get(model, model)
-
-
-def color(model: str) -> str:
-    return COLORS.get(model, figures.color(model))
 
 
 def featured(models: dict, count: int) -> list[str]:
@@ -60,7 +54,8 @@ def case_name(case: str) -> str:
 
 def _members(sample: dict, model: str, field: int) -> np.ndarray:
     """(M, T, x) or (M, T, x, y): one field of every member as ups.figures shows it."""
-    return np.stack([_shown({"u": member}, "u", field) for member in np.asarray(sample["members"][model])]).astype(float)
+    members = np.asarray(sample["members"][model])
+    return np.stack([_shown({**sample, "u": member}, "u", field) for member in members]).astype(float)
 
 
 def _bands(members: np.ndarray) -> dict[float, np.ndarray]:
@@ -86,14 +81,14 @@ def fan(sample: dict, field: int) -> Figure:
             for i, member in enumerate(members[:NUM_LINES, lead]):
                 ax.plot(x, member, color=shade, linewidth=0.5, alpha=0.75, label="members" if i == 0 else None)
             if "operator" in sample["members"]:
-                ax.plot(x, _members(sample, "operator", field)[0, lead], color=figures.COLORS["operator"], linewidth=1.2,
+                ax.plot(x, _members(sample, "operator", field)[0, lead], color=color("operator"), linewidth=1.2,
                         linestyle=(0, (3, 1.5)), label=label("operator"))
             ax.plot(x, ref[lead], color=INK, linewidth=1.4, label="truth")
             ax.grid(axis="y")
             ax.xaxis.set_major_locator(MaxNLocator(4))
         row[0].set_ylabel(f"{label(model)}\n{sample['fields'][field]}")
     for top, bottom, lead in zip(axes[0], axes[-1], leads, strict=True):
-        top.set_title(f"t = {times[lead]:.3g}")
+        top.set_title(lead_title(times[lead]))
         bottom.set_xlabel("x")
     handles, names = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, names, loc="outside lower center", ncols=len(names))
@@ -150,7 +145,7 @@ def members_2d(sample: dict, model: str, field: int) -> Figure:
             image = _panel(ax, values[lead], sample, figures.FIELD_MAP, low, high)
         for ax, values in zip(row[-2:], (spread, error), strict=True):
             other = _panel(ax, values[lead], sample, SPREAD_MAP, 0.0, top)
-        row[0].set_ylabel(f"t = {times[lead]:.3g}\ny" if len(times) > 1 else "y")
+        row[0].set_ylabel(f"{lead_title(times[lead])}\ny" if len(times) > 1 else "y")
     for ax, title in zip(axes[0], [*[title for title, _ in shown], "spread", "error of mean"], strict=True):
         ax.set_title(title)
     for ax in axes[-1]:
@@ -173,14 +168,14 @@ def by_lead(models: dict, times: list[float]) -> Figure | None:
             values, row = _floats(models[model][key]), models[model]
             if key == "ssr_by_lead" and not (values > 0).any():  # a single member has no spread
                 continue
-            ax.plot(times, values, color=color(model), linestyle=(0, (4, 2)) if model in DASHED else "-", label=label(model))
+            ax.plot(times, values, label=label(model), **line(model, len(times)))
             if f"{key}_low" in row and model in featured(models, 2):  # eight bands on top of one another show nothing
                 ax.fill_between(times, _floats(row[f"{key}_low"]), _floats(row[f"{key}_high"]), color=color(model), alpha=0.15,
                                 linewidth=0)
         if key == "ssr_by_lead":
             ax.axhspan(0.9, 1.1, color=figures.LINE, alpha=0.5, linewidth=0)
             ax.set_ylim(bottom=0)
-        ax.set(title=title, xlabel="time t", yscale=scale)
+        ax.set(title=title, xlabel="lead time", yscale=scale)
         if scale == "log":
             _logarithmic(ax.yaxis)
         ax.grid(axis="y")
@@ -219,7 +214,7 @@ def spread_and_skill(models: dict, times: list[float]) -> Figure | None:
         ax.xaxis.set_major_locator(MaxNLocator(4))
     axes[0].set_ylim(bottom=0)
     axes[0].legend(fontsize=8, loc="best", handlelength=1.6)
-    fig.supxlabel("time t", fontsize=9)
+    fig.supxlabel("lead time", fontsize=9)
     return fig
 
 
@@ -259,8 +254,7 @@ def reliability(models: dict) -> Figure | None:
     for model, bins in kept.items():
         spread, rmse = _floats(bins["spread"]), _floats(bins["rmse"])
         slope = "" if bins["slope"] is None else f" (slope {bins['slope']:.2f})"
-        ax.plot(spread, rmse, color=color(model), marker="o", markersize=3, linewidth=1.2, label=label(model) + slope,
-                linestyle=(0, (4, 2)) if model in DASHED else "-")
+        ax.plot(spread, rmse, linewidth=1.2, label=label(model) + slope, **line(model, len(spread)))
         every += [*spread[spread > 0], *rmse[rmse > 0]]
     ends = [min(every) / 1.3, max(every) * 1.3]
     ax.plot(ends, ends, color=INK, linewidth=0.8)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ups.checkpoint import read_weights, write_weights
 from ups.files import DamagedError, file_hash
 from ups.guard import peer_failed, waiting
+from ups.progress import Bar, note, position
 from ups.stage import StageFolder
 
 if TYPE_CHECKING:
@@ -35,7 +36,11 @@ def fit_once(run: Run, folder: str, fits: dict[str, Callable[[], Fit]], doing: s
         is_all = _wait([directory / f"{name}.json" for name in fits])
         return {name: find_fit(run.folder, f"{folder}/{name}") for name in fits} if is_all else {}
 
-    return run.agreed(fit_or_find, doing)
+    def count() -> int:
+        return sum((directory / f"{name}.json").is_file() for name in fits)
+
+    with Bar(f"{position(run.stage)}: {folder}", len(fits), run.is_main, count, unit="tasks"):
+        return run.agreed(fit_or_find, doing)
 
 
 def keep_fit(folder: StageFolder, name: str, fit: Fit) -> None:
@@ -68,6 +73,7 @@ def _wait(paths: list[Path]) -> bool:
     False as soon as another process has failed, whose error the agreement then raises.
     """
     with waiting("waiting for what other processes fit"):
-        while not (is_all := all(path.is_file() for path in paths)) and not peer_failed():
+        while (missing := [path.stem for path in paths if not path.is_file()]) and not peer_failed():
+            note(f"other processes fit {', '.join(missing)}")
             time.sleep(0.2)
-    return is_all
+    return not missing

@@ -15,7 +15,9 @@ import math
 from pathlib import Path
 
 from ups.files import write_atomic
-from ups.report import BASELINES, is_interval, number, validate_results
+from ups.gates import BASELINES
+from ups.report import validate_results
+from ups.tables import is_interval, number
 
 PATH = "runs/leaderboard.jsonl"
 

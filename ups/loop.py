@@ -64,6 +64,7 @@ from ups.events import tell
 from ups.files import file_hash, read_record, value_hash, write_json, write_sealed
 from ups.guard import Guard
 from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, place_gradients
+from ups.progress import Bar, position
 from ups.sampling import generator
 from ups.sharded import Loss, Sharding
 from ups.stage import DONE, MODEL, StageFolder
@@ -127,7 +128,7 @@ class Run:
         self.model: nn.Module | None = None
         self.optimizer: MuonAdamW | None = None
         self.ema: EMA | None = None
-        self.bar: tqdm | None = None
+        self.bar: Bar | None = None
         self.guard: Guard | None = None
         self._window: dict[str, list] = {}  # name -> [sum of value * rows, rows] on this rank since the last log
         self._is_updated, self._is_open, self._is_recorded = True, False, False
@@ -200,8 +201,8 @@ class Run:
         self._tell_machine("open", directory=str(self.directory.absolute()))
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(self.train.batch_size / self.world / self.micro_batch)
-        self.print(f"{self.stage}: {self.directory} on {self.world} x {device}, precision {self.train.precision}; batch "
-                   f"{self.train.batch_size} = {self.world} processes x {passes} passes of at most {self.micro_batch}")
+        self.print(f"{position(self.stage)}: {self.directory} on {self.world} x {device}, precision {self.train.precision}; "
+                   f"batch {self.train.batch_size} = {self.world} processes x {passes} passes of at most {self.micro_batch}")
 
     def _tell_machine(self, event: str, **facts: Any) -> None:
         """One word to the supervisor; every machine has one, so one rank of each speaks."""
@@ -399,9 +400,8 @@ class Run:
         step is in its checkpoint. After an agreed SIGTERM or SIGINT: saves and raises SystemExit(143).
         """
         self._logged_at, self._logged_step = time.perf_counter(), self.step
-        is_terminal = sys.stderr.isatty()
-        with self._in_loop(), tqdm(total=self.train.steps, initial=self.step, desc=self.stage, disable=not self.is_main,
-                                   unit="step", mininterval=0.5 if is_terminal else 30.0, dynamic_ncols=is_terminal) as self.bar:
+        bar = Bar(position(self.stage), self.train.steps, self.is_main, initial=self.step, unit="step")
+        with self._in_loop(), bar as self.bar:
             while self.step < self.train.steps and not self.is_stopped_early:
                 self._is_updated = False
                 self.guard.step = self.step
@@ -462,7 +462,7 @@ class Run:
             if self.is_main:
                 total = self._window.setdefault("loss", [0.0, 0])
                 total[0], total[1] = total[0] + loss * counts[ROWS], total[1] + int(counts[ROWS])
-                self.bar.set_postfix(loss=f"{loss:.3e}", refresh=False)
+                self.bar.lost(loss)
         if self.is_due(self.train.log_every):
             self._log_window(factor, norm)
         return is_finite

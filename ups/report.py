@@ -10,7 +10,9 @@ results.json is strict JSON; null stands for "undefined or not finite". A number
         "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names; "grid": cells per axis;
         "times": [T] time since the last context frame ([0.0] for a steady task);
         "models": {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"), "codec_floor": ROW, "fno", "unet", ...: ROW};
-        "spectra": metrics.summarise_spectra(...) or {} }
+        "spectra": metrics.summarise_spectra(...) or {};
+        "equation": text; "conserved": fields whose mean the equation keeps; "network_is_used": bool;
+        "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
     ROW: metrics.summarise(...) -> metric: number with interval; "error_growth(_low, _high)": [T]; "nrmse_by_field": [C];
         "nonfinite_trajectories", "zero_frames": counts; and "ms_per_state", "evaluations_per_state": numbers
     gates: [{"stage": "operator" | "diffusion" | "consistency" | "rival" | "steady", "task", "name": "claim/task[/model]",
@@ -33,6 +35,9 @@ import numpy as np
 from ups import figures
 from ups.files import write_atomic
 from ups.gates import BASELINES
+from ups.rivals import RIVALS
+from ups.summary import overview, verdict, verdicts
+from ups.tables import cell, is_interval, number, table
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 REQUIRED = {"run": str, "created": str, "config_hash": str, "environment": dict, "protocol": dict, "tasks": dict, "gates": list,
@@ -52,15 +57,12 @@ METRICS = {  # name -> label, meaning
     "frmse_mid": ("Fourier RMSE, mid", "error of wave numbers 4 to 11"),
     "frmse_high": ("Fourier RMSE, high", "error of wave numbers from 12"),
     "correlation_time": ("correlation time", "lead time at which the correlation falls below 0.8 (the horizon if it never does)"),
+    "train_seconds": ("training time, s", "on this task alone, by make bench"),
     "ms_per_state": ("ms per state", "wall-clock time per predicted state, decoding included"),
     "evaluations_per_state": ("evaluations per state", "network calls per predicted state"),
     "nonfinite_trajectories": ("non-finite trajectories", "predictions that hold NaN or inf"),
     "zero_frames": ("zero frames", "frames whose truth is zero: no relative error, left out"),
 }
-
-
-def is_interval(value: Any) -> bool:
-    return isinstance(value, dict) and {"value", "low", "high"} <= set(value)
 
 
 def _bad(where: str, what: str, expected: str) -> ValueError:
@@ -112,128 +114,20 @@ def write_results(results: dict, path: str | Path) -> Path:
     return Path(path)
 
 
-def number(value: Any) -> str:
-    """Three significant digits, powers of ten written out; a dash for null."""
-    if value is None:
-        return "–"
-    if isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**15):
-        return f"{value:,}" if type(value) is int else str(value)
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "not finite" if math.isinf(value) else "undefined"
-    if not 1e-3 <= abs(value) < 1e5:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{mantissa}×10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
-
-
-def _nrmse(task: dict, model: str) -> float | None:
-    return task["models"].get(model, {}).get("nrmse", {}).get("value")
-
-
-def _baseline(task: dict) -> str:
-    return next(b for b in BASELINES if b in task["models"])
-
-
-def _factor(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
-
-
-def _fail(count: int) -> str:
-    return f"{count} gate{'s' * (count != 1)} fail{'s' * (count == 1)}"
-
-
-def verdict(results: dict) -> str:
-    """A paragraph in plain words, from the numbers alone."""
-    tasks, gates = results["tasks"], results["gates"]
-    failed = [gate["name"] for gate in gates if not gate["passed"]]
-    total = sum(task["num_trajectories"] for task in tasks.values())
-    out = [f"The operator was scored on {total:,} {results['protocol'].get('split', '')} trajectories of {len(tasks)} "
-           f"task{'s' * (len(tasks) != 1)}."]
-    out.append(f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}." if failed else f"All {len(gates)} gates pass.")
-    for baseline, meaning in (("persistence", "persistence (the last known frame)"), ("train_mean", "the training mean")):
-        parts = []
-        for name, task in tasks.items():
-            ours, trivial = _nrmse(task, "operator"), _nrmse(task, baseline)
-            if _baseline(task) == baseline and ours and trivial:
-                words = "lower" if trivial >= ours else "higher"
-                parts.append(f"{_factor(max(trivial / ours, ours / trivial))} times {words} on {name}")
-        if parts:
-            out.append(f"Against {meaning} its error is {', '.join(parts)}.")
-    for rival in ("fno", "unet"):
-        better, worse, level = [], [], []
-        for name, task in tasks.items():
-            ours, theirs = task["models"]["operator"]["nrmse"], task["models"].get(rival, {}).get("nrmse")
-            if theirs and None not in (*ours.values(), *theirs.values()):
-                apart = ours["high"] < theirs["low"] or theirs["high"] < ours["low"]
-                (level if not apart else better if ours["value"] < theirs["value"] else worse).append(name)
-        parts = [f"{words} on {', '.join(names)}" for words, names in
-                 (("lower", better), ("higher", worse), ("the same within the intervals", level)) if names]
-        if parts:
-            out.append(f"Beside the {figures.NAMES[rival]} it is {'; '.join(parts)}.")
-    floors = {name: _nrmse(task, "codec_floor") / _nrmse(task, "operator") for name, task in tasks.items()
-              if _nrmse(task, "codec_floor") is not None and _nrmse(task, "operator")}
-    if floors:
-        name = max(floors, key=floors.get)
-        out.append(f"The codec's reconstruction error is at most {100 * floors[name]:.2g} % of the operator's ({name}).")
-    broken = [name for name, task in tasks.items() if _nrmse(task, "operator") is None]
-    if broken:
-        out.append(f"On {', '.join(broken)} the prediction is not finite or the error undefined.")
-    known = {name: _nrmse(task, "operator") for name, task in tasks.items() if name not in broken}
-    if known:
-        name = max(known, key=known.get)
-        row, task = tasks[name]["models"]["operator"], tasks[name]
-        entry, growth = row["nrmse"], row["error_growth"]
-        text = f"The largest error is on {name}: nRMSE {number(entry['value'])}"
-        text += f" ({number(entry['low'])} to {number(entry['high'])})"
-        by_field = row.get("nrmse_by_field", [])
-        if len(by_field) > 1 and None not in by_field:
-            text += f", most of it in {task['fields'][int(np.argmax(by_field))]}"
-        if len(growth) > 1 and None not in (growth[0], growth[-1]):
-            text += f", from {number(growth[0])} at the first to {number(growth[-1])} at the last predicted frame"
-        out.append(text + ".")
-    return " ".join(out)
-
-
-def _cell(value: Any) -> str:
-    if not is_interval(value):
-        return number(value)
-    text = f"<b>{number(value['value'])}</b>"
-    return text if value["low"] is None else text + f"<small>{number(value['low'])} – {number(value['high'])}</small>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already."""
-    body = "".join(f"<tr><th scope=row>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>" for row in rows)
-    return f"<div class=scroll><table><tr>{''.join(f'<th scope=col>{cell}</th>' for cell in head)}</tr>{body}</table></div>"
-
-
-def _overview(results: dict) -> str:
-    rows = []
-    for name, task in results["tasks"].items():
-        ours, trivial, models = _nrmse(task, "operator"), _nrmse(task, _baseline(task)), task["models"]
-        rivals = [_cell(models[key]["nrmse"]) if key in models else "–" for key in ("fno", "unet", "codec_floor")]
-        rows.append([f'<a href="#{html.escape(name)}">{html.escape(name)}</a>', _cell(models["operator"]["nrmse"]),
-                     f"{_cell(models[_baseline(task)]['nrmse'])}<i>{figures.NAMES[_baseline(task)]}</i>",
-                     f"{_factor(trivial / ours)}×" if ours and trivial else "–", *rivals, number(task["num_trajectories"])])
-    head = ("nRMSE", "UPS operator", "trivial baseline", "baseline / operator", "FNO", "U-Net", "codec floor", "trajectories")
-    used = [i for i in range(len(head)) if i < 4 or any(row[i] != "–" for row in rows)]
-    return _table([head[i] for i in used], [[row[i] for i in used] for row in rows])
-
-
 def _model_table(task: dict) -> str:
-    order = [*[m for m in task["models"] if m not in ("fno", "unet", *BASELINES, "codec_floor")],
-             *[m for m in ("fno", "unet", *BASELINES, "codec_floor") if m in task["models"]]]
+    last = (*RIVALS, *BASELINES, "codec_floor")
+    order = [*[m for m in task["models"] if m not in last], *[m for m in last if m in task["models"]]]
     names = [*METRICS, *[k for m in order for k in task["models"][m] if k not in METRICS]]
     rows = []
     for name in dict.fromkeys(names):
         cells = [task["models"][model].get(name) for model in order]
-        if any(isinstance(cell, list) or (isinstance(cell, dict) and not is_interval(cell)) for cell in cells):
+        if any(isinstance(value, list) or (isinstance(value, dict) and not is_interval(value)) for value in cells):
             continue
-        if all(cell is None for cell in cells) or (name in ("zero_frames", "nonfinite_trajectories") and not any(cells)):
+        if all(value is None for value in cells) or (name in ("zero_frames", "nonfinite_trajectories") and not any(cells)):
             continue
         label, meaning = METRICS.get(name, (name, ""))
-        rows.append([f'<span title="{html.escape(meaning)}">{html.escape(label)}</span>', *[_cell(cell) for cell in cells]])
-    return _table(["", *[html.escape(figures.NAMES.get(model, model)) for model in order]], rows)
+        rows.append([f'<span title="{html.escape(meaning)}">{html.escape(label)}</span>', *[cell(value) for value in cells]])
+    return table(["", *[html.escape(figures.NAMES.get(model, model)) for model in order]], rows)
 
 
 def _flat(group: dict, prefix: str = "") -> list[tuple[str, Any]]:
@@ -261,12 +155,12 @@ class _Figures:
 
 def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) -> str:
     steady, times = len(task["times"]) == 1, task["times"]
-    facts = [f"{task['num_trajectories']:,} trajectories", f"{' × '.join(map(str, task['grid']))} cells",
+    facts = [task["equation"]] if task.get("equation") else []
+    facts += [f"{task['num_trajectories']:,} trajectories", f"{' × '.join(map(str, task['grid']))} cells",
              f"field{'s' * (len(task['fields']) != 1)} {', '.join(task['fields'])}"]
-    facts += [] if steady else [f"{len(times)} frames predicted up to t = {number(float(times[-1]))}"]
+    facts += [] if steady else [f"{len(times)} frames predicted, up to lead time {number(float(times[-1]))}"]
     facts += [f"parameters {', '.join(map(str, task['parameters']))}"] if task["parameters"] else []
-    out = [f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class=note>{html.escape("; ".join(facts))}.</p>',
-           _model_table(task)]
+    out = [f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class=note>{html.escape("; ".join(facts))}.</p>']
     for rank, sample in enumerate(samples):
         errors = figures.field_errors(sample)
         order = np.argsort(-np.nan_to_num(errors, nan=-1.0, posinf=np.inf))  # undefined last
@@ -287,7 +181,7 @@ def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) ->
         field = int(np.argmax([math.inf if v is None else v for v in by_field]))
         figure = figures.spectra(task["spectra"], field, task["fields"][field], times, min(task["grid"]) // 2)
         out.append(draw(figure, f"{name}_spectra", f"Energy spectrum of {task['fields'][field]}, mean over trajectories."))
-    return "".join([*out, "</section>"])
+    return "".join([*out, _model_table(task), "</section>"])
 
 
 def write_report(results: dict, samples: dict[str, list[dict]], history: list[dict], path: str | Path,
@@ -300,14 +194,20 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
     validate_results(results)
     draw = _Figures(Path(path).parent / "figures")
     failed = sum(not gate["passed"] for gate in results["gates"])
-    gates = _table(("gate", "", "value", "allowed", "reason"), [
+    passed = f"{len(results['gates']) - failed} of {len(results['gates'])} gates pass"
+    unusable = [name for name, entry in results["verdicts"].items() if not entry["usable"]]
+    gates = table(("gate", "", "value", "allowed", "reason"), [
         [html.escape(g["name"]), f"<em class={'pass' if g['passed'] else 'fail'}>{'pass' if g['passed'] else 'FAIL'}</em>",
          number(g.get("value")), html.escape(g["bound"]), html.escape(g["reason"])] for g in results["gates"]])
-    parts = [f"<section id=summary><h2>Summary</h2><p class=verdict>{html.escape(verdict(results))}</p>{_overview(results)}"
-             "<p class=note>Mean over trajectories with its 95 % bootstrap interval. Context frames are given to every model and "
-             "are not scored.</p></section>", f"<section id=gates><h2>Gates</h2>{gates}</section>"]
+    parts = [f"<section id=summary><h2>Summary</h2>{verdicts(results)}<p class=verdict>{html.escape(verdict(results))}</p>"
+             f"{overview(results)}<p class=note>nRMSE and error of the mean (cRMSE): means over trajectories with 95 % bootstrap "
+             "intervals. What the network takes off is judged on the same trajectories; a tie: the interval holds zero. Context "
+             "frames are given to every model and are not scored. FNO and U-Net had the training time that is named, on the task "
+             "alone.</p></section>"]
     parts += [_task_section(name, task, samples.get(name, []), draw) for name, task in results["tasks"].items()]
     parts += [f'<section id="{html.escape(title)}"><h2>{html.escape(title)}</h2>{body}</section>' for title, body in sections]
+    parts.append(f"<section id=gates><details{' open' if failed else ''}><summary><h2>Gates</h2> {passed}</summary>{gates}"
+                 "</details></section>")
     if history:
         figure = draw(figures.training(history), "training", "Training loss, validation score and learning rate.")
         parts.append(f"<section id=training><h2>Training</h2>{figure}</section>")
@@ -316,11 +216,12 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
         facts |= {prefix + key: value for key, value in _flat(group)}
     rows = [[html.escape(key.replace("_", " ")), f"<code>{html.escape(number(value))}</code>"] for key, value in facts.items()]
     meanings = [[html.escape(label), html.escape(meaning)] for label, meaning in METRICS.values() if meaning]
-    parts.append(f"<section id=reproduce class=facts><h2>Reproduce</h2>{_table(('', ''), rows)}<h2>Definitions</h2>"
-                 f"{_table(('', ''), meanings)}</section>")
-    anchors = ("summary", "gates", *results["tasks"], *[title for title, _ in sections], "reproduce")
+    parts.append(f"<section id=reproduce class=facts><h2>Reproduce</h2>{table(('', ''), rows)}<h2>Definitions</h2>"
+                 f"{table(('', ''), meanings)}</section>")
+    anchors = ("summary", *results["tasks"], *[title for title, _ in sections], "gates", "reproduce")
     fill = {"TITLE": html.escape(f"UPS report: {results['run']}"), "DATE": html.escape(results["created"]),
-            "BADGE": f"<em class={'fail' if failed else 'pass'}>{_fail(failed) if failed else 'all gates pass'}</em>",
+            "BADGE": f"<em class={'fail' if failed else 'pass'}>{passed}</em>" + (
+                f"<em class=fail>not usable: {len(unusable)} of {len(results['verdicts'])} tasks</em>" if unusable else ""),
             "LINKS": "".join(f'<a href="#{html.escape(name)}">{html.escape(name)}</a>' for name in anchors),
             "BODY": "".join(parts)}
     text = TEMPLATE.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ups import figures, figures_ensemble
-from ups.report import _cell, _table, is_interval, number
+from ups.tables import cell, is_interval, number, table
 
 # name -> label, what is best ("low", or the number that a calibrated ensemble has), meaning
 METRICS: dict[str, tuple[str, str | float | None, str]] = {
@@ -52,13 +52,13 @@ BEST = '<b style="color:var(--good)" title="best of the row">'
 STEADY = ("crps", "ssr", "nrmse_mean", "energy_distance_ratio", "trace_ratio")
 
 
-def _value(cell: Any) -> float | None:
-    return cell["value"] if is_interval(cell) else cell
+def _value(found: Any) -> float | None:
+    return found["value"] if is_interval(found) else found
 
 
 def _marked(cells: list[Any], best: str | float | None) -> list[str]:
     """The cells as HTML, the best one marked: the smallest, or the closest to a calibrated ensemble's; none if all are equal."""
-    texts = [_cell(cell) for cell in cells]
+    texts = [cell(value) for value in cells]
     known = {i: value for i, value in enumerate(map(_value, cells)) if value is not None}
     distance = {i: value if best == "low" else abs(value - best) for i, value in known.items()} if best is not None else {}
     if len(set(distance.values())) > 1:
@@ -78,17 +78,17 @@ def _model_table(models: dict) -> str:
     names, rows = figures_ensemble.ordered(models), []
     for metric, (_, best, _) in METRICS.items():
         cells = [models[model].get(metric) for model in names]
-        if all(cell is None for cell in map(_value, cells)) or (metric == "nonfinite_trajectories" and not any(cells)):
+        if all(value is None for value in map(_value, cells)) or (metric == "nonfinite_trajectories" and not any(cells)):
             continue
         rows.append([_name(metric), *_marked(cells, best)])
-    return _table(["", *[html.escape(figures_ensemble.label(model)) for model in names]], rows)
+    return table(["", *[html.escape(figures_ensemble.label(model)) for model in names]], rows)
 
 
 def _comparison_table(comparisons: dict) -> str:
     """Paired ratios, below 1 is better than the second model."""
     metrics = [metric for metric in METRICS if any(metric in row for row in comparisons.values())]
-    rows = [[html.escape(name), *[_cell(row.get(metric)) for metric in metrics]] for name, row in comparisons.items()]
-    return _table(["ratio, paired", *map(_name, metrics)], rows)
+    rows = [[html.escape(name), *[cell(row.get(metric)) for metric in metrics]] for name, row in comparisons.items()]
+    return table(["ratio, paired", *map(_name, metrics)], rows)
 
 
 def _figure(figure: Figure | None, caption: str) -> str:
@@ -155,7 +155,7 @@ def steady_section(entry: dict, sample: dict, name: str) -> str:
         for i, model in enumerate(names):
             case_cell = html.escape(figures_ensemble.case_name(case)) if i == 0 else ""
             rows.append([case_cell, html.escape(figures_ensemble.label(model)), *[column[i] for column in columns]])
-    out = [_words(entry), _table(["observed", "model", *map(_name, metrics)], rows)]
+    out = [_words(entry), table(["observed", "model", *map(_name, metrics)], rows)]
     members = f"{number(entry['members'])} members; " if "members" in entry else ""
     out.append(f"<p class=note>{html.escape(name)}: {members}* marks the best model of a case.</p>")
     if sample and sample.get("cases"):

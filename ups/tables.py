@@ -1,0 +1,44 @@
+"""Numbers, intervals and tables as the report writes them."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+
+def is_interval(value: Any) -> bool:
+    return isinstance(value, dict) and {"value", "low", "high"} <= set(value)
+
+
+def number(value: Any) -> str:
+    """Three significant digits, powers of ten written out; a dash for null."""
+    if value is None:
+        return "–"
+    if isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**15):
+        return f"{value:,}" if type(value) is int else str(value)
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "not finite" if math.isinf(value) else "undefined"
+    if not 1e-3 <= abs(value) < 1e5:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa}×10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
+def cell(value: Any) -> str:
+    """A number as HTML, its interval below it."""
+    if not is_interval(value):
+        return number(value)
+    text = f"<b>{number(value['value'])}</b>"
+    return text if value["low"] is None else text + f"<small>{number(value['low'])} – {number(value['high'])}</small>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are HTML already. A narrow page shows each row as a card, where every cell names its column."""
+    names = [html.escape(html.unescape(re.sub(r"<[^>]+>", "", name)), quote=True) for name in head]
+    body = "".join(f"<tr><th scope=row>{row[0]}</th>" + "".join(
+        f'<td data-name="{name}">{content}</td>' for name, content in zip(names[1:], row[1:], strict=True)) + "</tr>"
+        for row in rows)
+    return f"<div class=scroll><table><tr>{''.join(f'<th scope=col>{name}</th>' for name in head)}</tr>{body}</table></div>"
