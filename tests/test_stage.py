@@ -214,6 +214,13 @@ def test_a_report_stands_only_whole_and_for_its_stages_and_settings(config):
     assert "done.json was altered" in why_to_do(config, "report")
 
 
+def test_a_report_is_made_again_when_the_bench_has_measured_a_rival(config, monkeypatch):
+    finish(config)
+    before = report_parents(config)
+    monkeypatch.setattr(ask, "find_rivals", lambda config, parents: {"burgers1d": {"fno": parents["burgers1d"]}})
+    assert report_parents(config) != before and before == {**report_parents(config), "bench": before["bench"]}
+
+
 def test_a_report_is_made_of_stages_of_this_configuration(config):
     finish(config)
     other = folder_of(config, "operator.model.width=64").config
