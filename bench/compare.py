@@ -293,7 +293,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
                 for model in args.models if model in BASELINES}
     result = {"kind": "compare", **describe(args, problem, splits), "judged_by": "nrmse" if steady else "pooled",
               "settings": {model: asdict(value) for model, value in settings.items()}, "rows_printed": [], "ratios": {}}
-    cache = open_cache(config, args.task, verify="quick")
+    cache = open_cache(config, args.task)
     result |= {"data": data_key(config, args.task, cache.fingerprint), "models": {}}
     path = OUT / f"{args.task}_{args.budget:g}s_{'-'.join(args.models)}_{time.strftime('%m%d-%H%M%S')}.json"
     name, errors = trivial(problem, test)

@@ -312,7 +312,7 @@ def test_a_diverged_rollout_is_reported_as_such():
 @pytest.mark.parametrize("steady", [False, True])
 def test_the_judge_runs_and_writes_its_table(steady, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "OUT", tmp_path)
-    monkeypatch.setattr(compare, "open_cache", lambda config, task, verify="auto": FakeCache(steady=steady))
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache(steady=steady))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     small = [f"{model}.{key}={value}" for model in ("fno", "unet") for key, value in TINY.items()]
     result = compare.main(["--task", "burgers1d", "--budget", "0.3", "--models", "fno", "unet", "--seeds", "0", "1", *small])
@@ -390,7 +390,7 @@ def test_settings_tuned_on_the_small_run_count_for_its_data_alone(tmp_path, monk
     monkeypatch.setattr(compare, "OUT", tmp_path)
     monkeypatch.setattr(compare, "climb", lambda family, *_: climbed.append(family) or {
         "changes": {"lr": 1.0}, "tried": 1, "seconds": 3.0})
-    monkeypatch.setattr(compare, "open_cache", lambda config, task, verify="auto": FakeCache())
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache())
     args = types.SimpleNamespace(task="burgers1d", budget=1.0, clock="wall", threads=1)
     small = load_config(compare.BEST_ON)
     assert compare.tuned("unet", small, args, problem(), None) == {} and not climbed
@@ -412,7 +412,7 @@ def test_a_grid_that_some_settings_do_not_fit_is_tuned_with_the_others(monkeypat
 
 def test_tuning_ranks_on_validation(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "OUT", tmp_path)
-    monkeypatch.setattr(compare, "open_cache", lambda config, task, verify="auto": FakeCache())
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache())
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     small = [f"fno.{key}={value}" for key, value in TINY.items()]
     result = compare.main(["--task", "burgers1d", "--budget", "0.2", "--tune", "fno", "--try", "lr:1e-3",
@@ -442,7 +442,7 @@ def test_ours_gets_the_same_budget_and_is_marked_when_it_takes_more(seconds, tmp
 
     monkeypatch.setitem(sys.modules, "bench.ours", types.SimpleNamespace(train_ours=train_ours))
     monkeypatch.setattr(compare, "OUT", tmp_path)
-    monkeypatch.setattr(compare, "open_cache", lambda config, task, verify="auto": FakeCache())
+    monkeypatch.setattr(compare, "open_cache", lambda config, task: FakeCache())
     result = compare.main(["--task", "burgers1d", "--budget", "5", "--models", "ours", "--seeds", "3", "--threads",
                             str(torch.get_num_threads())])
     assert result["rows_printed"][0]["error"] == result["trivial"]["error"]
@@ -471,7 +471,7 @@ def ticking(monkeypatch):
     """Our operator trains on the toy by a clock that ticks once a reading."""
     ticks = itertools.count()
     for module in (ours, ablate):
-        monkeypatch.setattr(module, "open_cache", lambda config, task, verify="auto": FakeCache())
+        monkeypatch.setattr(module, "open_cache", lambda config, task: FakeCache())
     monkeypatch.setattr(ours, "Stopwatch", lambda: baselines.Stopwatch(lambda: next(ticks)))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
 

@@ -238,7 +238,9 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
     report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html")
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
-    assert "nRMSE over all frames not finite." in words and "5 of 5 gates fail" in words
+    failed, count = sum(not gate["passed"] for gate in results["gates"]), len(results["gates"])
+    assert "nRMSE over all frames not finite." in words and f"{failed} of {count} gates fail" in words
+    assert failed > 5 and f"{count - failed} of {count} gates pass" in words
 
 
 def interval(value, low=None, high=None):
@@ -249,7 +251,8 @@ def test_verdict_says_which_model_is_better():
     results, _, _ = example()
     text = verdict(results)
     assert re.search(r"Of its base's error the network takes off .* % on advection1d", text)
-    assert "1 of 13 gates fail: nrmse/diff_react2d." in text and "No FNO or U-Net was trained on cfd3d (make bench)." in text
+    assert f"1 of {len(results['gates'])} gates fail: nrmse/diff_react2d." in text
+    assert "No FNO or U-Net was trained on cfd3d (make bench)." in text
     models = results["tasks"]["advection1d"]["models"]
     models["operator"]["nrmse"], models["fno"]["nrmse"] = interval(9.0, 8.1, 9.9), interval(0.01, 0.009, 0.011)
     text = verdict(results)
@@ -317,12 +320,13 @@ def test_the_page_says_whether_a_model_is_usable_then_shows_it_and_folds_gates_t
     text = path.read_text(encoding="utf-8")
     places = [text.index(part) for part in (f'{results["verdicts"]["advection1d"]["words"]}</li>', "<table>",
                                             '<section id="cfd3d">', "added by a later stage", "<section id=gates>")]
-    assert places == sorted(places) and "<details open><summary><h2>Gates</h2> 12 of 13 gates pass" in text   # one fails
+    count = len(results["gates"])
+    assert places == sorted(places) and f"<details open><summary><h2>Gates</h2> {count - 1} of {count} gates pass" in text
     results = copy.deepcopy(results)
     results["gates"], results["tasks"] = [gate for gate in results["gates"] if gate["passed"]], {}
     results["verdicts"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
     text = report.write_report(results, {}, [], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<details><summary><h2>Gates</h2> 12 of 12 gates pass" in text and "<details open" not in text
+    assert f"<details><summary><h2>Gates</h2> {count - 1} of {count - 1} gates pass" in text and "<details open" not in text
     assert "<em class=fail>cfd3d</em> Not usable: as an example." in text and "not usable: 1 of 4 tasks" in text
 
 
