@@ -3,6 +3,7 @@
 import base64
 import copy
 import functools
+import html
 import io
 import json
 import math
@@ -318,7 +319,7 @@ def test_the_first_table_sets_the_operator_beside_base_rival_and_conservation(ma
 def test_the_page_says_whether_a_model_is_usable_then_shows_it_and_folds_gates_that_pass(made, tmp_path):
     results, _, path = made
     text = path.read_text(encoding="utf-8")
-    places = [text.index(part) for part in (f'{results["verdicts"]["advection1d"]["words"]}</li>', "<table>",
+    places = [text.index(part) for part in (f'{html.escape(results["verdicts"]["advection1d"]["words"])}</li>', "<table>",
                                             '<section id="cfd3d">', "added by a later stage", "<section id=gates>")]
     count = len(results["gates"])
     assert places == sorted(places) and f"<details open><summary><h2>Gates</h2> {count - 1} of {count} gates pass" in text
