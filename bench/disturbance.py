@@ -1,0 +1,131 @@
+"""How the corrector's training states are disturbed, and whether it sees the change before: chosen on validation.
+
+    python -m bench.disturbance --config configs/small.yaml --task burgers1d_hidden --steps 450 --seeds 0 1
+
+Needs the task's cache (`make cache`). Trains one operator for the task and, for every variant and seed, a corrector of the
+configured length (train_operator.py and train_diffusion.py as they are, under bench/out/disturbance/). Scores rollouts of
+the validation split from `--initial` initial conditions: fair CRPS over the operator's, error of the mean over the operator's
+at the last lead, spread over skill by lead. No test trajectory is read. Prints a table, writes bench/out/disturbance/results.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from ups import probabilistic, residual
+from ups.cache import open_cache
+from ups.choose import spread
+from ups.config import load_config
+from ups.ensemble import Ensembles, rollouts
+from ups.operator import load_operator
+
+ROOT = Path("bench/out/disturbance")
+VARIANTS = {   # share of disturbed states, smallest and largest size over the residual's, whether the change before is seen
+    "clean": (0.0, 0.01, 1.0, True),
+    "half_0.006_0.6": (0.5, 0.006, 0.6, True),
+    "half_0.01_1": (0.5, 0.01, 1.0, True),
+    "most_0.006_0.6": (0.75, 0.006, 0.6, True),
+    "most_0.01_1": (0.75, 0.01, 1.0, True),
+    "most_0.01_1_no_memory": (0.75, 0.01, 1.0, False),
+}
+
+
+def put_in(variant: str) -> None:
+    """Make this process's correctors be trained, and run, as the variant says."""
+    residual.DISTURBED, residual.SMALLEST, residual.LARGEST, has_memory = VARIANTS[variant]
+    if not has_memory:
+        see = residual.TransientResiduals.predict
+
+        def forget(self: residual.TransientResiduals, z: torch.Tensor, parameters: torch.Tensor) -> tuple:
+            z = z[:, -self.head.history :]
+            return see(self, torch.cat([z[:, :1], z], 1), parameters)   # nothing changed before
+
+        residual.TransientResiduals.predict = forget
+
+
+def train(script: str, arguments: list[str], variant: str | None = None) -> None:
+    """One stage by its script, in a process of its own."""
+    code = f"import runpy, sys; from bench import disturbance; disturbance.put_in({variant!r}); " if variant else "import runpy, sys; "
+    code += f"sys.argv = {[script, *arguments]!r}; runpy.run_path({script!r}, run_name='__main__')"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": "."})
+
+
+@torch.no_grad()
+def score(config_path: str, overrides: list[str], task: str, variant: str, num_initial: int, num_members: int) -> dict[str, object]:
+    """Scores of the variant's rollouts on validation."""
+    config = load_config(config_path, overrides)
+    put_in(variant)
+    device, cache = torch.device("cpu"), open_cache(config, task)
+    ensembles = Ensembles(config, residual.TransientResiduals(load_operator(config.run_dir / "operator", device), cache, config,
+                                                              device), device)
+    values = len(cache.parameter_index.unique())
+    rows, context = spread(cache, "val", num_initial * values), config.context(task)
+    num_frames = min(config.evaluate.ensemble_frames, cache.num_frames - context)
+    codec = ensembles.residuals.head.codec
+    u_ref = codec.denormalise(codec.decode(cache.batch(rows, context, num_frames, device)))
+    groups, parts = cache.trajectory[rows], {}
+    reference = rollouts(ensembles, "operator", rows, num_frames, 1)[:, 0]
+    for model, members in (("operator", reference[:, None]),
+                           ("corrector", rollouts(ensembles, "corrector", rows, num_frames, num_members))):
+        parts[model] = probabilistic.score_ensemble(members, u_ref, cache.task.boundary, reference)
+    seed, count = config.run.seed, config.evaluate.num_bootstrap
+    summary = {model: probabilistic.summarise_ensemble(part, count, seed, None, groups) for model, part in parts.items()}
+    versus = probabilistic.compare_ensembles(parts["corrector"], parts["operator"], count, seed, groups)
+    mean = [a / b for a, b in zip(summary["corrector"]["nrmse_mean_by_lead"], summary["operator"]["nrmse_mean_by_lead"], strict=True)]
+    return {"crps": versus["crps"], "mean_by_lead": mean, "ssr_by_lead": summary["corrector"]["ssr_by_lead"],
+            "initial_conditions": len(groups.unique())}
+
+
+def scored_apart(args: argparse.Namespace, overrides: list[str], variant: str) -> dict[str, object]:
+    """`score` in a process of its own, for `put_in` changes the module."""
+    call = (args.config, overrides, args.task, variant, args.initial, args.members)
+    code = f"import json; from bench import disturbance; print(json.dumps(disturbance.score(*{call!r})))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/small.yaml")
+    parser.add_argument("--task", default="burgers1d_hidden")
+    parser.add_argument("--steps", type=int, default=450, help="of the operator, for this task alone")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--initial", type=int, default=100, help="initial conditions of the validation split")
+    parser.add_argument("--members", type=int, default=8)
+    args = parser.parse_args()
+    results: dict[str, dict] = {}
+    path = ROOT / "results.json"
+    if path.is_file():
+        results = json.loads(path.read_text(encoding="utf-8"))
+    for seed in args.seeds:
+        shared = [f"data.tasks=[{args.task}]", f"run.root={ROOT}", f"run.seed={seed}", f"operator.train.steps={args.steps}"]
+        first = f"operator-{seed}"
+        train("train_operator.py", ["--config", args.config, *shared, f"run.name={first}"])
+        for variant in args.variants:
+            name = f"{variant}-{seed}"
+            if name not in results:
+                folder = ROOT / name
+                folder.mkdir(parents=True, exist_ok=True)
+                if not (folder / "operator").exists():
+                    (folder / "operator").symlink_to((ROOT / first / "operator").absolute())
+                overrides = [*shared, f"run.name={name}"]
+                train("train_diffusion.py", ["--config", args.config, *overrides], variant)
+                results[name] = scored_apart(args, overrides, variant)
+                path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            row = results[name]
+            calibration = ", ".join(f"{row['ssr_by_lead'][lead]:.2f}" for lead in (0, 2, -1))
+            print(f"{name:24} CRPS over the operator's {row['crps']['value']:.3f} [{row['crps']['low']:.3f}, {row['crps']['high']:.3f}]"
+                  f"  mean at the last lead {row['mean_by_lead'][-1]:.3f}  spread/skill at leads 1, 3, last "
+                  f"{calibration}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
