@@ -4,8 +4,8 @@
 
 Needs the task's cache (`make cache`). Trains one operator for the task and, for every variant and seed, a corrector of the
 configured length (train_operator.py and train_diffusion.py as they are, under bench/out/disturbance/). Scores rollouts of
-the validation split from `--initial` initial conditions: fair CRPS over the operator's, error of the mean over the operator's
-at the last lead, spread over skill by lead. No test trajectory is read. Prints a table, writes bench/out/disturbance/results.json.
+the validation split: fair CRPS over the operator's, error of the mean over the operator's at the last lead, spread over
+skill by lead. No test trajectory is read. Prints a row per corrector, writes bench/out/disturbance/results.json.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ def put_in(variant: str) -> None:
 
 def train(script: str, arguments: list[str], variant: str | None = None) -> None:
     """One stage by its script, in a process of its own."""
-    code = f"import runpy, sys; from bench import disturbance; disturbance.put_in({variant!r}); " if variant else "import runpy, sys; "
-    code += f"sys.argv = {[script, *arguments]!r}; runpy.run_path({script!r}, run_name='__main__')"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": "."})
+    put = f"from bench import disturbance; disturbance.put_in({variant!r})" if variant else ""
+    run = f"import runpy, sys; sys.argv = {[script, *arguments]!r}; runpy.run_path({script!r}, run_name='__main__')"
+    subprocess.run([sys.executable, "-c", f"{put}\n{run}"], check=True, env={**os.environ, "PYTHONPATH": "."})
 
 
 @torch.no_grad()
-def score(config_path: str, overrides: list[str], task: str, variant: str, num_initial: int, num_members: int) -> dict[str, object]:
+def score(config_path: str, overrides: list[str], task: str, variant: str, num_initial: int,
+          num_members: int) -> dict[str, object]:
     """Scores of the variant's rollouts on validation."""
     config = load_config(config_path, overrides)
     put_in(variant)
@@ -78,8 +79,9 @@ def score(config_path: str, overrides: list[str], task: str, variant: str, num_i
     seed, count = config.run.seed, config.evaluate.num_bootstrap
     summary = {model: probabilistic.summarise_ensemble(part, count, seed, None, groups) for model, part in parts.items()}
     versus = probabilistic.compare_ensembles(parts["corrector"], parts["operator"], count, seed, groups)
-    mean = [a / b for a, b in zip(summary["corrector"]["nrmse_mean_by_lead"], summary["operator"]["nrmse_mean_by_lead"], strict=True)]
-    return {"crps": versus["crps"], "mean_by_lead": mean, "ssr_by_lead": summary["corrector"]["ssr_by_lead"],
+    ours, operator = (summary[model]["nrmse_mean_by_lead"] for model in ("corrector", "operator"))
+    return {"crps": versus["crps"], "mean_by_lead": [a / b for a, b in zip(ours, operator, strict=True)],
+            "ssr_by_lead": summary["corrector"]["ssr_by_lead"],
             "initial_conditions": len(groups.unique())}
 
 
@@ -121,10 +123,10 @@ def main() -> None:
                 results[name] = scored_apart(args, overrides, variant)
                 path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             row = results[name]
-            calibration = ", ".join(f"{row['ssr_by_lead'][lead]:.2f}" for lead in (0, 2, -1))
-            print(f"{name:24} CRPS over the operator's {row['crps']['value']:.3f} [{row['crps']['low']:.3f}, {row['crps']['high']:.3f}]"
-                  f"  mean at the last lead {row['mean_by_lead'][-1]:.3f}  spread/skill at leads 1, 3, last "
-                  f"{calibration}", flush=True)
+            crps, calibration = row["crps"], ", ".join(f"{row['ssr_by_lead'][lead]:.2f}" for lead in (0, 2, -1))
+            print(f"{name:24} CRPS over the operator's {crps['value']:.3f} [{crps['low']:.3f}, {crps['high']:.3f}], error of the "
+                  f"mean at the last lead {row['mean_by_lead'][-1]:.3f}, spread/skill at leads 1, 3, last {calibration}",
+                  flush=True)
 
 
 if __name__ == "__main__":
