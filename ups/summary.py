@@ -73,7 +73,7 @@ def _on_the_base(tasks: dict) -> list[str]:
         kinds.setdefault(kind, []).append(f"{number(shares[0])} % on {name}" if kind == "less" else name)
     out = [words.format(_listed(kinds[kind])) for kind, words in (
         ("less", "Of its base's error the network takes off {}."), ("tie", "Operator and base alone tie on {}."),
-        ("off", "Switched off, because validation was no better with it, is the network on {}."),
+        ("off", "The network is switched off, as validation was no better with it, on {}."),
         ("more", "The base alone is better on {}."), ("unknown", "What the network is worth is not known on {}."))
         if kind in kinds]
     for name, task in tasks.items():
