@@ -135,13 +135,12 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
                                            for metric in ("nrmse", "crmse")}
                    for other in ("base", *BASELINES) if other in scores}
     entry = {
-        "num_initial_conditions": len(groups.unique()), "comparisons": comparisons,
+        "num_initial_conditions": len(groups.unique()), "comparisons": comparisons, "kept_energy": cache.tokenizer.kept_energy,
         "num_trajectories": len(test.rows), "num_frames_predicted": num_frames, "parameters": list(config.task[name].parameters),
         "fields": list(cache.task.fields), "grid": list(cache.tokenizer.space), "times": times.tolist(), "models": models,
         "spectra": metrics.summarise_spectra({m: s for m, s in scores.items() if m in ("operator", "persistence", "train_mean")}),
         "base": head.description["base"]["kind"], "network_is_used": bool(head.network_weight > 0),
-        "equation": cache.task.equation, "conserved": list(cache.task.conserved),
-        "latent_dim": cache.tokenizer.dim, "kept_energy": cache.tokenizer.kept_energy,
+        "equation": cache.task.equation, "conserved": list(cache.task.conserved), "latent_dim": cache.tokenizer.dim,
     }
 
     error = metrics.nrmse_per_trajectory(scores["operator"])
