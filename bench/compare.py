@@ -313,9 +313,11 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
                    "is_over_budget": trained.seconds > TOLERANCE * args.budget}
             result["rows_printed"].append(row)
             print(line(model, str(seed), row, trained), flush=True)
-            validation = min((point["val"] for point in trained.history), default=math.inf) if model in RIVALS else math.inf
-            if validation < result["models"].get(model, {"validation": math.inf})["validation"]:   # of all seeds the report's
-                result["models"][model] = {"validation": validation, "row": report_row(trained, test, config, cache, state_ms)}
+            if model in RIVALS and model not in by_hand:   # the report shows the best seed, and no rival made weak by hand
+                validation = min(point["val"] for point in trained.history)
+                if validation < result["models"].get(model, {"validation": math.inf})["validation"]:
+                    entry = {"validation": validation, "row": report_row(trained, test, config, cache, state_ms)}
+                    result["models"][model] = entry
             save(path, result)
     for model, parts in scored.items():
         rows = [row for row in result["rows_printed"] if row["model"] == model]

@@ -21,6 +21,7 @@ from ups.backbone import Backbone
 from ups.choose import choose_base
 from ups.config import ModelConfig, load_config
 from ups.optim import EMA, split_parameters
+from ups.rivals import find_rivals
 from ups.tasks import DIRICHLET, NO_FLUX, PERIODIC, get_task
 from ups.tokenizer import Tokenizer
 
@@ -321,6 +322,7 @@ def test_the_judge_runs_and_writes_its_table(steady, tmp_path, monkeypatch, caps
     assert result["trivial"]["name"] == ("training mean" if steady else "persistence")
     text = capsys.readouterr().out
     assert result["trivial"]["name"] in text and "fno: mean over seeds" in text
+    assert saved["models"] == {}     # nor are they shown in a report
     # rivals as weak as one likes, and no ratio against them
     assert saved["ratios"] == {} and text.count("no ratio fno / unet: the settings of fno are given by hand; expected") == 1
     assert not re.search(r"fno / unet: \d", text) and not (tmp_path / "tuned").exists()
@@ -360,6 +362,11 @@ def test_a_rival_without_settings_for_these_data_is_tuned_before_a_ratio_is_prin
         *short, first, last = [seconds for settings, seconds in seen[:-2] if settings.network == family]
         assert sum(short) == pytest.approx(6.0) and len(set(short)) == 1 and first == last == 6.0
     assert all(seconds == 6.0 for _, seconds in seen[-2:])
+    config = load_config(overrides=other_data)
+    shown = find_rivals(config, {"burgers1d": "toy"}, tmp_path)["burgers1d"]      # what the report puts beside the operator
+    for model, row in zip(("fno", "unet"), result["rows_printed"], strict=True):
+        assert row["model"] == model and shown[model]["nrmse"]["value"] == pytest.approx(row["nrmse"], rel=1e-4)
+        assert shown[model]["train_seconds"] == 6.0 and len(shown[model]["error_growth"]) == result["frames_scored"]
     path = tmp_path / "tuned" / "burgers1d-16-unet.json"
     assert json.loads(path.read_text())["changes"].items() >= {"patch": 4, "lr": 4e-3}.items()
 
