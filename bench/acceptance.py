@@ -140,6 +140,18 @@ def transient(name: str, entry: dict[str, Any]) -> Iterator[Row]:
     return (Row(name, *row) for row in rows)
 
 
+def missing(results: dict[str, Any]) -> Iterator[Row]:
+    """A row for every stage that was asked for and is not there, whose criteria cannot be printed: a shorter list is
+    no better one."""
+    for gate in results["gates"]:
+        if gate["name"].startswith("made/") and not gate["passed"]:
+            yield Row(gate["task"], f"stage {gate['stage']}: there to be judged", point(None), 1.0, None)
+    for name, entry in results["ensembles"].items():
+        for which in ("student_1", "student_2"):
+            if which not in entry["models"]:
+                yield Row(name, f"3  {which}: there to be judged", point(None), 1.0, None)
+
+
 def steady(name: str, entry: dict[str, Any]) -> Iterator[Row]:
     """Criteria of the steady prior. Limits come from exact draws and from a Gaussian fitted to each case, so that a deterministic
     guess is refused where little is uncertain, too."""
@@ -169,6 +181,7 @@ def main() -> int:
     results = json.loads(path.read_text(encoding="utf-8"))
     rows = [row for name, entry in results["ensembles"].items() for row in transient(name, entry)]
     rows += [row for name, entry in results["steady"].items() for row in steady(name, entry)]
+    rows += missing(results)
     for row in rows:
         value, low, high = row.found.values()
         shown = "undefined" if value is None else f"{value:9.4f}"

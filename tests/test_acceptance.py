@@ -217,13 +217,23 @@ ROW = acceptance.Row("t", "x", point(1.0), 0.9, 1.1)
     ([1.0, math.nan], 1, "1 of 2"), ([None], 1, "0 of 1"), ([], 1, "0 of 0")])
 def test_the_exit_status_is_zero_only_if_every_criterion_is_met(tmp_path, monkeypatch, capsys, figures, code, said):
     (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "results.json").write_text(json.dumps({"ensembles": {"t": {}}, "steady": {}}))
+    (tmp_path / "report" / "results.json").write_text(json.dumps({"ensembles": {"t": {}}, "steady": {}, "gates": []}))
+    monkeypatch.setattr(acceptance, "missing", lambda results: [])
     rows = [dataclasses.replace(ROW, found=point(value)) for value in figures]
     monkeypatch.setattr(acceptance, "transient", lambda name, entry: rows)
     monkeypatch.setattr(sys, "argv", ["acceptance", "--run", str(tmp_path)])
     assert acceptance.main() == code
     out = capsys.readouterr().out
     assert said in out and out.count("MISS") == len(figures) - int(said.split()[0])
+
+
+def test_what_is_not_there_to_be_judged_is_a_miss_and_not_a_shorter_list():
+    gates = [{"name": "made/d/steady", "task": "d", "stage": "steady", "passed": False},
+             {"name": "finite/d", "task": "d", "stage": "operator", "passed": False}]
+    results = {"ensembles": {"t": {"models": {"corrector": {}, "student_1": {}}}}, "steady": {}, "gates": gates}
+    rows = list(acceptance.missing(results))
+    assert [(row.task, row.criterion.split(":")[0]) for row in rows] == [("d", "stage steady"), ("t", "3  student_2")]
+    assert not any(row.passed for row in rows)
 
 
 @pytest.mark.parametrize("missing", ["models", "checks", "comparisons"])
