@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -647,19 +648,20 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, 
     code, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, tmp_path / "runs"))
     assert code == 0 and list(tmp_path.iterdir()) == []
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path / "runs"))
-    assert "batch: 8 global = 1 process(es) x 8, in micro-batches of 8; 20 steps" in output
-    for name in config.data.tasks:
-        assert f"parent {config.cache_path(name)}: {open_cache(config, name).num_rows} trajectories" in output
-    for word in ("width: 16", "parameters: ", "estimated memory: ", "estimated disk: ", "estimated work: "):
+    assert "20 steps of 8 rows = 1 process(es) x 8, in micro-batches of 8" in output
+    assert f"on {', '.join(config.data.tasks)}" in output and "parents are there; " not in output
+    for word in (" parameters; per process ", "MiB of state", "on disk 2 checkpoints of", "about "):
         assert word in output
     arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
     code, output = run_here(monkeypatch, capsys, "--dry-run", *arguments)
-    assert code == 0 and "make cache" in output and "parameters: known once the caches exist" in output
+    assert code == 0 and "is missing: make cache" in output and " parameters; per process " in output
+    code, output = run_here(monkeypatch, capsys, "--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs"))
+    assert code == 0 and "width: 16" in output
 
 
 def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, reference, monkeypatch, capsys):
     _, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, reference))
-    printed = int(output.split("\nparameters: ")[1].split()[0])
+    printed = int(re.search(r"some ([\d,]+) parameters", output)[1].replace(",", ""))
     operator = load_operator(reference / "smoke" / "operator")
     count = sum(p.numel() for p in operator.parameters())
     # the plan cannot know which base will be chosen: it counts the last of each list
