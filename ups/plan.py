@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from ups.backbone import Backbone
 from ups.cache_build import plan
-from ups.config import Config, ModelConfig, TrainConfig
+from ups.config import Config, ModelConfig, TrainConfig, to_dict
+from ups.corrector import Corrector
 from ups.download import is_verified
 from ups.environment import asks_for_cpu
 from ups.generate import num_done
+from ups.operator import Operator
 from ups.pdebench import partial_path
 from ups.tasks import SOLVED, get_task
 
@@ -88,7 +90,10 @@ def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfi
         count += sum(p.numel() for p in [*network.into.parameters(), *network.out.parameters()])
         seconds.append(_seconds(network, x, micro, get_task(name).boundary, train.precision))
         tokens = max(tokens, math.prod(x))
-    count += sum(p.numel() for p in network.backbone.parameters())
+    with torch.device("meta"):   # what the tasks share, and a row of the embedding each
+        kind = Operator if stage == "operator" else Corrector
+        shared = kind({"model": to_dict(model), "precision": train.precision, "tasks": []})
+    count += sum(p.numel() for p in shared.parameters()) + len(names) * model.width
     state = STATE_COPIES * 4 * count
     # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4 bytes each
     kept = micro * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3 * work.trained
