@@ -139,8 +139,8 @@ def test_the_file_has_darcys_layout_and_does_not_depend_on_the_chunk(tmp_path) -
 
 
 def test_nobody_publishes_it() -> None:
-    with pytest.raises(ValueError, match="darcy2d_grf is a data set of ours that nobody publishes; expected a task of PDEBench .*"
-                                         r"Set data.source=generate \(data.source=own for files of yours\), or take darcy2d_grf out"):
+    with pytest.raises(ValueError, match="darcy2d_grf is a data set of ours that nobody publishes; expected a task of "
+                       r"PDEBench .*Set data.source=generate \(data.source=own for files of yours\), or take darcy2d_grf out"):
         published_file("darcy2d_grf", 1.0)
 
 
