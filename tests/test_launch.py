@@ -190,6 +190,21 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
     assert (tmp_path / "saved").exists() != is_nohup
 
 
+def test_a_terminal_that_closes_before_the_first_look_at_it_is_seen(tmp_path):
+    code = ("import os, sys, time\nfrom ups.processes import Terminal\nos.setsid()\n"
+            "os.close(os.open(os.ttyname(0), os.O_RDWR))\nimport signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+            "terminal = Terminal()\nopen(sys.argv[1] + '/there', 'w').close()\n"
+            "while not os.path.exists(sys.argv[1] + '/closed'): time.sleep(0.01)\nsys.exit(7 if terminal.is_closed() else 0)")
+    master, slave = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=slave)
+    os.close(slave)
+    while not (tmp_path / "there").exists():
+        time.sleep(0.01)
+    os.close(master)
+    (tmp_path / "closed").touch()
+    assert process.wait(60) == 7
+
+
 # ---------------------------------------------------------------- under accelerate's launcher
 
 

@@ -112,12 +112,14 @@ class Terminal:
         self._handle, self._is_ours = None, False
         with contextlib.suppress(OSError):   # there is none
             self._handle = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        self.is_closed()   # whose it is must be known before it can close
 
     def is_closed(self) -> bool:
         if self._handle is None:
             return False
         try:
-            self._is_ours = os.tcgetpgrp(self._handle) == os.getpgrp()
+            if group := os.tcgetpgrp(self._handle):   # 0: nobody's, as it is about to hang up
+                self._is_ours = group == os.getpgrp()
             return False
         except OSError:   # EIO: it hung up
             return self._is_ours
