@@ -168,7 +168,8 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
     work = ("import signal\ndef stop(*_): (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
             "signal.signal(signal.SIGTERM, stop); save(1)\n"
             f"for _ in range({30 if is_nohup else 300}): time.sleep(0.1)\ntell('finished')")   # longer than any wait for a core
-    (tmp_path / "run.sh").write_text(shlex.join(["nohup"] * is_nohup + command(tmp_path, work)) + "\n")
+    (tmp_path / "run.sh").write_text(shlex.join(["nohup"] * is_nohup + command(tmp_path, work))
+                                      + f" > {tmp_path}/out\n" * is_nohup)   # else nohup.out lies in the tree
     (tmp_path / "Makefile").write_text(f"all:\n\tcd {ROOT} && bash {tmp_path}/run.sh\n")
     master, slave = os.openpty()
 
