@@ -37,9 +37,10 @@ def report_parents(config: Config) -> dict[str, str]:
     Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
     """
     there = [stage for stage in STAGES if stage == "operator" or (stage in config.asked and (config.run_dir / stage).is_dir())]
-    return {**{stage: require_stage(config, stage)["fingerprint"] for stage in there},
+    found = {stage: require_stage(config, stage) for stage in there}
+    return {**{stage: done["fingerprint"] for stage, done in found.items()},
             "evaluate": value_hash(to_dict(config)["evaluate"]),
-            "bench": value_hash(find_rivals(config, require_stage(config, "operator")["parents"]))}
+            "bench": value_hash(find_rivals(config, found["operator"]["parents"]))}
 
 
 def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
