@@ -20,16 +20,13 @@ def minutes(text):
     return float(number) * {"h": 60, "min": 1, "s": 1 / 60}[unit]
 
 
+def operator_plan(config, parents):
+    settings, names = config.operator, config.data.tasks
+    plan.print_plan(config, "operator", settings.train, settings.model, names, plan.operator_work(config), parents)
+
+
 def stages(config):
-    plan.print_plan(
-        config,
-        "operator",
-        config.operator.train,
-        config.operator.model,
-        config.data.tasks,
-        plan.operator_work(config),
-        {config.cache_path(name): "cache" for name in config.data.tasks},
-    )
+    operator_plan(config, {config.cache_path(name): "cache" for name in config.data.tasks})
     for stage in ("diffusion", "consistency", "steady"):
         plan.print_corrector_plan(config, stage, getattr(config, stage).train, ["operator"])
     plan.print_report_plan(config)
@@ -62,15 +59,7 @@ def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):
 
     def operator(*overrides):
         config = load_config(ROOT / "configs" / "small.yaml", overrides)
-        plan.print_plan(
-            config,
-            "operator",
-            config.operator.train,
-            config.operator.model,
-            config.data.tasks,
-            plan.operator_work(config),
-            {},
-        )
+        operator_plan(config, {})
         return minutes(capsys.readouterr().out)
 
     once = operator("operator.unroll_fraction=0")
