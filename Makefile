@@ -48,7 +48,7 @@ WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 # Every process gets its share of the cores; more threads than cores make two processes fight, accelerate's default is one.
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
-  $(PY) -m ups.launch --config_file $(TOPOLOGY_FILE)
+  $(PY) -m ups.training.launch --config_file $(TOPOLOGY_FILE)
 # $(call stage,NAME,SCRIPT,SETTING): the script, where `ups.ask` says that there is something to do (3). It is always asked:
 # it compares settings, parents and every file's digest, without torch, in a third of a second.
 stage = @status=0; $(PY) -m ups.ask $(1) $(FLAGS) $(3) || status=$$?; \
@@ -135,7 +135,7 @@ dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would c
 	  evaluate.py; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $$script --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## All runs side by side
-	$(PY) -m ups.leaderboard --path $(RUNS)/leaderboard.jsonl
+	$(PY) -m ups.evaluation.leaderboard --path $(RUNS)/leaderboard.jsonl
 
 remove:                       ## Delete one stage of a run: make remove STAGE=operator RUN=small
 	rm -r "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"

@@ -24,21 +24,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ups import leaderboard, metrics
 from ups.ask import report_parents, report_record, why_report
-from ups.assess import assess_steady, assess_transient
-from ups.cache import Cache, open_cache
-from ups.cache_build import data_files, open_sources, require_same_data
-from ups.config import Config, parse_arguments, to_dict
+from ups.config.load import Config, parse_arguments, to_dict
+from ups.data.build_cache import data_files, open_sources, require_same_data
+from ups.data.cache import Cache, open_cache
+from ups.evaluation import leaderboard
+from ups.evaluation.assess import assess_steady, assess_transient
+from ups.evaluation.gates import BASELINES, check_gates, check_verdicts
+from ups.evaluation.report import write_report, write_results
+from ups.evaluation.report_ensemble import ensemble_section, steady_section
+from ups.evaluation.rivals import find_rivals
 from ups.files import value_hash, write_sealed
-from ups.gates import BASELINES, check_gates, check_verdicts
-from ups.loop import describe_environment
-from ups.operator import Operator, load_operator
-from ups.report import write_report, write_results
-from ups.report_ensemble import ensemble_section, steady_section
-from ups.rivals import find_rivals
-from ups.rollout import rollout
-from ups.stage import DONE, require_stage
+from ups.metrics import errors as metrics
+from ups.models.operator import Operator, load_operator
+from ups.models.rollout import rollout
+from ups.training.run import describe_environment
+from ups.training.stage import DONE, require_stage
 
 
 class TestSet:
@@ -165,7 +166,7 @@ def main() -> int:
     config, is_dry_run = parse_arguments(__doc__)
     directory = config.report_dir
     if is_dry_run:
-        from ups.plan import print_report_plan
+        from ups.dry_run import print_report_plan
 
         print_report_plan(config)
         return 0

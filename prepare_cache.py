@@ -1,6 +1,6 @@
 """Cache: fit each task's tokenizer on its training split and encode every trajectory.
 
-    z = B^T P (log u or u - mean) / std        patch-POD codec, ups/tokenizer.py
+    z = B^T P (log u or u - mean) / std        patch-POD codec, ups/data/tokenizer.py
 
 Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, whole or not at all. A cache that stands for the
 current settings and data is kept. Prints per task the tokenizer, the size, the fingerprint and the floor: the error that
@@ -17,10 +17,10 @@ import argparse
 import sys
 import time
 
-from ups.cache import Cache, open_cache
-from ups.cache_build import build_cache, is_up_to_date, plan
-from ups.config import load_config
-from ups.plan import duration, free_bytes
+from ups.config.load import load_config
+from ups.data.build_cache import build_cache, is_up_to_date, plan
+from ups.data.cache import Cache, open_cache
+from ups.dry_run import duration, free_bytes
 
 BYTES_PER_S = 60e6   # of latents built: two passes over the data on one core
 

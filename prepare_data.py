@@ -29,11 +29,11 @@ import numpy as np
 from tqdm import tqdm
 
 import ups
-from ups.config import load_config
-from ups.doctor import examine_all, report
-from ups.download import fetch, is_verified, published_file
-from ups.generate import generation_settings, num_done, write_data
-from ups.pdebench import data_bytes
+from ups.config.load import load_config
+from ups.data.doctor import examine_all, report
+from ups.data.download import fetch, is_verified, published_file
+from ups.data.generate import generation_settings, num_done, write_data
+from ups.data.pdebench import data_bytes
 from ups.tasks import get_task
 
 MIN_SHARE = 16   # trajectories of a file per worker: a worker imports torch for seconds before it solves the first
@@ -45,7 +45,7 @@ def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
     this small a second one only waits (diff_react2d under load: 0.3 s per trajectory on one, 9 s on two)."""
     import torch
 
-    from ups.pde import SOLVERS
+    from ups.tasks.solvers import SOLVERS
 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -142,14 +142,14 @@ def main(arguments: list[str] | None = None) -> int:
 
     # --------------------------------------------------------------------------------------------------------- dry run
     if args.dry_run:
-        from ups.plan import print_data_plan  # imports torch
+        from ups.dry_run import print_data_plan  # imports torch
 
         print_data_plan(config, files, solve, args.workers)
         return 0
 
     # ------------------------------------------------------------------------------------------------------------- own
     if is_own:
-        from ups.own import look_at_own  # imports torch, which the other sources go without
+        from ups.data.own import look_at_own  # imports torch, which the other sources go without
 
         look_at_own(config)
         return 0
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     # ------------------------------------------------------------------------------------------------------------ loop
     missing = [] if is_published else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()]
     if missing:
-        from ups.pde import SOLVERS  # imports torch, which a call that finds nothing to do goes without
+        from ups.tasks.solvers import SOLVERS  # imports torch, which a call that finds nothing to do goes without
 
         if unsolved := [task for task, *_ in files if task not in SOLVERS]:
             raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {', '.join(SOLVERS)}. "

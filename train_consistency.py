@@ -20,17 +20,18 @@ from functools import partial
 
 import torch
 
-from ups.cache import open_cache
-from ups.config import Config, parse_arguments
-from ups.consistency import SolvedPairs, consistency_loss, endpoint_loss, pool_number
-from ups.corrector import Corrector, load_corrector
-from ups.diffusion import draw_angles
-from ups.loop import Run, main_guard
-from ups.operator import load_operator
-from ups.residual import Residuals, TransientResiduals, schedule_of
-from ups.sampling import Batch, Schedule, generator
-from ups.stage import parents_of
-from ups.students import STAGE, gate, prepare, scores, solve, validate
+from ups.config.load import Config, parse_arguments
+from ups.data.cache import open_cache
+from ups.data.schedule import Batch, Schedule
+from ups.generative.consistency import SolvedPairs, consistency_loss, endpoint_loss, pool_number
+from ups.generative.corrector import Corrector, load_corrector
+from ups.generative.diffusion import draw_angles
+from ups.generative.residuals import Residuals, TransientResiduals, schedule_of
+from ups.generative.students import STAGE, gate, prepare, scores, solve, validate
+from ups.models.operator import load_operator
+from ups.seeds import generator
+from ups.training.run import Run, main_guard
+from ups.training.stage import parents_of
 
 RIVAL, TUNING = "rival", "tuning.json"
 MAX_STAGE = 5         # of the bootstrapped alternative: the step is a half of the angle at first, 1/64 at the end
@@ -82,7 +83,7 @@ def main() -> None:
     section, names, stage = config.consistency, config.corrected(is_steady=False), RIVAL if is_rival else STAGE
     train = dataclasses.replace(section.train, steps=config.consistency.rival_steps) if is_rival else section.train
     if is_dry_run:
-        from ups.plan import print_corrector_plan
+        from ups.dry_run import print_corrector_plan
         print_corrector_plan(config, stage, train, ["operator", "diffusion"])
         raise SystemExit(0)
 

@@ -19,15 +19,16 @@ from functools import partial
 
 import torch
 
-from ups.cache import open_cache
-from ups.config import Config, DiffusionConfig, SteadyConfig, parse_arguments
-from ups.corrector import Corrector
-from ups.diffusion import diffusion_loss, draw_angles
-from ups.loop import Run, main_guard
-from ups.operator import load_operator
-from ups.residual import Residuals, TransientResiduals, fit_heads, model_description, schedule_of, validation
-from ups.sampling import Batch, generator
-from ups.stage import parents_of
+from ups.config.load import Config, DiffusionConfig, SteadyConfig, parse_arguments
+from ups.data.cache import open_cache
+from ups.data.schedule import Batch
+from ups.generative.corrector import Corrector
+from ups.generative.diffusion import diffusion_loss, draw_angles
+from ups.generative.residuals import Residuals, TransientResiduals, fit_heads, model_description, schedule_of, validation
+from ups.models.operator import load_operator
+from ups.seeds import generator
+from ups.training.run import Run, main_guard
+from ups.training.stage import parents_of
 
 STAGE = "diffusion"
 
@@ -124,7 +125,7 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
 def main() -> None:
     config, is_dry_run = parse_arguments(__doc__)
     if is_dry_run:
-        from ups.plan import print_corrector_plan
+        from ups.dry_run import print_corrector_plan
         print_corrector_plan(config, STAGE, config.diffusion.train, ["operator"])
         raise SystemExit(0)
     train_corrector(config, STAGE, config.diffusion, config.corrected(is_steady=False), TransientResiduals)

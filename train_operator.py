@@ -20,15 +20,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ups.cache import Cache, open_cache, place
-from ups.choose import fit_base, load_base, spread
-from ups.config import Config, parse_arguments, to_dict
-from ups.fitted import fit_once
-from ups.loop import Run, main_guard
-from ups.operator import Operator, augment, operator_loss
-from ups.rollout import rollout
-from ups.sampling import Batch, Schedule, generator
-from ups.stage import parents_of
+from ups.config.load import Config, parse_arguments, to_dict
+from ups.data.cache import Cache, open_cache, place
+from ups.data.schedule import Batch, Schedule
+from ups.models.choose import fit_base, load_base, spread
+from ups.models.operator import Operator, augment, operator_loss
+from ups.models.rollout import rollout
+from ups.seeds import generator
+from ups.training.fitted import fit_once
+from ups.training.run import Run, main_guard
+from ups.training.stage import parents_of
 
 STAGE = "operator"
 
@@ -127,7 +128,7 @@ def main() -> None:
     config, is_dry_run = parse_arguments(__doc__)
     train = config.operator.train
     if is_dry_run:
-        from ups.plan import operator_work, print_plan
+        from ups.dry_run import operator_work, print_plan
         parents = {config.cache_path(name): "cache" for name in config.data.tasks}
         print_plan(config, STAGE, train, config.operator.model, config.data.tasks, operator_work(config), parents)
         raise SystemExit(0)

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from bench import ours
 from bench.compare import OUT, number, save
-from ups.backbone import Block
-from ups.cache import open_cache
-from ups.choose import choose_base
-from ups.config import ROOT, Config, load_config
-from ups.operator import Operator
+from ups.config.load import ROOT, Config, load_config
+from ups.data.cache import open_cache
+from ups.models.backbone import Block
+from ups.models.choose import choose_base
+from ups.models.operator import Operator
 from ups.tasks import PERIODIC
 
 HEAD_DIM, WINDOW = 32, 8  # channels per attention head (3 heads at the default width); tokens per axis of a window

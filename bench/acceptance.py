@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ups.gates import Interval, point
+from ups.evaluation.gates import Interval, point
 
 
 @dataclass(frozen=True)

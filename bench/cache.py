@@ -24,9 +24,9 @@ import h5py
 import numpy as np
 import torch
 
-from ups.cache import Cache, open_cache
-from ups.cache_build import build_cache, data_files
-from ups.config import Config, load_config
+from ups.config.load import Config, load_config
+from ups.data.build_cache import build_cache, data_files
+from ups.data.cache import Cache, open_cache
 
 FRAMES, CELLS = 41, 256
 

@@ -34,11 +34,11 @@ import yaml
 from torch import Tensor
 
 from bench.baselines import BEST, Problem, Settings, Trained, settings_for, train
-from ups.cache import cache_settings, open_cache
-from ups.config import ROOT, Config, load_config
-from ups.metrics import bootstrap, merge, rms, rmse, score, summarise
-from ups.pdebench import open_data
-from ups.rivals import FOLDER, RIVALS, data_key
+from ups.config.load import ROOT, Config, load_config
+from ups.data.cache import cache_settings, open_cache
+from ups.data.pdebench import open_data
+from ups.evaluation.rivals import FOLDER, RIVALS, data_key
+from ups.metrics.errors import bootstrap, merge, rms, rmse, score, summarise
 
 OUT = FOLDER
 BASELINES = ("fno", "fno_library", "unet")
@@ -55,7 +55,7 @@ def ours(config: Config, task: str, budget_seconds: float, seed: int, device: st
     """Our operator, trained on `task` for `budget_seconds` of wall-clock (closed-form fits included, validation not).
 
     Like the others it is given physical context frames and parameters, and sees nothing else of the test trajectories. Unlike
-    them it may have an equation's structure built in (its base predictors, ups/base.py): a fair comparison of tools, not of
+    them it may have an equation's structure built in (its base predictors, ups/models/bases/__init__.py): a fair comparison of tools, not of
     generic networks.
     """
     from bench.ours import train_ours  # it imports the operator stage, which the baselines do not need
@@ -200,7 +200,7 @@ def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, fl
 
 @torch.no_grad()
 def report_row(trained: Trained, split: Split, config: Config, cache: Any, state_ms: float) -> dict[str, Any]:
-    """The model's row of results.json, as evaluate.py scores the operator; see ups/rivals.py."""
+    """The model's row of results.json, as evaluate.py scores the operator; see ups/evaluation/rivals.py."""
     parts, num_frames = [], split.truth.shape[1]
     for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import torch
 
-from ups import probabilistic, residual
-from ups.cache import open_cache
-from ups.choose import spread
-from ups.config import load_config
-from ups.ensemble import Ensembles, rollouts
-from ups.operator import load_operator
+from ups.config.load import load_config
+from ups.data.cache import open_cache
+from ups.evaluation.ensemble import Ensembles, rollouts
+from ups.generative import residuals as residual
+from ups.metrics import ensembles as probabilistic
+from ups.models.choose import spread
+from ups.models.operator import load_operator
 
 ROOT = Path("bench/out/disturbance")
 VARIANTS = {   # share of disturbed states, smallest and largest size over the residual's, whether the change before is seen

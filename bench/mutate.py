@@ -49,20 +49,20 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-import ups.loop
-from ups.cache import MAGIC, SEAL_BYTES, open_cache, write_seal
-from ups.cache_build import build_cache, data_files
-from ups.checkpoint import SHARED, Checkpoints
-from ups.choose import base_settings, head_description
-from ups.config import DEFAULT, Config, load_config, save_config, to_dict
-from ups.doctor import examine
+import ups.training.run
+from ups.config.load import DEFAULT, Config, load_config, save_config, to_dict
+from ups.data.build_cache import build_cache, data_files
+from ups.data.cache import MAGIC, SEAL_BYTES, open_cache, write_seal
+from ups.data.doctor import examine
+from ups.data.generate import generation_settings, write_data
+from ups.data.pdebench import open_data
 from ups.files import file_hash, value_hash, write_sealed
-from ups.generate import generation_settings, write_data
-from ups.operator import Operator, load_operator
-from ups.pdebench import open_data
-from ups.sharded import gathered
-from ups.stage import DONE, MANIFEST, MODEL, StageFolder
+from ups.models.choose import base_settings, head_description
+from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
+from ups.training.checkpoint import SHARED, Checkpoints
+from ups.training.sharded import gathered
+from ups.training.stage import DONE, MANIFEST, MODEL, StageFolder
 
 CASE_S = 20          # for one case
 START_S = 120        # for a worker to import torch and read the sound files
@@ -209,7 +209,7 @@ def sound_state(folder: Path, step: int) -> dict[str, Any]:
 
 
 @functools.lru_cache
-def sound_run(folder: Path) -> ups.loop.Run:
+def sound_run(folder: Path) -> ups.training.run.Run:
     return make_run(settings(folder))
 
 
@@ -218,7 +218,7 @@ def sound_config(folder: Path) -> Config:
     return load_config(folder / "config.yaml")
 
 
-def make_run(config: Config) -> ups.loop.Run:
+def make_run(config: Config) -> ups.training.run.Run:
     """A run of one process over a small operator, without a process group or guard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -226,19 +226,19 @@ def make_run(config: Config) -> ups.loop.Run:
     torch.manual_seed(0)
     descriptions = [head_description(cache, config, "elliptic" if cache.task.is_steady else "persistence",
                                      base_settings(cache, config)) for cache in caches]
-    run = ups.loop.Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
+    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
     run.device = torch.device("cpu")
     run.agreed = lambda function, doing: function()
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
-    run.optimizer = ups.loop.build_optimizer(run.model, config.operator.optim)
+    run.optimizer = ups.training.run.build_optimizer(run.model, config.operator.optim)
     run.optimizer.allocate()
-    run.ema = ups.loop.EMA(run.model, 0.9)
+    run.ema = ups.training.run.EMA(run.model, 0.9)
     run.checkpoints = Checkpoints(run.directory / "state", 2, 0, run.agreed, run.identity)
     run._ready_to_save = lambda: None
     return run
 
 
-def state_of(run: ups.loop.Run) -> dict[str, Any]:
+def state_of(run: ups.training.run.Run) -> dict[str, Any]:
     return {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "ema": run.ema.state_dict(),
             **{name: getattr(run, name) for name in ("step", "best_weights", "best_score", "num_skipped", "is_stopped_early")}}
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.scaling import OUT, TASK, WARM_UP, measure, overrides, parse, prepare
-from ups.config import ROOT
+from ups.config.load import ROOT
 
 
 def thread_seconds(native_id: int) -> float:
@@ -35,11 +35,11 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     import torch
 
     from train_operator import build, build_schedule, loss_of
-    from ups.cache import open_cache
-    from ups.choose import fit_base, load_base
-    from ups.config import load_config
-    from ups.loop import Run, main_guard
-    from ups.optim import EMA, build_optimizer, learning_rate
+    from ups.config.load import load_config
+    from ups.data.cache import open_cache
+    from ups.models.choose import fit_base, load_base
+    from ups.training.optim import EMA, build_optimizer, learning_rate
+    from ups.training.run import Run, main_guard
 
     torch.set_num_threads(1)
     config, found = load_config(ROOT / "configs" / "smoke.yaml", arguments), {}

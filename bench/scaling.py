@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ups.config import ROOT
+from ups.config.load import ROOT
 
 OUT = ROOT / "bench" / "out"
 TASK = "burgers1d"
@@ -54,10 +54,10 @@ def train(arguments: list[str]) -> dict[str, float]:
     import torch
 
     from train_operator import build, build_schedule, loss_of
-    from ups.cache import open_cache
-    from ups.choose import fit_base, load_base
-    from ups.config import load_config
-    from ups.loop import Run, main_guard
+    from ups.config.load import load_config
+    from ups.data.cache import open_cache
+    from ups.models.choose import fit_base, load_base
+    from ups.training.run import Run, main_guard
 
     torch.set_num_threads(1)
     cores, found = sorted(os.sched_getaffinity(0)), {}

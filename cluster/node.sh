@@ -55,7 +55,7 @@ port=$PORT
 for stage in $STAGES; do
   script=(train_"$stage".py)
   [[ $stage != rival ]] || script=(train_consistency.py --rival)
-  "$PYTHON" -m ups.launch --config_file accelerate_configs/multinode.yaml --num_machines "$NUM_NODES" \
+  "$PYTHON" -m ups.training.launch --config_file accelerate_configs/multinode.yaml --num_machines "$NUM_NODES" \
     --num_processes "$UPS_EXPECT_WORLD" --machine_rank "$NODE_RANK" --main_process_ip "$FIRST_NODE" \
     --main_process_port "$((port++))" "${script[@]}" "${arguments[@]}"
 done

@@ -33,16 +33,16 @@ from torch import Tensor
 import train_consistency
 import train_diffusion
 import train_operator
-from ups.cache import open_cache
-from ups.config import ROOT, Config, load_config
-from ups.corrector import Corrector
-from ups.ensemble import Ensembles, one_step
-from ups.operator import load_operator
-from ups.pde.conditional import LinearObservation
-from ups.probabilistic import fair_crps
-from ups.residual import TransientResiduals
-from ups.sampling import generator
+from ups.config.load import ROOT, Config, load_config
+from ups.data.cache import open_cache
+from ups.evaluation.ensemble import Ensembles, one_step
+from ups.generative.corrector import Corrector
+from ups.generative.residuals import TransientResiduals
+from ups.metrics.ensembles import fair_crps
+from ups.models.operator import load_operator
+from ups.seeds import generator
 from ups.tasks import get_task
+from ups.tasks.darcy_grf_posterior import LinearObservation
 
 NOISY, FIRM, STEADY = "burgers1d", "advection1d", "darcy2d_grf"
 CELLS, SIDE = 8, 4

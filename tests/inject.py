@@ -9,7 +9,7 @@ Every case runs a real stage script on two CPU processes, with a fault put in by
 It passes if everything ended within LIMIT_S of the fault, exit codes are right, a message names the cause, the ranks' weights
 were equal after every update, the end equals that of a run without the fault (bit by bit, but where the micro-batch changed), and
 no process is left. Ranks are forked from this process, which has imported torch once; the cases called launcher/* go through
-ups/launch.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See docs/reliability.md.
+ups/training/launch.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from inject_ranks import (
 from inject_runs import ROOT, SCRIPTS, References, Result, prepare
 from inject_storage import QUICK_STORAGE, STORAGE, storage_case
 
-from ups.processes import adopt_orphans
+from ups.training.processes import adopt_orphans
 
 OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")   # beside faults of a rank
 

@@ -1,4 +1,4 @@
-"""The operator through ups/launch.py and accelerate launch: signals, and faults that need a restart."""
+"""The operator through ups/training/launch.py and accelerate launch: signals, and faults that need a restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from inject_runs import (
     settings_of,
 )
 
-from ups.processes import descendants
+from ups.training.processes import descendants
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _under_make(command: list[str], folder: Path, environment: dict) -> tuple[su
 
 
 def launcher_case(references: References, name: str) -> Result:
-    """The operator through ups/launch.py, with a signal or a fault, then the same command again."""
+    """The operator through ups/training/launch.py, with a signal or a fault, then the same command again."""
     case, work, result, started = LAUNCHES[name], references.work, Result(f"launcher/{name}", []), time.monotonic()
     folder = work / "cases" / f"launcher_{name.replace(' ', '_')}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -143,7 +143,7 @@ def launcher_case(references: References, name: str) -> Result:
 
     def command(fault: dict[str, Any]) -> list[str]:
         settings = settings_of(work, folder / "runs", "operator", (f"hang_s={LAUNCHED_HANG_S}",))
-        return [sys.executable, "-m", "ups.launch", "--restarts", "1", "--config_file",
+        return [sys.executable, "-m", "ups.training.launch", "--restarts", "1", "--config_file",
                 str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(ROOT / "tests" / "injected.py"), json.dumps(fault),
                 str(ROOT / SCRIPTS["operator"]), *settings, *case.settings]
 
@@ -234,7 +234,7 @@ def launcher_case(references: References, name: str) -> Result:
 def absent_machine_case(references: References) -> Result:
     """The second of two machines, whose first never comes: the launcher would wait for many minutes."""
     result, started = Result("launcher/a machine that never comes", []), time.monotonic()
-    code = "import sys; from ups import launch; launch.START_S = 8.0; sys.exit(launch.main())"
+    code = "import sys; from ups.training import launch; launch.START_S = 8.0; sys.exit(launch.main())"
     words = ["--config_file", "accelerate_configs/multinode.yaml", "--num_machines", "2", "--num_processes",
              "2", "--machine_rank", "1", "--main_process_ip", "127.0.0.1", "--main_process_port", "1",
              "train_operator.py"]

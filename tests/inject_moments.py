@@ -59,11 +59,11 @@ def moments_case(references: References, stage: str, where: str, number: int) ->
     """Kill -9 at `number` random file operations of saving or of the stage's end, each time followed by the same command."""
     import injected
 
-    import ups.checkpoint
-    import ups.loop
+    import ups.training.checkpoint
+    import ups.training.run
 
     work, result, started = references.work, Result(f"{stage}/kill at {number} moments of {where}", []), time.monotonic()
-    targets = {"saving": (ups.checkpoint.Checkpoints, ("save",)), "the end": (ups.loop.Run, ("finish", "close"))}
+    targets = {"saving": (ups.training.checkpoint.Checkpoints, ("save",)), "the end": (ups.training.run.Run, ("finish", "close"))}
     folder = work / "cases" / f"{stage}_moments_{where.replace(' ', '')}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -27,13 +27,13 @@ from typing import Any
 import forced_fsdp
 import torch
 
-import ups.cache
-import ups.checkpoint
-import ups.choose
-import ups.events
-import ups.guard
-import ups.loop
-import ups.track
+import ups.data.cache
+import ups.models.choose
+import ups.training.checkpoint
+import ups.training.events
+import ups.training.guard
+import ups.training.run
+import ups.training.track
 
 NEVER_S = 600   # longer than any case may last
 
@@ -72,9 +72,9 @@ class Fault:
 def in_loss(change: Callable[[Fault, Callable, slice, int], Any]) -> Callable[[Fault], None]:
     """A fault inside the loss function of a step: change(fault, loss_function, rows, number of the call in this step)."""
     def install(fault: Fault) -> None:
-        update = ups.loop.Run.update
+        update = ups.training.run.Run.update
 
-        def changed(run: ups.loop.Run, loss_function: Callable, size: int) -> bool:
+        def changed(run: ups.training.run.Run, loss_function: Callable, size: int) -> bool:
             calls = []
 
             def loss(rows: slice) -> tuple:
@@ -85,7 +85,7 @@ def in_loss(change: Callable[[Fault, Callable, slice, int], Any]) -> Callable[[F
 
             return update(run, loss, size)
 
-        ups.loop.Run.update = changed
+        ups.training.run.Run.update = changed
     return install
 
 
@@ -131,7 +131,7 @@ def with_loss(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., A
     return action
 
 
-def at_step(fault: Fault, checkpoints: ups.checkpoint.Checkpoints, arguments: tuple) -> bool:
+def at_step(fault: Fault, checkpoints: ups.training.checkpoint.Checkpoints, arguments: tuple) -> bool:
     """Whether a part of the checkpoint of the fault's step is being written."""
     return int(arguments[0].name.removeprefix(".tmp-")) == fault.step
 
@@ -158,9 +158,9 @@ def full_disk(owner: type, name: str, room: Callable[[Any], int]) -> Callable[[F
 
 
 def in_loader(fault: Fault) -> None:
-    update, gather, step = ups.loop.Run.update, ups.cache._Latents.gather, [-1]
+    update, gather, step = ups.training.run.Run.update, ups.data.cache._Latents.gather, [-1]
 
-    def noting(run: ups.loop.Run, *arguments: Any) -> bool:
+    def noting(run: ups.training.run.Run, *arguments: Any) -> bool:
         step[0] = run.step
         return update(run, *arguments)
 
@@ -169,30 +169,30 @@ def in_loader(fault: Fault) -> None:
             raise OSError(errno.EIO, "injected in reading the cache")
         return gather(self, *arguments)
 
-    ups.loop.Run.update, ups.cache._Latents.gather = noting, failing
+    ups.training.run.Run.update, ups.data.cache._Latents.gather = noting, failing
 
 
 def in_validation(action: Callable[..., Any]) -> Callable[[Fault], None]:
     """A fault in what a rank computes in a validation during training, where the others would wait for it."""
     def install(fault: Fault) -> None:
-        agreed = ups.loop.Run.agreed
+        agreed = ups.training.run.Run.agreed
 
-        def changed(run: ups.loop.Run, function: Callable, doing: str) -> Any:
+        def changed(run: ups.training.run.Run, function: Callable, doing: str) -> Any:
             def local() -> Any:
                 if doing == "validating" and run.step >= fault.step and fault.strike():
                     action(fault)
                 return function()
             return agreed(run, local, doing)
 
-        ups.loop.Run.agreed = changed
+        ups.training.run.Run.agreed = changed
     return install
 
 
 def in_optimizer(fault: Fault) -> None:
     """Out of memory when some of the weights have been changed."""
-    apply = ups.loop.Run._apply
+    apply = ups.training.run.Run._apply
 
-    def changed(run: ups.loop.Run, factor: float) -> None:
+    def changed(run: ups.training.run.Run, factor: float) -> None:
         if run.step == fault.step and fault.strike():
             adamw = run.optimizer._step_adamw
 
@@ -203,7 +203,7 @@ def in_optimizer(fault: Fault) -> None:
             run.optimizer._step_adamw = failing
         apply(run, factor)
 
-    ups.loop.Run._apply = changed
+    ups.training.run.Run._apply = changed
 
 
 def in_fitting(fault: Fault) -> None:
@@ -212,7 +212,7 @@ def in_fitting(fault: Fault) -> None:
         fault.strike()
         raise ArithmeticError("injected in fitting")
 
-    ups.choose.choose_base = failing
+    ups.models.choose.choose_base = failing
 
 
 def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
@@ -223,7 +223,7 @@ def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
 
 
 def torn_word(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
-    with open(os.environ[ups.events.EVENTS], "ab") as file:
+    with open(os.environ[ups.training.events.EVENTS], "ab") as file:
         file.write(b'{"event": "fai')
     return function(rows)
 
@@ -234,7 +234,7 @@ def other_version(fault: Fault) -> None:
 
 def held_back(fault: Fault) -> None:
     """Between the look at what lies in the stage's folder and the opening of it, until a file is there."""
-    open_run = ups.loop.Run._open
+    open_run = ups.training.run.Run._open
 
     def late(run: Any) -> None:
         fault.strike()
@@ -242,7 +242,7 @@ def held_back(fault: Fault) -> None:
             time.sleep(0.05)
         open_run(run)
 
-    ups.loop.Run._open = late
+    ups.training.run.Run._open = late
 
 
 def overwrite(path: Path, name: str = "state/latents") -> None:
@@ -270,7 +270,7 @@ def leave_quietly(*_: Any) -> None:
 
 
 SLEEP_IN_C, SLEEP_WITH_LOCK = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
-RUN, CHECKPOINTS, TRACKER = ups.loop.Run, ups.checkpoint.Checkpoints, ups.track.Tracker
+RUN, CHECKPOINTS, TRACKER = ups.training.run.Run, ups.training.checkpoint.Checkpoints, ups.training.track.Tracker
 FULL = OSError(errno.ENOSPC, "No space left on device (injected)")
 
 FAULTS: dict[str, Callable[[Fault], None]] = {
@@ -310,9 +310,9 @@ FAULTS: dict[str, Callable[[Fault], None]] = {
 
 def note_digests(path: Path) -> None:
     """After every update: a digest of the weights, and the rows this rank was given."""
-    update, close, found = ups.loop.Run.update, ups.loop.Run.close, {}
+    update, close, found = ups.training.run.Run.update, ups.training.run.Run.close, {}
 
-    def noting(run: ups.loop.Run, *arguments: Any) -> bool:
+    def noting(run: ups.training.run.Run, *arguments: Any) -> bool:
         done = update(run, *arguments)
         digest = hashlib.sha256()
         for parameter in run.model.parameters():
@@ -320,11 +320,11 @@ def note_digests(path: Path) -> None:
         found[run.step] = digest.hexdigest()[:16]
         return done
 
-    def closing(run: ups.loop.Run, *arguments: Any) -> None:
+    def closing(run: ups.training.run.Run, *arguments: Any) -> None:
         path.write_text(json.dumps(found))
         close(run, *arguments)
 
-    ups.loop.Run.update, ups.loop.Run.close = noting, closing
+    ups.training.run.Run.update, ups.training.run.Run.close = noting, closing
 
 
 def run_script(description: dict[str, Any], script: str, arguments: list[str]) -> None:
@@ -336,9 +336,9 @@ def run_script(description: dict[str, Any], script: str, arguments: list[str]) -
     elif "digests" in description:   # of a sharded model every rank has other numbers
         note_digests(Path(f"{description['digests']}{os.environ.get('RANK', 0)}"))
     if "grace_s" in description:
-        ups.guard.GRACE_S = description["grace_s"]
+        ups.training.guard.GRACE_S = description["grace_s"]
     if description.get("is_large", False):   # caches count as too large to be verified when opened
-        ups.cache.FULL_BYTES = 0
+        ups.data.cache.FULL_BYTES = 0
     if int(os.environ.get("RANK", 0)) in description.get("ranks", []):
         FAULTS[description["kind"]](Fault(description))
     sys.argv = [script, *arguments]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ups.consistency import (
+from ups.generative.consistency import (
     consistency_loss,
     draw_members,
     draw_starts,
@@ -35,12 +35,12 @@ from ups.consistency import (
     ensemble_loss,
     sample_student,
 )
-from ups.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
-from ups.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
-from ups.optim import EMA
-from ups.pairs import pairing
-from ups.probabilistic import energy_distance, fair_crps
-from ups.sampling import generator
+from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
+from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
+from ups.metrics.ensembles import energy_distance, fair_crps
+from ups.metrics.pairs import pairing
+from ups.seeds import generator
+from ups.training.optim import EMA
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
 STEPS = 16            # of the sampler: 32 evaluations

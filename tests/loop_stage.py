@@ -1,4 +1,4 @@
-"""A tiny stage for the tests of ups/loop.py, and the processes that run it.
+"""A tiny stage for the tests of ups/training/run.py, and the processes that run it.
 
 Ranks are forked from a server that has imported torch once, so a run takes well under a second; each is a process of its
 own with a hard time limit, its own exit code and a log file.
@@ -23,11 +23,11 @@ import forced_fsdp
 import torch
 import torch._dynamo  # torch's Optimizer imports it when the first is built; here once for all forks
 
-import ups.checkpoint
-import ups.loop
-from ups.config import load_config
-from ups.loop import Run, main_guard
-from ups.sampling import Batch, Schedule
+import ups.training.checkpoint
+import ups.training.run
+from ups.config.load import load_config
+from ups.data.schedule import Batch, Schedule
+from ups.training.run import Run, main_guard
 
 TIMEOUT_S = 60
 SETTINGS = ["operator.train.steps=20", "operator.train.batch_size=8", "operator.train.micro_batch=8",
@@ -142,7 +142,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         os.dup2(ends[1], 1)
         os.dup2(ends[1], 2)
     if options.get("impatient", False):
-        ups.loop.LOCK_WAIT_S = 0.2
+        ups.training.run.LOCK_WAIT_S = 0.2
     run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents,
                     extra={"width": 16})
     if run.is_finished:
@@ -180,13 +180,13 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         return loss_function
 
     if options.get("probe", False):
-        ups.loop.PROBED = ("cpu",)
+        ups.training.run.PROBED = ("cpu",)
     batch = schedule.batch(0).share(run.rank, run.world)
     run.probe(loss_of(batch), len(batch))
     if fault.get("kind") == "export":
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
-        ups.checkpoint.save_file = full
+        ups.training.checkpoint.save_file = full
     for step in run.steps():
         batch = schedule.batch(step).share(run.rank, run.world)
         if options.get("slow", False):

@@ -24,9 +24,9 @@ import numpy as np
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
-from ups import generate  # noqa: E402
-from ups.generate import num_done, write_data  # noqa: E402
-from ups.pdebench import data_bytes, partial_path  # noqa: E402
+from ups.data import generate  # noqa: E402
+from ups.data.generate import num_done, write_data  # noqa: E402
+from ups.data.pdebench import data_bytes, partial_path  # noqa: E402
 from ups.tasks import get_task  # noqa: E402
 
 SHAPES = {"advection1d": (131, 64, 21), "darcy2d": (131, 32, 1), "diff_react2d": (41, 16, 21)}   # trajectories, cells, frames
@@ -60,7 +60,7 @@ def outcome(task: str, share: float, is_taken: bool = False) -> dict[str, Any]:
 
 
 def given(task: str) -> tuple[dict[str, Any], Callable[..., np.ndarray]]:
-    """Settings and a stand-in for ups.pde whose numbers depend on (seed, i) only; no zeros: those are what is not there."""
+    """Settings and a stand-in for ups.tasks.solvers whose numbers depend on (seed, i) only; no zeros: those are what is not there."""
     num, cells, frames = SHAPES[task]
     spec = get_task(task)
 

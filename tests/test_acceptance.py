@@ -13,10 +13,10 @@ import torch
 from test_gates import entry
 
 from bench import acceptance
-from ups import assess
-from ups.assess import summarise_exact
-from ups.gates import point
-from ups.steady import judge, split_distances
+from ups.evaluation import assess
+from ups.evaluation.assess import summarise_exact
+from ups.evaluation.gates import point
+from ups.generative.steady import judge, split_distances
 
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 
@@ -40,7 +40,7 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
 
 @functools.cache
 def forecast(**fakes: str) -> dict:
-    """An entry of results.json whose single steps draw as `fakes` says: what ups.assess makes of them, rollouts of test_gates."""
+    """An entry of results.json whose single steps draw as `fakes` says: what ups.evaluation.assess makes of them, rollouts of test_gates."""
     kinds = {"operator": "nothing", "dressed": "marginal", "dressed_conditional": "gaussian",
              **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"), **fakes}
     truth = drawn("right", 99, members=1)[:, 0]

@@ -1,4 +1,4 @@
-"""The shared network (ups/backbone.py): against the FFT and hand arithmetic, its symmetries, its start, its gradients."""
+"""The shared network (ups/models/backbone.py): against the FFT and hand arithmetic, its symmetries, its start, its gradients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ups.backbone import Backbone, Block, LocalMixing, SpectralMixing
-from ups.config import ModelConfig
+from ups.config.load import ModelConfig
+from ups.models.backbone import Backbone, Block, LocalMixing, SpectralMixing
 from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
 MODEL = ModelConfig(width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)

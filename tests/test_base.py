@@ -1,4 +1,4 @@
-"""Bases of an axis (ups/spectral.py) and base predictors (ups/base.py) against definitions, exact solutions, hand-set weights."""
+"""Bases of an axis (ups/spectral.py) and base predictors (ups/models/bases/__init__.py) against definitions, exact solutions, hand-set weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ups.base import (
+from ups.models.bases import (
     Elliptic,
     Persistence,
     Propagator,
@@ -19,9 +19,8 @@ from ups.base import (
     make_base,
     monomials,
 )
-from ups.pde import burgers, darcy
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
-from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, burgers, darcy
 
 NONE = torch.zeros(0)   # no parameter
 

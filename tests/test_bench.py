@@ -17,13 +17,13 @@ import train_operator
 from bench import ablate, baselines, compare, ours
 from bench.baselines import Problem, Settings, Trainer, settings_for
 from bench.compare import Errors
-from ups.backbone import Backbone
-from ups.choose import choose_base
-from ups.config import ModelConfig, load_config
-from ups.optim import EMA, split_parameters
-from ups.rivals import find_rivals
+from ups.config.load import ModelConfig, load_config
+from ups.data.tokenizer import Tokenizer
+from ups.evaluation.rivals import find_rivals
+from ups.models.backbone import Backbone
+from ups.models.choose import choose_base
 from ups.tasks import DIRICHLET, NO_FLUX, PERIODIC, get_task
-from ups.tokenizer import Tokenizer
+from ups.training.optim import EMA, split_parameters
 
 TINY = {"width": 8, "modes": 4, "depth": 2, "batch_size": 4}
 
@@ -51,7 +51,7 @@ def problem(steady=False, ndim=1, boundary=PERIODIC, size=16):
 
 
 class FakeCache:
-    """What bench/compare.py and bench/ours.py read of ups.cache.Cache."""
+    """What bench/compare.py and bench/ours.py read of ups.data.cache.Cache."""
 
     def __init__(self, dim=0, steady=False):
         u, self.parameters = heat(40)

@@ -19,13 +19,14 @@ import pytest
 import torch
 
 import prepare_cache
-from ups import cache as cache_module
-from ups import cache_build, files
-from ups.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
-from ups.cache_build import build_cache, data_files, is_up_to_date, plan, require_same_data
-from ups.config import ROOT, Config, TaskConfig, load_config
-from ups.generate import generation_settings, write_data
-from ups.pdebench import partial_path, split_indices
+from ups import files
+from ups.config.load import ROOT, Config, TaskConfig, load_config
+from ups.data import build_cache as cache_build
+from ups.data import cache as cache_module
+from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, require_same_data
+from ups.data.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
+from ups.data.generate import generation_settings, write_data
+from ups.data.pdebench import partial_path, split_indices
 from ups.tasks import TASKS, get_task
 
 NUM, FRAMES = 12, 7
@@ -543,9 +544,9 @@ def run(code: str, *args: str) -> subprocess.CompletedProcess:
 
 CHILD = """
 import sys, resource, time
-from ups.cache_build import build_cache
-from ups.config import load_config
-from ups import cache_build
+from ups.data.build_cache import build_cache
+from ups.config.load import load_config
+from ups.data import build_cache as cache_build
 config = load_config("configs/smoke.yaml", sys.argv[2:])
 """
 

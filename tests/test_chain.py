@@ -17,14 +17,15 @@ from closed_form import CPU, FIRM, NOISY, STEADY
 from known_answers import judge_pairing, names
 
 import prepare_cache
-from ups import assess, steady
-from ups.cache import open_cache
-from ups.corrector import load_corrector
-from ups.observe import observe_case, row_generators
-from ups.operator import load_operator
-from ups.rollout import member_noise
-from ups.sampling import generator
-from ups.steady import SteadyResiduals, case_bank, posterior_draws
+from ups.data.cache import open_cache
+from ups.evaluation import assess
+from ups.generative import steady
+from ups.generative.corrector import load_corrector
+from ups.generative.observation import observe_case, row_generators
+from ups.generative.steady import SteadyResiduals, case_bank, posterior_draws
+from ups.models.operator import load_operator
+from ups.models.rollout import member_noise
+from ups.seeds import generator
 
 loop_stage._context.set_forkserver_preload(["closed_form", "train_steady"])
 

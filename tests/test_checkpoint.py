@@ -1,4 +1,4 @@
-"""ups/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written, and of this stage, or refused."""
+"""ups/training/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written, and of this stage, or refused."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from ups.checkpoint import Checkpoints
 from ups.files import DamagedError, file_hash
+from ups.training.checkpoint import Checkpoints
 
 
 def agreed(function, _doing):

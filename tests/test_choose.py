@@ -1,4 +1,4 @@
-"""The choice of a base (ups/choose.py): the right one on real solutions, recorded, found again, refused where it is foreign."""
+"""The choice of a base (ups/models/choose.py): the right one on real solutions, recorded, found again, refused where it is foreign."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 
 import prepare_cache
 import prepare_data
-from ups import choose
-from ups.base import Persistence
-from ups.cache import Cache, open_cache
-from ups.choose import (
+from ups.config.load import ROOT, Config, load_config
+from ups.data.cache import Cache, open_cache
+from ups.files import DamagedError
+from ups.models import choose
+from ups.models.bases import Persistence
+from ups.models.choose import (
     base_error,
     base_settings,
     candidates,
@@ -28,11 +30,9 @@ from ups.choose import (
     residual_scale,
     spread,
 )
-from ups.config import ROOT, Config, load_config
-from ups.files import DamagedError
-from ups.fitted import find_fit, fit_once
-from ups.operator import TaskHead
-from ups.stage import stage_folder
+from ups.models.operator import TaskHead
+from ups.training.fitted import find_fit, fit_once
+from ups.training.stage import stage_folder
 
 CPU = torch.device("cpu")
 TINY = ["task.advection1d.num_trajectories=16", "task.advection1d.resolution=32", "task.burgers1d.parameters=[0.05,0.1]",

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ups.checks import section_text
-from ups.config import TaskConfig, load_config
-from ups.published import UNPUBLISHED
+from ups.config.checks import section_text
+from ups.config.load import TaskConfig, load_config
 from ups.tasks import TASKS
+from ups.tasks.published import UNPUBLISHED
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,4 +1,4 @@
-"""Head and scale of the corrector (ups/corrector.py), what students learn (ups/consistency.py), noise and guard of ensembles."""
+"""Head and scale of the corrector (ups/generative/corrector.py), what students learn (ups/generative/consistency.py), noise and guard of ensembles."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ups.config import ModelConfig, OptimConfig, load_config, to_dict
-from ups.consistency import (
+from ups.config.load import ModelConfig, OptimConfig, load_config, to_dict
+from ups.generative.consistency import (
     SolvedPairs,
     almost_fair_crps,
     draw_starts,
@@ -21,7 +21,7 @@ from ups.consistency import (
     ensemble_loss,
     pool_number,
 )
-from ups.corrector import (
+from ups.generative.corrector import (
     LARGEST_LOG_SCALE,
     MAX_FACTS,
     Corrector,
@@ -31,14 +31,14 @@ from ups.corrector import (
     largest_mode,
     load_corrector,
 )
-from ups.diffusion import NOISE, diffusion_loss, draw_angles, sample
-from ups.optim import build_optimizer, split_parameters
-from ups.probabilistic import fair_crps
-from ups.residual import refuse
-from ups.rollout import ensemble_rollout, guard, member_noise, rollout
-from ups.sampling import generator
-from ups.students import GAIN, gate
+from ups.generative.diffusion import NOISE, diffusion_loss, draw_angles, sample
+from ups.generative.residuals import refuse
+from ups.generative.students import GAIN, gate
+from ups.metrics.ensembles import fair_crps
+from ups.models.rollout import ensemble_rollout, guard, member_noise, rollout
+from ups.seeds import generator
 from ups.tasks import get_task
+from ups.training.optim import build_optimizer, split_parameters
 
 MODEL = ModelConfig(width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)
 OPTIM = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, adamw_lr=0.01, adamw_betas=[0.9, 0.99],
@@ -134,7 +134,7 @@ def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32():
     exact, rough = build(), build("bf16")
     r, tokens, facts = batch_of(exact, "burgers1d_hidden")
     angle = draw_angles(4, generator(0))
-    with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/loop.py
+    with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/training/run.py
         condition = rough.condition("burgers1d_hidden", tokens, facts)
         found = rough.velocity(condition)(r, angle).detach()
     expected = exact.condition("burgers1d_hidden", tokens, facts)

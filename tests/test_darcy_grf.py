@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.download import published_file
-from ups.generate import generation_settings, write_data
-from ups.pde import SOLVERS, conditional, darcy, darcy_grf
-from ups.pde.conditional import LinearObservation, draw_log_coefficients, posterior, truth_ensemble
-from ups.pdebench import open_data
-from ups.tasks import get_task
+from ups.data.download import published_file
+from ups.data.generate import generation_settings, write_data
+from ups.data.pdebench import open_data
+from ups.tasks import darcy, darcy_grf, get_task
+from ups.tasks import darcy_grf_posterior as conditional
+from ups.tasks.darcy_grf_posterior import LinearObservation, draw_log_coefficients, posterior, truth_ensemble
+from ups.tasks.solvers import SOLVERS
 
 NUM = 4000
 

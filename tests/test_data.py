@@ -18,14 +18,14 @@ import pytest
 import yaml
 
 import prepare_data
-from ups import doctor, download, pdebench
-from ups.config import load_config
-from ups.doctor import examine, examine_all, report
-from ups.download import fetch, md5_of, published_file
-from ups.generate import generation_settings, write_data
-from ups.pdebench import open_data, partial_path
-from ups.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
+from ups.config.load import load_config
+from ups.data import doctor, download, pdebench
+from ups.data.doctor import examine, examine_all, report
+from ups.data.download import fetch, md5_of, published_file
+from ups.data.generate import generation_settings, write_data
+from ups.data.pdebench import open_data, partial_path
 from ups.tasks import TASKS, get_task
+from ups.tasks.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENT = np.random.default_rng(0).bytes(3 * 2**20 + 17)
@@ -447,7 +447,7 @@ def fake_solvers(monkeypatch):
         u = [np.random.default_rng([seed, i]).random((num_frames, 2, 1, 1)) + np.cos(x) * np.cos(x[:, None]) for i in indices]
         return np.stack(u).astype(np.float32)
 
-    monkeypatch.setitem(sys.modules, "ups.pde", SimpleNamespace(SOLVERS={"advection1d": advection, "diff_react2d": react}))
+    monkeypatch.setitem(sys.modules, "ups.tasks.solvers", SimpleNamespace(SOLVERS={"advection1d": advection, "diff_react2d": react}))
 
 
 def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from test_data import SPLIT, moving, said, saved
 
-from ups.doctor import examine, report
-from ups.pde import SOLVERS
-from ups.pde.darcy import apply_operator
-from ups.pdebench import open_data
+from ups.data.doctor import examine, report
+from ups.data.pdebench import open_data
 from ups.tasks import SOLVED, TASKS
+from ups.tasks.darcy import apply_operator
+from ups.tasks.solvers import SOLVERS
 
 
 def complaints(findings):

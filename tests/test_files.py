@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ups import files
-from ups.checkpoint import write_weights
 from ups.files import (
     DamagedError,
     create,
@@ -24,6 +23,7 @@ from ups.files import (
     write_atomic,
     write_sealed,
 )
+from ups.training.checkpoint import write_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,4 +1,4 @@
-"""`forecast` (ups/rollout.py): operators answer for what they learnt on and refuse the rest by name."""
+"""`forecast` (ups/models/rollout.py): operators answer for what they learnt on and refuse the rest by name."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from test_choose import make_caches
 from torch import Tensor
 
 from train_operator import build, build_schedule, loss_of
-from ups.cache import Cache, open_cache
-from ups.choose import choose_base
-from ups.config import Config
-from ups.operator import Operator, load_operator
-from ups.optim import build_optimizer
-from ups.residual import TransientResiduals
-from ups.rollout import forecast, rollout
+from ups.config.load import Config
+from ups.data.cache import Cache, open_cache
+from ups.generative.residuals import TransientResiduals
+from ups.generative.steady import SteadyResiduals
+from ups.models.choose import choose_base
+from ups.models.operator import Operator, load_operator
+from ups.models.rollout import forecast, rollout
 from ups.spectral import interpolation, resample
-from ups.steady import SteadyResiduals
 from ups.tasks import NO_FLUX, PERIODIC
+from ups.training.optim import build_optimizer
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
 SETTINGS = ["operator.base_steps=60", "operator.model.width=16", "operator.model.depth=1",

@@ -12,10 +12,12 @@ import pytest
 import torch
 from test_report import example, task_entry, waves
 
-from ups import metrics, probabilistic, report
-from ups.assess import pool, pool_spread
-from ups.config import load_config
-from ups.gates import check_gates, check_verdicts, gate, point
+from ups.config.load import load_config
+from ups.evaluation import report
+from ups.evaluation.assess import pool, pool_spread
+from ups.evaluation.gates import check_gates, check_verdicts, gate, point
+from ups.metrics import ensembles as probabilistic
+from ups.metrics import errors as metrics
 
 SETTINGS = load_config(None).evaluate
 CASES, MEMBERS, FRAMES, CELLS = 60, 8, 8, 16

@@ -1,4 +1,4 @@
-"""ups/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for it.
+"""ups/training/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for it.
 
 The ranks are processes that import the guard alone; their work is a line of Python.
 """
@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from ups.config import ROOT
-from ups.guard import RECORD_BYTES, Guard
-from ups.processes import descendants, process_state
+from ups.config.load import ROOT
+from ups.training.guard import RECORD_BYTES, Guard
+from ups.training.processes import descendants, process_state
 
 HANG_S = 1.5
 SCRIPT = f"""
 import ctypes, os, signal, sys, time
 from pathlib import Path
-import ups.guard
-from ups.guard import Guard, beat
+import ups.training.guard
+from ups.training.guard import Guard
+from ups.progress import beat
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 sleep_in_c, sleep_with_lock = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
 guard = Guard(rank, world, "operator", {HANG_S}, lambda *facts: (folder / f"end{{rank}}").write_text(repr(facts)))
@@ -103,7 +104,7 @@ def test_a_rank_whose_peer_is_gone_does_not_wait_for_it(tmp_path, death, text):
 def test_a_failure_before_the_wait_for_its_files_is_seen_by_the_rank_that_waits(tmp_path):
     """A rank that failed blocks in a collective, to tell the others, while another looks for its files on disk."""
     fails = f"guard.has_failed = True\n{WAITS}"
-    waits = ("time.sleep(0.8)\nwith ups.guard.waiting('files'):\n    while not ups.guard.peer_failed(): time.sleep(0.05)\n"
+    waits = ("time.sleep(0.8)\nwith ups.progress.waiting('files'):\n    while not ups.progress.peer_failed(): time.sleep(0.05)\n"
              "print('seen'); os._exit(7)")
     codes, outputs, _ = end(start(tmp_path, waits, fails))
     assert codes[0] == 7 and "seen" in outputs[0]
@@ -140,7 +141,7 @@ def test_a_signal_outside_the_loop_ends_at_once_and_inside_is_noted(tmp_path):
 
 
 def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_path):
-    blocked = "ups.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n" + WAITS
+    blocked = "ups.training.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n" + WAITS
     processes = start(tmp_path, blocked, blocked)
     while len(list(tmp_path.glob("ready*"))) < 2:
         time.sleep(0.05)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from test_pdebench import settings, solver, written
 
-from ups.generate import write_data
-from ups.hdf5 import node
-from ups.pdebench import open_data, partial_path
+from ups.data.generate import write_data
+from ups.data.hdf5 import node
+from ups.data.pdebench import open_data, partial_path
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = {"soft link": "a soft link", "external link": "a link to another file", "external storage": "kept in another file",
@@ -66,7 +66,7 @@ def test_a_pipe_behind_a_link_is_not_waited_for(tmp_path):
         replace(path, "tensor", kind, tmp_path / "pipe")
     code = f"""
 from pathlib import Path
-from ups.pdebench import open_data
+from ups.data.pdebench import open_data
 for path in sorted(Path({str(tmp_path)!r}).glob("*.h5")):
     try:
         open_data(path, "advection1d").read(0, 7)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
-from ups.consistency import almost_fair_crps, draw_starts, endpoint_loss, sample_student
-from ups.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
-from ups.probabilistic import fair_crps, spread_skill
-from ups.rollout import ensemble_rollout, member_noise
+from ups.generative.consistency import almost_fair_crps, draw_starts, endpoint_loss, sample_student
+from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
+from ups.metrics.ensembles import fair_crps, spread_skill
+from ups.models.rollout import ensemble_rollout, member_noise
 
 NUM = 8192   # draws per place: the standard error of a spread is 0.8 %
 

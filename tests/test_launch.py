@@ -1,4 +1,4 @@
-"""ups/launch.py: restarts what a restart can help, and nothing else; leaves no process; needs no torch.
+"""ups/training/launch.py: restarts what a restart can help, and nothing else; leaves no process; needs no torch.
 
 The trees are small scripts that tell what ranks would tell; tests/inject.py runs real stages under the real launcher.
 """
@@ -16,19 +16,19 @@ import time
 import pytest
 import yaml
 
-from ups import launch
-from ups.config import ROOT
-from ups.events import EVENTS
-from ups.launch import launcher_command, verdict
-from ups.processes import process_state
+from ups.config.load import ROOT
+from ups.training import launch
+from ups.training.events import EVENTS
+from ups.training.launch import launcher_command, verdict
+from ups.training.processes import process_state
 
 START = [{"event": "start", "rank": 0, "pid": 1}, {"event": "start", "rank": 1, "pid": 2}]
 OPEN = [*START, {"event": "open", "rank": 0, "directory": "/x"}]
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-import ups.events
-from ups.events import tell
+import ups.training.events
+from ups.training.events import tell
 folder = Path(sys.argv[1])
 count = len(list(folder.glob("attempt*")))
 (folder / f"attempt{count}").write_text(str(os.getpid()))
@@ -73,7 +73,7 @@ def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
 
 def command(folder, work: str, *options: str) -> list[str]:
     """The supervisor with a Python script in place of accelerate launch."""
-    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
+    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
             "launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())")
     return [sys.executable, "-c", code, *options, "script.py", SCRIPT, str(folder), work]
 
@@ -122,7 +122,7 @@ def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
 
 
 def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):
-    torn = "open(os.environ[ups.events.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
+    torn = "open(os.environ[ups.training.events.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
     code, said, _ = supervise(tmp_path, f"{torn}tell('finished')")
     assert code == 0 and "a word of a rank is torn" in said and "Traceback" not in said
 
@@ -139,7 +139,7 @@ def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
 
 def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     """It waits for a machine that never comes; started again it would wait again."""
-    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: ['sleep', '300']; "
+    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: ['sleep', '300']; "
             "launch.START_S = 1.0; sys.exit(launch.main())")
     done = subprocess.run([sys.executable, "-c", code, "script.py"], cwd=ROOT, capture_output=True, text=True,
                           timeout=60, check=False)
@@ -148,7 +148,7 @@ def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
 
 
 def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
-    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: "
+    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: "
             "['sh', '-c', 'echo there; exec sleep 300']; sys.exit(launch.main())")
     process = subprocess.Popen([sys.executable, "-c", code, "script.py"], cwd=ROOT, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
@@ -192,7 +192,7 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
 
 
 def test_a_terminal_that_closes_before_the_first_look_at_it_is_seen(tmp_path):
-    code = ("import os, sys, time\nfrom ups.processes import Terminal\nos.setsid()\n"
+    code = ("import os, sys, time\nfrom ups.training.processes import Terminal\nos.setsid()\n"
             "os.close(os.open(os.ttyname(0), os.O_RDWR))\nimport signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
             "terminal = Terminal()\nopen(sys.argv[1] + '/there', 'w').close()\n"
             "while not os.path.exists(sys.argv[1] + '/closed'): time.sleep(0.01)\nsys.exit(7 if terminal.is_closed() else 0)")
@@ -213,9 +213,9 @@ REFUSES = "tell('failed', kind='configuration', code=2, cause='because'); sys.ex
 
 
 def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
-    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.events import tell\n{work}\n")
+    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.training.events import tell\n{work}\n")
     words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
-    return subprocess.Popen([sys.executable, "-m", "ups.launch", *words], cwd=ROOT, stderr=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, stderr=subprocess.PIPE,
                             text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
 
 
@@ -316,7 +316,7 @@ def test_a_later_ctrl_c_ends_all_at_once(tmp_path):
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
     work = ("save(count); (folder / 'state' / 'step_of_mine').mkdir(exist_ok=True)\n"      # which is no checkpoint
             "if count == 0: os.kill(os.getpid(), 19)\ntell('finished')")
-    code = ("import sys; from ups import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
+    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
             "launch.STOPPED_S = 0.5; sys.exit(launch.main())")
     done = subprocess.run([sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work], cwd=ROOT, capture_output=True,
                           text=True, timeout=60, check=False)
@@ -342,23 +342,23 @@ def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_p
     (["--config_file", "nowhere.yaml"], "no script; expected accelerate launch's options, a script and its arguments"),
 ])
 def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
-    done = subprocess.run([sys.executable, "-m", "ups.launch", *words], cwd=ROOT, capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, capture_output=True, text=True, timeout=60,
                           check=False)
     assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_supervisor_starts_without_torch():
-    code = "import sys, ups.launch; sys.exit('torch' in sys.modules or 'accelerate' in sys.modules)"
+    code = "import sys, ups.training.launch; sys.exit('torch' in sys.modules or 'accelerate' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
 def test_make_starts_stages_through_the_supervisor():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "-m ups.launch --config_file $(TOPOLOGY_FILE)" in makefile and "accelerate.commands.launch" not in makefile
+    assert "-m ups.training.launch --config_file $(TOPOLOGY_FILE)" in makefile and "accelerate.commands.launch" not in makefile
 
 
 def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):
-    from ups.events import tell
+    from ups.training.events import tell
 
     monkeypatch.delenv(EVENTS, raising=False)
     tell("open", directory="/x")

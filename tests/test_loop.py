@@ -1,4 +1,4 @@
-"""ups/loop.py: one process equals two, a resumed run equals an uninterrupted one, and no fault hangs, lies or passes silently.
+"""ups/training/run.py: one process equals two, a resumed run equals an uninterrupted one, and no fault hangs, lies or passes silently.
 
 Every run here is real: ranks are processes that talk over gloo (tests/loop_stage.py).
 """
@@ -21,11 +21,11 @@ from accelerate.commands.config.config_args import load_config_from_file
 from loop_stage import launch
 from safetensors.torch import load_file
 
-import ups.loop
-from ups.config import ROOT, load_config, to_dict
-from ups.environment import differences, what_ranks_share
-from ups.loop import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard
-from ups.stage import relevant_keys
+import ups.training.run
+from ups.config.load import ROOT, load_config, to_dict
+from ups.training.environment import differences, what_ranks_share
+from ups.training.run import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard
+from ups.training.stage import relevant_keys
 
 
 @pytest.fixture(scope="module")
@@ -497,7 +497,7 @@ def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
 
     @main_guard
     def main():
-        run = ups.loop.Run.start(config, "operator", config.operator.train, config.operator.optim)
+        run = ups.training.run.Run.start(config, "operator", config.operator.train, config.operator.optim)
         model = run.attach(torch.nn.Linear(2, 1))
         with pytest.raises(RuntimeError, match=r"outside run.steps\(\) or twice in a step; expected once"):
             run.update(lambda rows: (model(torch.ones(1, 2)).sum(), {}), 1)
@@ -520,7 +520,7 @@ def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
 
 def test_a_shared_file_system_is_required(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}"])
-    run = ups.loop.Run(config, "operator", config.operator.train, config.operator.optim, {}, {})
+    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {}, {})
     with pytest.raises(FileNotFoundError, match="rank 0 does not see .*expected run.root on a file system shared"):
         run._see_directory()
 
@@ -528,7 +528,7 @@ def test_a_shared_file_system_is_required(tmp_path):
 def test_an_unknown_precision_is_refused(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}"])
     train = dataclasses.replace(config.operator.train, precision="fp16")
-    run = ups.loop.Run(config, "operator", train, config.operator.optim, {}, {})
+    run = ups.training.run.Run(config, "operator", train, config.operator.optim, {}, {})
     with pytest.raises(ValueError, match="operator.train.precision is 'fp16'; expected 'no' or 'bf16'"):
         run._check_launch()
 

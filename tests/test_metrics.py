@@ -1,4 +1,4 @@
-"""ups.metrics against hand arithmetic, identities, plain numpy loops and fakes."""
+"""ups.metrics.errors against hand arithmetic, identities, plain numpy loops and fakes."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ups import metrics
+from ups.metrics import errors as metrics
 
 
 def make(seed=0, n=6, num_frames=5, channels=2, space=(16,), noise=0.1):

@@ -13,9 +13,9 @@ import torch
 
 from bench import mutate
 from bench.mutate import TARGETS, Finding, Target, attempt, is_clear
-from ups.checkpoint import load_weights, read_weights
-from ups.config import DEFAULT, load_config
+from ups.config.load import DEFAULT, load_config
 from ups.files import DamagedError, read_record
+from ups.training.checkpoint import load_weights, read_weights
 
 IN_PROCESS = {"config": 60, "cache": 60, "checkpoint": 40, "done": 60, "stage": 40}
 

@@ -1,4 +1,4 @@
-"""ups/observe.py: what is seen of an input field is what the level says, for training batches and for named cases."""
+"""ups/generative/observation.py: what is seen of an input field is what the level says, for training batches and for named cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.observe import (
+from ups.generative.observation import (
     BLOCKS,
     CASES,
     COVERAGE,
@@ -23,8 +23,8 @@ from ups.observe import (
     observe_case,
     row_generators,
 )
-from ups.pde import darcy_grf
-from ups.pde.conditional import posterior
+from ups.tasks import darcy_grf
+from ups.tasks.darcy_grf_posterior import posterior
 
 
 def field(*shape: int) -> Tensor:

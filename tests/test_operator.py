@@ -1,4 +1,4 @@
-"""The operator (ups/operator.py), rollouts (ups/rollout.py) and the stage that trains it (train_operator.py)."""
+"""The operator (ups/models/operator.py), rollouts (ups/models/rollout.py) and the stage that trains it (train_operator.py)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from test_choose import TINY, make_caches
 from torch import Tensor
 
 import train_operator
-import ups.loop
+import ups.training.run
 from train_operator import build_schedule, score_of, squared_errors
-from ups.base import Persistence, Transport
-from ups.cache import open_cache
-from ups.choose import spread
-from ups.config import ROOT, OptimConfig, load_config
-from ups.operator import (
+from ups.config.load import ROOT, OptimConfig, load_config
+from ups.data.cache import open_cache
+from ups.data.tokenizer import Tokenizer
+from ups.models.bases import Persistence, Transport
+from ups.models.choose import spread
+from ups.models.operator import (
     BOUNDARIES,
     FLOOR,
     Operator,
@@ -40,11 +41,9 @@ from ups.operator import (
     relative_field_error,
     symmetries,
 )
-from ups.optim import build_optimizer
-from ups.pde import darcy, diff_react
-from ups.rollout import rollout
-from ups.tasks import get_task
-from ups.tokenizer import Tokenizer
+from ups.models.rollout import rollout
+from ups.tasks import darcy, diff_react, get_task
+from ups.training.optim import build_optimizer
 
 MODEL = {"width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
 HEADS = [("burgers1d", "transport", 2), ("darcy2d", "elliptic", 1), ("diff_react2d", "propagator", 2)]
@@ -185,7 +184,7 @@ def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32():
     rough.load_state_dict(exact.state_dict())
     for name in ("burgers1d", "darcy2d"):
         z = latents(exact, name)
-        with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/loop.py
+        with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/training/run.py
             full, base = rough.predict(z, name, values(name))
         expected, expected_base = exact.predict(z, name, values(name))
         assert torch.equal(base, expected_base) and full.dtype == torch.float32
@@ -493,14 +492,14 @@ def _stage(log: str, overrides: list[str], kill_at: int) -> None:
     os.dup2(handle, 2)
     torch.set_num_threads(1)
     sys.argv = ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
-    update = ups.loop.Run.update
+    update = ups.training.run.Run.update
 
     def dying(run, *arguments, **options):
         if run.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return update(run, *arguments, **options)
 
-    ups.loop.Run.update = dying
+    ups.training.run.Run.update = dying
     train_operator.main()
 
 

@@ -1,4 +1,4 @@
-"""ups/optim.py: equal to torch's own Muon and AdamW; schedule and average by hand arithmetic."""
+"""ups/training/optim.py: equal to torch's own Muon and AdamW; schedule and average by hand arithmetic."""
 
 import copy
 import dataclasses
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from ups.config import load_config
-from ups.optim import EMA, MuonAdamW, build_optimizer, learning_rate, orthogonalize, split_parameters
+from ups.config.load import load_config
+from ups.training.optim import EMA, MuonAdamW, build_optimizer, learning_rate, orthogonalize, split_parameters
 
 OPTIM = load_config().operator.optim
 

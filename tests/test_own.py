@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 import prepare_data
-from ups.config import load_config
-from ups.own import describe_layout
-from ups.pdebench import open_data
+from ups.config.load import load_config
+from ups.data.own import describe_layout
+from ups.data.pdebench import open_data
 from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.pde import SOLVERS, advection, burgers, darcy, darcy_grf, diff_react
-from ups.pde.initial import (
+from ups.tasks import advection, burgers, darcy, darcy_grf, diff_react
+from ups.tasks.initial import (
     Wave,
     cell_centres,
     check_request,
@@ -19,6 +19,7 @@ from ups.pde.initial import (
     random_stream,
     sample_wave,
 )
+from ups.tasks.solvers import SOLVERS
 
 SHAPES = {"advection1d": (1, 32), "burgers1d": (1, 32), "darcy2d": (2, 32, 32), "darcy2d_grf": (2, 32, 32),
           "diff_react2d": (2, 32, 32)}

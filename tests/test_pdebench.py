@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 import small_disk
 
-from ups import generate, pdebench
-from ups.generate import generation_settings, num_done, write_data
-from ups.pdebench import data_bytes, open_data, partial_path, split_indices
+from ups.data import generate, pdebench
+from ups.data.generate import generation_settings, num_done, write_data
+from ups.data.pdebench import data_bytes, open_data, partial_path, split_indices
 from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def solver(task):
-    """A stand-in for ups.pde: numbers that depend on (seed, i) only."""
+    """A stand-in for ups.tasks.solvers: numbers that depend on (seed, i) only."""
     spec = get_task(task)
 
     def solve(indices, *, seed, resolution, num_frames, parameter, t_end):
@@ -187,14 +187,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     path = tmp_path / "1D_Advection_Sols_beta1.0.hdf5"
     made = settings("advection1d", num=1310, resolution=1024, frames=201, parameter=1.0)
     with h5py.File(path, "w") as file:
-        from ups.generate import _create
+        from ups.data.generate import _create
         _create(file, get_task("advection1d"), made)
         file.attrs["ups_progress"] = 1310
         file["tensor"][1300:1303] = np.arange(3, dtype=np.float32)[:, None, None].repeat(201, 1).repeat(1024, 2)
     assert path.stat().st_size > 2**30
     code = f"""
         import resource
-        from ups.pdebench import open_data
+        from ups.data.pdebench import open_data
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 160 * 2**20,) * 2)
         data = open_data({str(path)!r}, "advection1d", space_stride=4, time_stride=5)
@@ -347,7 +347,7 @@ def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chun
         import os, signal, sys
         sys.path.insert(0, "tests")
         from pathlib import Path
-        from ups import generate
+        from ups.data import generate
         from test_pdebench import settings, solver
         store, calls = generate._store, []
 

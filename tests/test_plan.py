@@ -8,8 +8,8 @@ import pytest
 
 import prepare_cache
 import prepare_data
-from ups import plan
-from ups.config import load_config
+from ups import dry_run as plan
+from ups.config.load import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 

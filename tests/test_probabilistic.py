@@ -1,4 +1,4 @@
-"""ups.probabilistic against closed forms, hand arithmetic and fakes; random tests take a fresh seed, which they print."""
+"""ups.metrics.ensembles against closed forms, hand arithmetic and fakes; random tests take a fresh seed, which they print."""
 
 import json
 import math
@@ -7,9 +7,10 @@ import secrets
 import pytest
 import torch
 
-from ups import metrics, pairs, probabilistic
-from ups.pairs import pairing
-from ups.probabilistic import (
+from ups.metrics import ensembles as probabilistic
+from ups.metrics import errors as metrics
+from ups.metrics import pairs
+from ups.metrics.ensembles import (
     coherence,
     compare_ensembles,
     coverage,
@@ -26,6 +27,7 @@ from ups.probabilistic import (
     spread_slope,
     summarise_ensemble,
 )
+from ups.metrics.pairs import pairing
 
 SIGMAS = 5  # standard errors allowed to a random number
 IDEAL = 1 / math.sqrt(math.pi)  # mean CRPS of N(0, 1) members and truth

@@ -9,8 +9,10 @@ import sys
 import pytest
 import torch
 
-from ups import base, choose, progress
-from ups.config import ROOT
+from ups import progress
+from ups.config.load import ROOT
+from ups.models import bases as base
+from ups.models import choose
 from ups.progress import Bar, note, position
 
 
@@ -78,7 +80,7 @@ def test_the_fit_of_a_base_tells_its_steps(monkeypatch):
 def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
     from test_choose import make_caches
 
-    from ups.cache import open_cache
+    from ups.data.cache import open_cache
     config = make_caches(tmp_path, "data.tasks=[burgers1d]", "operator.base_steps=4")
     told = []
     monkeypatch.setattr(choose, "note", told.append)

@@ -19,10 +19,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ups import figures, leaderboard, metrics, report
-from ups.gates import check_gates, check_verdicts
-from ups.summary import PAIR, network_share, overview, verdict
-from ups.tables import number
+from ups.evaluation import figures, leaderboard, report
+from ups.evaluation.gates import check_gates, check_verdicts
+from ups.evaluation.summary import PAIR, network_share, overview, verdict
+from ups.evaluation.tables import number
+from ups.metrics import errors as metrics
 from ups.tasks import get_task
 
 CONTEXT = 4
@@ -439,7 +440,7 @@ def test_leaderboard_replaces_the_same_run_and_sorts(tmp_path):
         leaderboard.table(path, "speed")
     with pytest.raises(ValueError, match="no run was scored on 'burgers1d'"):
         leaderboard.table(path, task="burgers1d")
-    command = [sys.executable, "-m", "ups.leaderboard", "--path", str(path), "--task", "darcy2d"]
+    command = [sys.executable, "-m", "ups.evaluation.leaderboard", "--path", str(path), "--task", "darcy2d"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == leaderboard.table(path, task="darcy2d")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from test_report import Page, example
 
-from ups import figures_ensemble, report
-from ups.probabilistic import compare_ensembles, score_ensemble, summarise_ensemble
-from ups.report_ensemble import METRICS, ensemble_section, steady_section
-from ups.tables import cell, number
+from ups.evaluation import figures_ensemble, report
+from ups.evaluation.report_ensemble import METRICS, ensemble_section, steady_section
+from ups.evaluation.tables import cell, number
+from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 
 NUM_MEMBERS = 16
 SPREADS = {"operator": 0.0, "dressed": 0.5, "dressed_conditional": 0.8, "dressed_resampled": 0.7, "rival": 1.2, "corrector": 1.0,

@@ -1,11 +1,11 @@
-"""What the bench measured is shown beside the operator only where both were asked the same (ups/rivals.py)."""
+"""What the bench measured is shown beside the operator only where both were asked the same (ups/evaluation/rivals.py)."""
 
 import json
 from types import SimpleNamespace
 
 import pytest
 
-from ups.rivals import data_key, find_rivals
+from ups.evaluation.rivals import data_key, find_rivals
 
 
 class FakeConfig(SimpleNamespace):

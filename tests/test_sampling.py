@@ -1,11 +1,12 @@
-"""ups/sampling.py: the schedule is a pure function of (seed, step), fair, and the same for any number of processes."""
+"""ups/data/schedule.py: the schedule is a pure function of (seed, step), fair, and the same for any number of processes."""
 
 from collections import Counter
 
 import pytest
 import torch
 
-from ups.sampling import Schedule, generator
+from ups.data.schedule import Schedule
+from ups.seeds import generator
 
 WINDOWS = {"a": (10, 3), "b": (40, 7), "c": (90, 1)}
 

@@ -1,4 +1,4 @@
-"""ups/sharded.py: the same numbers as without FSDP2, resumption on any ranks, and one rank's failure ends all, then goes on.
+"""ups/training/sharded.py: the same numbers as without FSDP2, resumption on any ranks, and one rank's failure ends all, then goes on.
 
 Ranks are processes that talk over gloo; tests/forced_fsdp.py makes Accelerate do on the CPU what it does on GPUs.
 """
@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 
 import prepare_cache
 import prepare_data
-from ups import sharded
-from ups.config import ROOT
-from ups.sharded import axis_of, cut
+from ups.config.load import ROOT
+from ups.training import sharded
+from ups.training.sharded import axis_of, cut
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_operator", "train_consistency", "train_steady"])
 
@@ -161,7 +161,7 @@ def supervise(tmp_path, script):
     path = tmp_path / "script.py"
     path.write_text(f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}, {str(ROOT)!r}]\n{script}\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
-    return subprocess.run([sys.executable, "-m", "ups.launch", "--config_file", str(topology(tmp_path)), str(path)], cwd=ROOT,
+    return subprocess.run([sys.executable, "-m", "ups.training.launch", "--config_file", str(topology(tmp_path)), str(path)], cwd=ROOT,
                           env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False)
 
 

@@ -1,4 +1,4 @@
-"""ups/stage.py, ask.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
+"""ups/training/stage.py, ask.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
 up to date.
 """
 
@@ -9,12 +9,13 @@ import sys
 
 import pytest
 
-from ups import ask, files, stage
+from ups import ask, files
 from ups.ask import report_parents, report_record, why_report, why_to_do
-from ups.checkpoint import Checkpoints
-from ups.config import ROOT, load_config
+from ups.config.load import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
-from ups.stage import DONE, StageFolder, finished_stage, require_stage
+from ups.training import stage
+from ups.training.checkpoint import Checkpoints
+from ups.training.stage import DONE, StageFolder, finished_stage, require_stage
 
 # ---------------------------------------------------------------- a finished stage
 

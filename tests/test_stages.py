@@ -26,23 +26,23 @@ from torch import Tensor
 
 import prepare_cache
 import prepare_data
-import ups.ensemble
-import ups.loop
-from ups.cache import Cache, open_cache
-from ups.choose import base_settings, head_description
-from ups.config import ROOT, Config, load_config, to_dict
-from ups.corrector import load_corrector
-from ups.diffusion import sample
-from ups.ensemble import Ensembles, one_step, rollouts
+import ups.evaluation.ensemble
+import ups.training.run
+from ups.config.load import ROOT, Config, load_config, to_dict
+from ups.data.cache import Cache, open_cache
+from ups.evaluation.ensemble import Ensembles, one_step, rollouts
 from ups.files import file_hash, value_hash, write_sealed
-from ups.observe import observe_case, row_generators
-from ups.operator import Operator, augment, load_operator
-from ups.optim import split_parameters
-from ups.residual import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
-from ups.rollout import member_noise, rollout
-from ups.sampling import generator
-from ups.stage import RECORDED, finished_stage
-from ups.steady import SPREAD_FLOOR, SteadyResiduals, case_bank, posterior_draws
+from ups.generative.corrector import load_corrector
+from ups.generative.diffusion import sample
+from ups.generative.observation import observe_case, row_generators
+from ups.generative.residuals import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
+from ups.generative.steady import SPREAD_FLOOR, SteadyResiduals, case_bank, posterior_draws
+from ups.models.choose import base_settings, head_description
+from ups.models.operator import Operator, augment, load_operator
+from ups.models.rollout import member_noise, rollout
+from ups.seeds import generator
+from ups.training.optim import split_parameters
+from ups.training.stage import RECORDED, finished_stage
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_steady", "train_operator"])
 
@@ -92,10 +92,10 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
     os.environ.update(environment)
     torch.set_num_threads(1)
     sys.argv = [f"{module}.py", *arguments]
-    update, batch, inputs = ups.loop.Run.update, Cache.batch, Cache.inputs
+    update, batch, inputs = ups.training.run.Run.update, Cache.batch, Cache.inputs
     step, read = [0], {}
 
-    def update_or_die(run: ups.loop.Run, *rest):
+    def update_or_die(run: ups.training.run.Run, *rest):
         step[0] = run.step
         if run.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -114,7 +114,7 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
             return function(cache, rows, *rest, **options)
         return call
 
-    ups.loop.Run.update = update_or_die
+    ups.training.run.Run.update = update_or_die
     for kind in (TransientResiduals, SteadyResiduals):
         kind.draw = disturbed(kind.draw)
     Cache.batch, Cache.inputs = noted(batch), noted(inputs)
@@ -552,7 +552,7 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
 
 @torch.no_grad()
 def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_likely(ensembles, hidden, monkeypatch):
-    assert ensembles.bank.shape == (ups.ensemble.BANK, 8, 4)
+    assert ensembles.bank.shape == (ups.evaluation.ensemble.BANK, 8, 4)
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, hidden.cache.num_frames)
     r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.cache.parameters[rows])[0] for t in range(9)])
@@ -602,7 +602,7 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(ensembles, hidde
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(rollouts(ensembles, model, rows[1:2], 3, 3), together[1:2], **tolerance)
     torch.testing.assert_close(rollouts(ensembles, model, rows.flip(0), 3, 3).flip(0), together, **tolerance)
-    monkeypatch.setattr(ups.ensemble, "STATES", 3)   # one trajectory a call
+    monkeypatch.setattr(ups.evaluation.ensemble, "STATES", 3)   # one trajectory a call
     torch.testing.assert_close(rollouts(ensembles, model, rows, 3, 3), together, **tolerance)
     monkeypatch.setattr(ensembles, "seed", 1)
     assert (rollouts(ensembles, model, rows, 3, 3) - together).abs().amax((2, 3, 4)).min() > 1e-4
@@ -666,7 +666,7 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()
         torch.testing.assert_close(draws, expected, rtol=1e-3, atol=1e-6)
-    monkeypatch.setattr(ups.steady, "STATES", 3)
+    monkeypatch.setattr(ups.generative.steady, "STATES", 3)
     again = posterior_draws(prior, steady, (guess, tokens, facts), noise, 3, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
 

@@ -1,6 +1,6 @@
 """T10: -u'' = f on an interval, f a Gaussian process seen at some points: u is then Gaussian, mean G mu, covariance G S G^T.
 
-The linear guess of ups/steady.py and the production losses and sampler of the prior must find both; a prior that does not look at
+The linear guess of ups/generative/steady.py and the production losses and sampler of the prior must find both; a prior that does not look at
 the mask must be caught.
 """
 
@@ -14,8 +14,8 @@ import torch
 from known_answers import stream
 from torch import Tensor
 
-from ups.observe import Observation
-from ups.steady import LinearGuess
+from ups.generative.observation import Observation
+from ups.generative.steady import LinearGuess
 
 CELLS, NUM = 8, 8192
 UNSEEN = 1e8          # noise variance of what is not observed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ups.tokenizer import PatchMoments, Tokenizer, patchify, unpatchify
+from ups.data.tokenizer import PatchMoments, Tokenizer, patchify, unpatchify
 
 CASES = [(1, ("u",), ()), (1, ("rho", "p", "v"), ("rho", "p")), (2, ("u", "v"), ()), (2, ("h",), ("h",)),
          (3, ("rho", "v"), ("rho",))]

@@ -1,4 +1,4 @@
-"""ups/track.py: what W&B (the real package, offline) and TensorBoard are left with after crashes; neither can stop a run."""
+"""ups/training/track.py: what W&B (the real package, offline) and TensorBoard are left with after crashes; neither can stop a run."""
 
 import json
 import os
@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 from loop_stage import launch
 
-import ups.track
-from ups.config import ROOT, load_config
+import ups.training.track
+from ups.config.load import ROOT, load_config
 from ups.files import DamagedError
-from ups.track import Tracker, check_tracker
+from ups.training.track import Tracker, check_tracker
 
 LOGGER = """
 import os, sys, time
 from pathlib import Path
-import ups.track
-from ups.config import load_config
+import ups.training.track
+from ups.config.load import load_config
 directory, mode, first, last, ending = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-ups.track.INIT_TIMEOUT_S, ups.track.FINISH_TIMEOUT_S, ups.track.FLUSH_S = 1, 1, 0.1
+ups.training.track.INIT_TIMEOUT_S, ups.training.track.FINISH_TIMEOUT_S, ups.training.track.FLUSH_S = 1, 1, 0.1
 settings = load_config(None, ["tracker.kind=wandb", f"tracker.mode={mode}"]).tracker
-tracker = ups.track.Tracker(directory, settings, "chain", "operator", {"a": 1})
+tracker = ups.training.track.Tracker(directory, settings, "chain", "operator", {"a": 1})
 tracker.rewind(first)
 for step in range(first + 1, last + 1):
     tracker.log(step, {"train/loss": 0.5 * step, "note": "text"})
@@ -37,7 +37,7 @@ if ending == "wait":
     print("logged", flush=True)
     time.sleep(60)
 if ending == "stopped":  # W&B's own process hangs
-    ups.track.WAIT_S = 2
+    ups.training.track.WAIT_S = 2
     while tracker._outside._thread.is_alive() and not list(directory.glob("wandb/offline-run-*")):
         time.sleep(0.1)
     time.sleep(1)
@@ -219,7 +219,7 @@ class FakeWandb(types.ModuleType):
 
 def track(tmp_path, monkeypatch, config, fake, steps=4):
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(ups.track, "LEAVE_S", 0.5)
+    monkeypatch.setattr(ups.training.track, "LEAVE_S", 0.5)
     started = time.monotonic()
     tracker = Tracker(tmp_path, config, "myrun", "operator", {})
     tracker.rewind(0)
@@ -247,8 +247,8 @@ def test_a_blocking_tracker_never_stops_training(tmp_path, monkeypatch, capsys, 
 
 def test_the_wait_for_wandb_at_the_end_of_a_finished_stage_is_no_hang_and_has_its_limit(tmp_path, monkeypatch, wandb_config):
     beats = []
-    monkeypatch.setattr(ups.track, "beat", lambda: beats.append(1))
-    monkeypatch.setattr(ups.track, "WAIT_S", 1.0)
+    monkeypatch.setattr(ups.training.track, "beat", lambda: beats.append(1))
+    monkeypatch.setattr(ups.training.track, "WAIT_S", 1.0)
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(block="finish"))
     tracker = Tracker(tmp_path, wandb_config, "myrun", "operator", {})
     tracker.rewind(0)
@@ -257,7 +257,7 @@ def test_the_wait_for_wandb_at_the_end_of_a_finished_stage_is_no_hang_and_has_it
 
 
 def test_numbers_that_wandb_never_takes_do_not_fill_the_memory(tmp_path, monkeypatch, capsys, wandb_config):
-    monkeypatch.setattr(ups.track, "MAX_WAITING", 100)
+    monkeypatch.setattr(ups.training.track, "MAX_WAITING", 100)
     track(tmp_path, monkeypatch, wandb_config, FakeWandb(block="init"), steps=500)
     assert "the tracker failed and is switched off (Full: )" in capsys.readouterr().err
 
@@ -271,12 +271,12 @@ def test_wandb_gets_its_own_step_metric_time_limits_and_never_a_step(tmp_path, m
     assert fake.of("log")[0] == (({"operator/step": 1, "operator/loss": 0.5},), {})
     assert fake.of("finish") == [((), {"exit_code": 143})]
     limits = fake.of("Settings")[0][1]
-    assert limits["init_timeout"] == ups.track.INIT_TIMEOUT_S and limits["finish_timeout"] == ups.track.FINISH_TIMEOUT_S
+    assert limits["init_timeout"] == ups.training.track.INIT_TIMEOUT_S and limits["finish_timeout"] == ups.training.track.FINISH_TIMEOUT_S
 
 
 def test_online_the_server_says_what_arrived_and_the_rest_is_sent_again(tmp_path, monkeypatch):
     online = load_config(None, ["tracker.kind=wandb", "tracker.mode=online"]).tracker
-    monkeypatch.setattr(ups.track, "WAIT_S", 30)
+    monkeypatch.setattr(ups.training.track, "WAIT_S", 30)
     for first, arrived in ((0, None), (4, 2)):  # killed after 6 steps, of which 2 had been uploaded
         fake = FakeWandb(arrived=arrived)
         monkeypatch.setitem(sys.modules, "wandb", fake)

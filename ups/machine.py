@@ -27,7 +27,7 @@ from pathlib import Path
 
 import yaml
 
-from ups.config import Config, load_config
+from ups.config.load import Config, load_config
 
 LIMIT_S = 55.0           # for everything; the caller was promised a minute
 RANKS_S = 20.0           # for two ranks to meet and reduce
@@ -267,7 +267,7 @@ def rank() -> None:
 
 def check_cache(config: Config, task: str) -> tuple[Verdict, int]:
     """State of a cache, and the bytes that building it would write."""
-    from ups.cache_build import is_up_to_date, plan
+    from ups.data.build_cache import is_up_to_date, plan
 
     is_current, reason = is_up_to_date(config, task)
     if is_current:
@@ -279,7 +279,7 @@ def check_cache(config: Config, task: str) -> tuple[Verdict, int]:
 
 def missing_data(config: Config) -> int:
     """Bytes of the configured data files that are not there."""
-    from ups.pdebench import data_bytes
+    from ups.data.pdebench import data_bytes
     from ups.tasks import get_task
 
     sizes = {}

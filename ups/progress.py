@@ -6,13 +6,14 @@ bar (on another process, in a test) nothing; so whoever works deep inside needs 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -20,6 +21,35 @@ CHAIN = "UPS_CHAIN"   # set by make: the names of its targets from data to repor
 RECENT = 50           # updates whose mean loss is shown: that of one jumps with the task that was drawn
 
 _shown: Bar | None = None
+
+
+class Watcher(Protocol):
+    """Who wants to know that this process makes progress: a rank's guard."""
+
+    def beat(self) -> None: ...
+
+    def waiting(self, doing: str) -> contextlib.AbstractContextManager[None]: ...
+
+    def peer_failed(self) -> bool: ...
+
+
+watched: Watcher | None = None
+
+
+def beat() -> None:
+    """Progress was made; for loops that know nothing of a run. Costs nothing where nobody watches."""
+    if watched is not None:
+        watched.beat()
+
+
+def waiting(doing: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, this process waits for others, which is no want of progress."""
+    return contextlib.nullcontext() if watched is None else watched.waiting(doing)
+
+
+def peer_failed() -> bool:
+    """Whether another rank has failed, and waits to tell so; for loops that wait for its files."""
+    return watched is not None and watched.peer_failed()
 
 
 def position(stage: str) -> str:

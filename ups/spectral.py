@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.tasks import DIRICHLET, PERIODIC
+from ups.boundary import DIRICHLET, PERIODIC
 
 
 def fourier_pairs(n: int, modes: int) -> Tensor:

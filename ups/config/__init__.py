@@ -1,0 +1,1 @@
+"""Schema, reading and checks of the configuration."""

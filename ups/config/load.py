@@ -1,0 +1,477 @@
+"""Configuration: configs/default.yaml, then overlays, then dotted overrides, into frozen dataclasses.
+
+Every number of a run has one home: default.yaml. The dataclasses below give names and types only; a value that is not in
+default.yaml does not exist. Unknown, duplicate, missing or mistyped keys and impossible combinations are errors that
+name the key, what was expected and the nearest spelling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import reprlib
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ups.tasks import get_task
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT = ROOT / "configs" / "default.yaml"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    name: str
+    root: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    tasks: list[str]
+    root: str
+    source: Literal["generate", "published", "own"]
+    url: str
+    seed: int
+    chunk: int
+    val_fraction: float
+    test_fraction: float
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    root: str
+    dtype: Literal["float32", "float16"]
+    place: Literal["auto", "mmap", "device"]
+    device_fraction: float
+    chunk: int
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    num_trajectories: int
+    resolution: int
+    num_frames: int
+    t_end: float
+    parameters: list[float]
+    space_stride: int
+    time_stride: int
+    first_frame: int
+    patch: int
+    dim: int
+    energy: float
+    train_from: int
+    history: int
+    bundle: int
+    base: list[Literal["persistence", "propagator", "transport", "elliptic"]]
+    degree: int
+    reach: int
+    reserve: float
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    strategy: Literal["proportional", "balanced", "temperature", "curriculum"]
+    temperature: float
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    width: int
+    depth: int
+    modes: int
+    kernel_size: int
+    mlp_ratio: float
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    muon_lr: float
+    muon_momentum: float
+    muon_weight_decay: float
+    adamw_lr: float
+    adamw_betas: list[float]
+    adamw_weight_decay: float
+    warmup_steps: int
+    decay_fraction: float
+    clip_norm: float
+    ema_decay: float
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int
+    batch_size: int
+    micro_batch: int
+    precision: Literal["no", "bf16"]
+    compile: bool
+    log_every: int
+    validate_every: int
+    validate_trajectories: int
+    save_every: int
+    keep: int
+    patience: int
+    max_skips: int
+    hang_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class DdpConfig:
+    overlap: bool
+
+
+@dataclass(frozen=True)
+class OperatorConfig:
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    base_steps: int
+    field_weight: float
+    unroll_steps: int
+    unroll_fraction: float
+
+
+@dataclass(frozen=True)
+class DiffusionConfig:
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    noises: int
+    scale_steps: int
+    sampler_steps: int
+    min_residual_ratio: float
+    max_whitened_std: float
+
+
+@dataclass(frozen=True)
+class ConsistencyConfig:
+    optim: OptimConfig
+    train: TrainConfig
+    method: Literal["endpoint", "consistency"]
+    pool_batches: int
+    mid_angle: float
+    members: int
+    tune_fraction: float
+    rival_steps: int
+
+
+@dataclass(frozen=True)
+class SteadyConfig:
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    noises: int
+    scale_steps: int
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    split: Literal["test", "val"]
+    tasks: list[str]
+    context_frames: int
+    batch_size: int
+    max_trajectories: int
+    num_bootstrap: int
+    legacy: bool
+    stages: list[Literal["operator", "diffusion", "consistency", "rival", "steady"]]
+    max_ratio_to_persistence: float
+    max_ratio_to_base: float
+    max_nrmse: dict[str, float]
+    members: int
+    ensemble_trajectories: int
+    ensemble_frames: int
+    truth_members: int
+    truth_fields: int
+    guard: bool
+    max_crps_ratio: float
+    max_student_ratio: float
+    spread_skill: list[float]
+    min_initial_conditions: int
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    kind: Literal["none", "wandb", "tensorboard"]
+    mode: Literal["online", "offline", "disabled"]
+    project: str
+
+
+@dataclass(frozen=True)
+class Config:
+    run: RunConfig
+    data: DataConfig
+    cache: CacheConfig
+    task: dict[str, TaskConfig]
+    sampling: SamplingConfig
+    ddp: DdpConfig
+    operator: OperatorConfig
+    diffusion: DiffusionConfig
+    consistency: ConsistencyConfig
+    steady: SteadyConfig
+    evaluate: EvaluateConfig
+    tracker: TrackerConfig
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder that holds every stage of this run."""
+        return Path(self.run.root) / self.run.name
+
+    @property
+    def report_dir(self) -> Path:
+        """Where the report goes: looks at validation data stay apart from the one at the test split."""
+        return self.run_dir / ("report" if self.evaluate.split == "test" else "report-val")
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The tasks of a report."""
+        return self.evaluate.tasks or self.data.tasks
+
+    @property
+    def asked(self) -> dict[str, list[str]]:
+        """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names."""
+        transient, steady = (self.corrected(is_steady, self.evaluated) for is_steady in (False, True))
+        wanted = {"operator": self.evaluated, **dict.fromkeys(("diffusion", "consistency", "rival"), transient), "steady": steady}
+        return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
+
+    def cache_path(self, task: str) -> Path:
+        return Path(self.cache.root) / f"{task}.h5"
+
+    def data_dir(self, task: str) -> Path:
+        return Path(self.data.root) / (get_task(task).of or task)
+
+    def context(self, task: str) -> int:
+        """Frames given to a model before its first prediction."""
+        entry = get_task(task)
+        return 0 if entry.is_steady else self.task[task].history if entry.hides else self.evaluate.context_frames
+
+    def corrected(self, is_steady: bool, names: list[str] | None = None) -> list[str]:
+        """The tasks (of `names`, else all) whose operator errors are learnt: those with reserved trajectories."""
+        return [name for name in names or self.data.tasks
+                if self.task[name].reserve > 0 and get_task(name).is_steady == is_steady]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice in one mapping."""
+
+
+class _DuplicateError(ValueError):
+    """A key written twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict:
+    seen: set[str] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=deep)
+        if key in seen:
+            mark = key_node.start_mark
+            raise _DuplicateError(
+                f"duplicate key {_show(key)} in FILE line {mark.line + 1}; expected each key once. Remove one of the two."
+            )
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_yaml(path: str | Path) -> dict:
+    """A YAML mapping from `path`. Raises FileNotFoundError or ValueError naming the file."""
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. Name one that is there with "
+                                f"--config (CONFIG= of make): {', '.join(near) or f'{path.parent} has none'}.")
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except _DuplicateError as error:
+        raise ValueError(str(error).replace("FILE", str(path), 1)) from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:   # a date that is none, unhashable keys, depth
+        raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line.") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as 'run:'. See "
+                         f"configs/small.yaml for one.")
+    return data
+
+
+def _merge(base: Any, overlay: Any) -> Any:
+    """`overlay` laid over `base`, mapping by mapping; anything else replaces."""
+    if isinstance(base, dict) and isinstance(overlay, dict):
+        return {**base, **{key: _merge(base.get(key), value) for key, value in overlay.items()}}
+    return overlay
+
+
+def _unknown(key: str, allowed: typing.Iterable[str], where: str) -> ValueError:
+    allowed = list(allowed)
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ValueError(f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename or remove it.")
+
+
+def _wrong(key: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{key} is {_show(value)}; expected {expected}. Change {key} in your overlay or on the "
+                      "command line.")
+
+
+def _show(value: Any) -> str:
+    """repr of a value in a message, at a length that can be read: aliases make YAML of a page expand to gigabytes."""
+    try:
+        return _short.repr(value)
+    except ValueError:   # a number of thousands of digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 80, 80, 80
+
+
+def _convert(value: Any, kind: Any, key: str) -> Any:
+    """`value` as the declared type `kind`, or ValueError naming the dotted `key`."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build(kind, value, f"{key}.")
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _wrong(key, value, "a mapping")
+        inner = typing.get_args(kind)[1]
+        return _convert_all((str(k), v, inner, f"{key}.{k}") for k, v in value.items())
+    if origin is list:
+        if not isinstance(value, list):
+            raise _wrong(key, value, "a list such as [1, 2]")
+        return [_convert(v, typing.get_args(kind)[0], f"{key}[{i}]") for i, v in enumerate(value)]
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value is False and "no" in choices:   # YAML reads a bare no as false
+            return "no"
+        if value not in choices or isinstance(value, bool):
+            raise _wrong(key, value, f"one of {', '.join(map(repr, choices))}")
+        return value
+    if kind is bool:
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
+        if not isinstance(value, bool):
+            raise _wrong(key, value, "true or false")
+        return value
+    if kind in (int, float):
+        try:
+            number = float(value) if not isinstance(value, (bool, list, dict)) and value is not None else None
+        except (ValueError, OverflowError):
+            number = None
+        if number is None or number != number or abs(number) == float("inf") or (kind is int and number != int(number)):
+            raise _wrong(key, value, "a whole number" if kind is int else "a finite number")
+        return kind(value) if isinstance(value, int) else kind(number)
+    if not isinstance(value, str):
+        raise _wrong(key, value, "text (in a file: in quotes)")
+    return value
+
+
+def _convert_all(entries: typing.Iterable[tuple[str, Any, Any, str]],
+                 problems: typing.Iterable[str] = ()) -> dict[str, Any]:
+    """Every (name, value, kind, dotted key) converted; a ValueError has a line for all that is wrong, `problems` first."""
+    values, problems = {}, list(problems)
+    for name, value, kind, key in entries:
+        try:
+            values[name] = _convert(value, kind, key)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return values
+
+
+def _build(cls: type, data: Any, where: str = "") -> Any:
+    if not isinstance(data, dict):
+        raise _wrong(f"section {where.rstrip('.') or 'of the file'}", data, "a mapping of keys")
+    hints = typing.get_type_hints(cls)
+    problems = [str(_unknown(str(key), hints, where)) for key in data if key not in hints]
+    if missing := [key for key in hints if key not in data]:
+        from ups.config.checks import section_text  # which knows this module's classes
+
+        paste = f", such as:\n{section_text(where.split('.')[1], missing)}" if cls is TaskConfig else "."
+        problems.append(f"missing {', '.join(where + key for key in missing)}; expected every key in {DEFAULT} or in an "
+                        f"overlay. Add to your overlay what is missing{paste}")
+    present = ((key, data[key], kind, f"{where}{key}") for key, kind in hints.items() if key in data)
+    return cls(**_convert_all(present, problems))
+
+
+def _override(data: dict, text: str) -> None:
+    """Apply one `a.b.c=value` override in place; the value is read as YAML."""
+    key, sep, value = text.partition("=")
+    if not sep or not key:
+        raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Mend it.")
+    parts = key.split(".")
+    node = data
+    for depth, part in enumerate(parts[:-1]):
+        if not isinstance(node.get(part), dict):
+            raise _unknown(part, node, "".join(f"{p}." for p in parts[:depth]))
+        node = node[part]
+    is_free = parts[:-1] in (["task"], ["evaluate", "max_nrmse"])
+    if parts[-1] not in node and not is_free:
+        raise _unknown(parts[-1], node, "".join(f"{p}." for p in parts[:-1]))
+    try:
+        read = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote it.") from error
+    # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
+    is_text = isinstance(node.get(parts[-1]), str) and not isinstance(read, (str, list, dict))
+    node[parts[-1]] = value.strip() if is_text else read
+
+
+def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
+    """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as "run.seed=1".
+
+    An overlay may start with `include: other.yaml` (relative to itself). Raises ValueError or FileNotFoundError for
+    anything a user can get wrong, before any process group or file exists.
+    """
+    data = read_yaml(DEFAULT)
+    for overlay in _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []:
+        data = _merge(data, overlay)
+    for text in overrides:
+        _override(data, text)
+    config = _build(Config, data)
+    from ups.config.checks import check  # which knows this module's classes
+
+    check(config)
+    return config
+
+
+def parse_arguments(description: str) -> tuple[Config, bool]:
+    """(configuration, whether --dry-run was given) of a stage script's command line; description: its docstring."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
+    parser.add_argument("--show-config", action="store_true", help="print the resolved configuration and end")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.show_config:
+        print(yaml.safe_dump(to_dict(config), sort_keys=False), end="")
+        raise SystemExit(0)
+    return config, arguments.dry_run
+
+
+def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
+    if path.resolve() in seen:
+        raise ValueError(f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain of files that ends. "
+                         "Remove one include.")
+    data = read_yaml(path)
+    include = data.pop("include", None)
+    before = _overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
+    return [*before, data]
+
+
+def to_dict(config: Any) -> dict:
+    """The configuration as plain YAML-able values; feeding it back to `load_config` gives the same configuration."""
+    return dataclasses.asdict(config)
+
+
+def save_config(config: Config, path: str | Path) -> None:
+    """Write the resolved configuration as YAML; the file is itself a valid overlay."""
+    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")

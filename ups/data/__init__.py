@@ -1,0 +1,1 @@
+"""Readers, writer, download, doctor, tokenizer, cache and schedule."""

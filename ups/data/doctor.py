@@ -1,0 +1,307 @@
+"""The data doctor: what is wrong with a data file, and what to do about it.
+
+Reads a file once, in pieces. Looks for what has gone wrong with PDEBench data: withdrawn editions, fields without dynamics,
+initial conditions that appear in training and in test, NaN, damaged or foreign layouts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ups.data.download import edition, md5_of
+from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
+from ups.tasks.published import PUBLISHED
+from ups.boundary import PERIODIC
+from ups.tasks import SOLVED, get_task
+
+BLOCK_BYTES = 32 * 2**20
+LOOKED_AT = 8         # trajectories, spread over the file, of checks that cost more than reading
+UNSTEADY = 0.05       # relative distance from the steady solution; PDEBench's wall, a cell further out, makes some 0.02
+DRIFT = 1e-2          # of a conserved mean, over the field's RMS; ours keep it to 1e-6
+STILL = 1e-3          # a mean that moves less, where a reaction should move it, stays
+ALTERNATIONS = 3      # in a row, of the second difference, each above ROUGH of the range: no resolved field does it
+ROUGH = 0.02
+WALL_WINDOWS = 4      # how many windows of them, which begin a cell apart, are at a wall
+RARE = 1e-3           # of the windows, which may alternate by chance
+FROZEN_CHANGE = 1e-5  # a frame is unchanged if no cell moves by this share of the largest value: published ReacDiff files
+FROZEN_SHARE = 0.5    # stay equal to 4 digits for 90 % of their frames (PDEBench issue 94)
+MD5_BYTES = 10**9     # larger files are hashed on request only
+SHOWN = 5             # indices listed per finding
+
+
+@dataclass(frozen=True)
+class Finding:
+    """severity: error (do not train on it), warning (look at it) or info. where: file, and trajectories if any.
+
+    do: the next step; empty where `what` ends with it.
+    """
+
+    severity: str
+    what: str
+    where: str
+    do: str
+
+
+def examine(path: str | Path, task: str, *, val_fraction: float, test_fraction: float, hash_all: bool = False,
+            is_own: bool = False) -> list[Finding]:
+    """What is to be said about one file. A file that cannot be read gives one error; nothing is raised for its sake.
+
+    val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large files too.
+    is_own: the user's file, whatever its name: not compared with the published one.
+    """
+    return _examine(Path(path), task, val_fraction, test_fraction, hash_all, is_own)[0]
+
+
+def examine_all(paths: list[Path], task: str, *, val_fraction: float, test_fraction: float,
+                hash_all: bool = False, is_own: bool = False) -> dict[Path, list[Finding]]:
+    """`examine` for the files of one task that differ in a parameter, plus what they share, per file."""
+    findings: dict[Path, list[Finding]] = {}
+    seen: dict[bytes, tuple[Path, int, str]] = {}
+    for path in paths:
+        findings[path], initial = _examine(Path(path), task, val_fraction, test_fraction, hash_all, is_own)
+        split = _split_of(task, len(initial), val_fraction, test_fraction)
+        shared = [(i, *seen[digest]) for i, digest in enumerate(initial) if digest in seen]
+        crossing = [(i, other, j) for i, other, j, part in shared if part != split[i]]
+        if crossing:
+            i, other, j = crossing[0]
+            findings[path].append(Finding(
+                "error", f"{len(crossing)} initial conditions are those of another split in another file (first: {i} is {j} of "
+                f"{other.name})", f"{path}", "generate the files with one data.seed and equal num_trajectories"))
+        elif shared:
+            findings[path].append(Finding(
+                "info", f"{len(shared)} initial conditions are those of {shared[0][1].name} too", f"{path}",
+                "nothing: the split is by index, so they are in the same split of both files"))
+        for i, digest in enumerate(initial):
+            seen.setdefault(digest, (path, i, split[i]))
+    return findings
+
+
+def report(path: Path, findings: list[Finding]) -> str:
+    """The findings on one file as text, the worst first, with a verdict in the first line."""
+    order = ("error", "warning", "info")
+    worst = min((order.index(finding.severity) for finding in findings), default=2)
+    verdict = ("ill: do not train on it", "doubtful: read the warnings", "sound")[worst] if path.exists() else "missing"
+    lines = [f"{path}: {verdict}"]
+    for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
+        where = f" [{finding.where}]" if finding.where != str(path) else ""
+        lines.append(f"  {finding.severity:<7} {finding.what}{where}." + (f" To do: {finding.do}." if finding.do else ""))
+    return "\n".join(lines)
+
+
+def _split_of(task: str, num: int, val_fraction: float, test_fraction: float) -> dict[int, str]:
+    """Split of every trajectory; all "train" when there are too few to split."""
+    if num < 3:
+        return dict.fromkeys(range(num), "train")
+    return {int(i): name for name, rows in split_indices(task, num, val_fraction, test_fraction).items() for i in rows}
+
+
+def _examine(path: Path, task: str, val_fraction: float, test_fraction: float, hash_all: bool,
+             is_own: bool) -> tuple[list[Finding], list[bytes]]:
+    """Findings and the digest of every initial condition (none for a file that cannot be read)."""
+    where = str(path)
+    try:
+        data = open_data(path, task)
+        scan = _scan(data)
+    except (ValueError, OSError) as error:
+        return [Finding("error", str(error).rstrip("."), where, "")], []
+    found = [Finding("info", note, where, "nothing") for note in data.notes]
+    found += [] if is_own else _edition(data, hash_all)
+    found += _meaning(data) + _mean(data, scan.drift)
+
+    def add(severity: str, rows: list[int], what: str, do: str) -> None:
+        if rows:
+            more = ", .." if len(rows) > SHOWN else ""
+            found.append(Finding(severity, f"{len(rows)} {what}", f"trajectories {', '.join(map(str, rows[:SHOWN]))}{more}", do))
+
+    add("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
+        "generate or download the file again")
+    add("error", scan.constant, "trajectories are constant in space and time", "remove them or generate the file again")
+    split = _split_of(task, data.num_trajectories, val_fraction, test_fraction)
+    copies, leaks = _copies(scan.whole), _copies(scan.initial)
+    add("warning", [i for i, _ in copies], f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
+        "train with fewer, different ones; an error estimate counts them twice")
+    leaks = [(i, j) for i, j in leaks if split[i] != split[j]]
+    add("error", [i for i, _ in leaks], f"trajectories start as one in another split does (first: {leaks[:1]}), so test results "
+        f"are too good", "remove the repeated trajectories, or report test results on the others only")
+    if scan.frozen_share > FROZEN_SHARE:
+        is_known = task == "reacdiff1d"
+        found.append(Finding(
+            "warning" if is_known else "info",
+            f"{scan.frozen_share:.0%} of the frames equal the one before" + (
+                ": the reaction is missing, as in the published files (PDEBench issue 94)" if is_known else ""), where,
+            _solved(task) if is_known else
+            "nothing if the field has come to rest; persistence will look good, so compare with it"))
+    if not any(finding.severity == "error" for finding in found):
+        chosen = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
+        u = np.concatenate([data.read(i, i + 1) for i in chosen.tolist()])
+        found += _steadiness(data, u) + _wall_noise(data, u)
+    return found, scan.initial
+
+
+@dataclass
+class _Scan:
+    initial: list[bytes]
+    whole: list[bytes]
+    not_finite: list[int]
+    constant: list[int]
+    first_bad: str = ""
+    frozen_share: float = 0.0
+    drift: list[float] = field(default_factory=list)   # of every trajectory, the largest of its fields' means over their RMS
+
+
+def _scan(data: Trajectories) -> _Scan:
+    """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
+    task = get_task(data.task)
+    scan, frozen = _Scan([], [], [], []), 0.0
+    size = 4 * data.num_frames * len(task.channels) * int(np.prod(data.space))
+    step = max(1, BLOCK_BYTES // size)
+    for first in range(0, data.num_trajectories, step):
+        for i, u in enumerate(data.read(first, min(first + step, data.num_trajectories)), first):
+            start = u[0, :len(task.inputs)] if task.is_steady else u[0]
+            scan.initial.append(hashlib.blake2b(np.ascontiguousarray(start), digest_size=16).digest())
+            scan.whole.append(hashlib.blake2b(u, digest_size=16).digest())
+            finite = np.isfinite(u)
+            if not finite.all():
+                frame, channel, *cell = (int(k) for k in np.argwhere(~finite)[0])
+                scan.first_bad = scan.first_bad or f"trajectory {i}, frame {frame}, {task.channels[channel]}, cell {tuple(cell)}"
+                scan.not_finite.append(i)
+                continue
+            flat = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
+            if (flat.max(1) == flat.min(1)).all():
+                scan.constant.append(i)
+            elif data.num_frames > 1:
+                change = np.abs(np.diff(u, axis=0)).reshape(data.num_frames - 1, -1).max(1)
+                frozen += float((change <= FROZEN_CHANGE * np.abs(u).max()).mean())
+                mean = flat.reshape(len(flat), data.num_frames, -1).mean(-1, dtype=np.float64)
+                rms = np.sqrt(np.square(flat, dtype=np.float64).mean(1))
+                scan.drift.append(float((np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny)).max()))
+    scan.frozen_share = frozen / data.num_trajectories
+    return scan
+
+
+def _copies(digests: list[bytes]) -> list[tuple[int, int]]:
+    """(later, first) index of every digest that was seen before."""
+    first: dict[bytes, int] = {}
+    return [(i, first[digest]) for i, digest in enumerate(digests) if first.setdefault(digest, i) != i]
+
+
+def _edition(data: Trajectories, hash_all: bool) -> list[Finding]:
+    """Whether a file with a published name is the published file (by MD5)."""
+    name, where = data.path.name, str(data.path)
+    if SETTINGS in data.attributes or name not in PUBLISHED:
+        return []
+    if data.path.stat().st_size > MD5_BYTES and not hash_all:
+        return [Finding("info", "the MD5 was not compared with the published one", where,
+                        "add --md5 to do so (reads the file again)")]
+    md5 = md5_of(data.path)
+    if md5 == PUBLISHED[name][1]:
+        return [Finding("info", "the MD5 is the published one", where, "nothing")]
+    old = edition(name, md5)
+    what = f"the MD5 {md5} is not the published {PUBLISHED[name][1]}"
+    if old:
+        return [Finding("error", f"{what}. {old.rstrip('. ')}", where, "delete it and run `make data` again")]
+    return [Finding("warning", what, where, "make sure you know where it comes from")]
+
+
+def _meaning(data: Trajectories) -> list[Finding]:
+    """Whether the file means what its name says: the parameter, Burgers' domain, the speed of advection."""
+    where, task = str(data.path), get_task(data.task)
+    found = []
+    named = task.parameter_in(data.path.name)
+    if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
+        found.append(Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}", where,
+                             "find out which is true and mend the other"))
+    if data.task == "burgers1d" and "x" in data.coordinates and data.coordinates["x"][0] < 0:
+        found.append(Finding("error", "x starts below zero: the withdrawn first edition of Burgers, with a wrong flux (PDEBench "
+                             "issue 51)", where, "delete it and run `make data`"))
+    if data.task == "advection1d" and "x" in data.coordinates and data.num_frames > 1 and data.space[0] > 1:
+        right, double = (_transport_error(data, factor * data.parameter) for factor in (1.0, 2.0))
+        if double < 0.5 * right:
+            found.append(Finding("error", f"the field moves at twice beta (relative error {double:.2g}, at beta {right:.2g}): "
+                                 f"the withdrawn first edition (PDEBench issue 46)", where, "delete it and run `make data`"))
+    return found
+
+
+def _solved(task: str) -> str:
+    """What to do about data that do not solve their equation."""
+    if task in SOLVED:
+        return "set data.source=generate, which solves the stated equation, or train on it for what it is"
+    return f"train on it for what it is, or write data of your own (data.source=own): {task} has no solver here"
+
+
+def _mean(data: Trajectories, drift: list[float]) -> list[Finding]:
+    """Whether the mean stays where the equation conserves it, and moves where a reaction moves it."""
+    where, task = str(data.path), get_task(data.task)
+    median = float(np.median(drift)) if drift else 0.0
+    if task.conserved == task.fields and median > DRIFT:
+        return [Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} conserves it: "
+                        "this is another equation, such as reacdiff1d, or an open boundary", where,
+                        "name the right task in data.tasks")]
+    if data.task == "reacdiff1d" and drift and median < STILL:
+        return [Finding("warning", f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and a reaction moves "
+                        "it: as in the published files (PDEBench issue 94), or another equation, such as burgers1d", where,
+                        f"name the right task in data.tasks; if it is the right one, {_solved(data.task)}")]
+    return []
+
+
+def _steadiness(data: Trajectories, u: np.ndarray) -> list[Finding]:
+    """Whether the answer of a Darcy file solves -div(a grad u) = beta."""
+    if data.task not in ("darcy2d", "darcy2d_grf"):
+        return []
+    import torch
+
+    from ups.tasks.darcy import solve
+
+    a, u_stored = torch.from_numpy(u[:, 0]).double().unbind(1)
+    where = str(data.path)
+    if not bool((a > 0).all()):
+        return [Finding("error", f"the coefficient falls to {float(a.min()):g}; expected it positive", where,
+                        "write a, not its logarithm, to the array nu")]
+    u_steady = solve(a, torch.full_like(a, data.parameter), tolerance=1e-6)
+    error = ((u_stored - u_steady).flatten(1).norm(dim=1) / u_steady.flatten(1).norm(dim=1)).max()
+    if error <= UNSTEADY:
+        return []
+    return [Finding("warning", f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad u) = beta: not yet "
+                    "steady, as published files are (a relaxation stopped at t = 1.75), or of another equation", where,
+                    _solved(data.task))]
+
+
+def _wall_noise(data: Trajectories, u: np.ndarray) -> list[Finding]:
+    """Whether the second half of the trajectories alternates from cell to cell next to a wall, and not elsewhere."""
+    task = get_task(data.task)
+    if task.boundary == PERIODIC or task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
+        return []
+    u = u[:, data.num_frames // 2:].astype(np.float64)
+    limit = ROUGH * np.ptp(u, axis=tuple(range(3, u.ndim)), keepdims=True)
+    wall, inside = [], []   # shares of windows that alternate
+    for axis in range(3, u.ndim):
+        bend = np.diff(np.moveaxis(u, axis, -1), 2)
+        large = np.abs(bend) > np.moveaxis(limit, axis, -1)
+        turns = (bend[..., 1:] * bend[..., :-1] < 0) & large[..., 1:] & large[..., :-1]
+        runs = np.lib.stride_tricks.sliding_window_view(turns, ALTERNATIONS, -1).all(-1)
+        wall += [runs[..., :WALL_WINDOWS].mean(), runs[..., -WALL_WINDOWS:].mean()]
+        inside += [runs[..., WALL_WINDOWS:-WALL_WINDOWS].mean()]
+    if max(wall) <= max(10 * max(inside), RARE):
+        return []
+    return [Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at "
+                    f"there, {max(inside):.1%} elsewhere): noise of the grid, not of the equation", str(data.path),
+                    "look at the boundary condition and the time step of the solver that made it")]
+
+
+def _transport_error(data: Trajectories, speed: float) -> float:
+    """Median relative error of u(t, x) = u(0, x - speed t) over the first trajectories, shifted in Fourier space.
+
+    The frame is the one whose shift is nearest to half the domain, so that whole turns cannot hide a wrong speed.
+    """
+    x, times = data.coordinates["x"], data.coordinates["t"] - data.coordinates["t"][0]
+    length = len(x) * (x[1] - x[0])
+    frame = int(np.argmin(np.abs((data.parameter * times) % length - length / 2)))
+    u = data.read(0, min(8, data.num_trajectories))[:, :, 0].astype(np.float64)
+    waves = 2j * np.pi * np.fft.rfftfreq(len(x), d=length / len(x))
+    moved = np.fft.irfft(np.fft.rfft(u[:, 0]) * np.exp(-waves * speed * times[frame]), n=len(x))
+    scale = np.linalg.norm(u[:, 0] - u[:, 0].mean(-1, keepdims=True), axis=-1) + np.finfo(np.float64).tiny
+    return float(np.median(np.linalg.norm(u[:, frame] - moved, axis=-1) / scale))

@@ -1,0 +1,211 @@
+"""Published files: downloaded with resume, checked against their MD5, renamed only when they are right.
+
+An interrupted transfer leaves NAME.partial and the next one asks the server for the rest (HTTP Range). A file that was
+checked once has NAME.md5 beside it (readable by md5sum -c), so that it is not hashed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import queue
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tqdm import tqdm
+
+from ups.files import explained, held, write_atomic
+from ups.data.pdebench import make_room, partial_path
+from ups.tasks.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
+from ups.tasks import SOLVED, get_task
+
+READ_BYTES = 2**20
+MAX_PAUSE_S = 60.0
+MIN_SPEED = 1024   # bytes a second; the largest files are 100 GB, and nobody waits for three years
+TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
+
+
+def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
+    """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are published."""
+    spec = get_task(task)
+    if task in UNPUBLISHED:
+        raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench with "
+                         f"data.source=published. Set data.source=generate (data.source=own for files of yours), or take "
+                         f"{task} out of data.tasks.")
+    name = spec.file_for(parameter)
+    if name not in PUBLISHED:
+        head = spec.filename.split("{")[0]
+        solve = " or, to solve the equation, data.source=generate" if task in SOLVED else ""
+        raise ValueError(f"{task} has no published file {name}; expected one of: "
+                         f"{', '.join(known for known in PUBLISHED if known.startswith(head))}. Change "
+                         f"task.{task}.parameters, or set data.source=own for files of yours{solve}.")
+    return name, *PUBLISHED[name]
+
+
+def md5_of(path: Path, show_progress: bool = False) -> str:
+    """MD5 of a file, read in pieces."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file, tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=f"MD5 {path.name}",
+                                       disable=not show_progress) as bar:
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+            bar.update(len(block))
+    return digest.hexdigest()
+
+
+def edition(name: str, md5: str) -> str:
+    """A sentence about a file called `name` whose MD5 is not the published one; empty if nothing is known of it."""
+    if md5.startswith(WITHDRAWN.get(name, "no")):
+        return "It is the withdrawn first edition, which is wrong (PDEBench issues 46 and 51). "
+    return ""
+
+
+def is_verified(path: Path, md5: str) -> bool:
+    """Whether `path` exists and its MD5 was found right after it was last changed."""
+    record = path.with_name(path.name + ".md5")
+    return (path.is_file() and record.is_file() and record.read_text(encoding="utf-8").split()[:1] == [md5]
+            and record.stat().st_mtime_ns >= path.stat().st_mtime_ns)
+
+
+def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: float = 1.0, timeout_s: float = 60.0,
+          show_progress: bool = True) -> None:
+    """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found right.
+
+    retries: attempts without progress before giving up, pause_s (doubling) apart. timeout_s: of one socket operation, and
+    within which MIN_SPEED is asked for. Raises ValueError for a wrong URL, an answer such as 404, or another MD5;
+    ConnectionError when the transfer does not get on; PermissionError or OSError when `path` cannot be written.
+    """
+    path = Path(path)
+    if is_verified(path, md5):
+        return
+    if path.exists():
+        _check(path, path, md5, show_progress)
+        return
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Mend data.url.")
+    partial = partial_path(path)
+    make_room(path, 0)
+    with held(partial) as file:
+        if path.exists():   # another process ended it before we had the lock
+            partial.unlink()
+            _check(path, path, md5, show_progress)
+            return
+        failures = 0
+        while True:
+            before = _size(partial)
+            try:
+                _transfer(url, path, file, timeout_s, show_progress)
+                break
+            except TRANSIENT as error:
+                code = getattr(error, "code", None)
+                if code is not None and code < 500 and code not in (408, 425, 429):   # the client's fault: no use to try
+                    raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. Check data.url, "
+                                     f"or download the file by hand to {path}.") from error
+                failures = 1 if _size(partial) >= before + MIN_SPEED * timeout_s else failures + 1
+                if failures > retries:
+                    raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); expected the "
+                                          f"file {path.name}. Check the network and run `make data` again: it continues at "
+                                          f"byte {_size(partial)}.") from error
+                time.sleep(min(MAX_PAUSE_S, pause_s * 2 ** (failures - 1)))
+        _check(partial, path, md5, show_progress)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
+    """One attempt: give the unfinished `file` of `path` what it lacks. Raises one of TRANSIENT when it ends early.
+
+    A server that starts again at the first byte overwrites: the file never shrinks, so that its size tells the progress.
+    """
+    have = os.fstat(file.fileno()).st_size
+    received = _received(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}), timeout_s)
+    try:
+        answer = next(received)
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not have:
+            raise
+        total = (error.headers.get("Content-Range") or "").rpartition("/")[2]
+        if total == str(have):
+            return  # everything was there already; the MD5 decides
+        file.truncate(0)
+        raise ConnectionError(f"the unfinished file had {have} bytes, the server's has {total or '?'}; starting again") from error
+    is_continued = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+    start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
+    total = start + int(length) if length.isdecimal() else None
+    make_room(path, total or 0)
+    file.seek(start)
+    with explained(path, total or 0, "data.root"), tqdm(
+            total=total, initial=start, unit="B", unit_scale=True, desc=path.name, disable=not show_progress) as bar:
+        try:
+            for block in received:
+                file.write(block)
+                bar.update(len(block))
+        finally:
+            file.flush()
+        if total is None or file.tell() >= total:
+            file.truncate()   # complete: what lay behind is not the server's
+    if total is not None and file.tell() < total:
+        raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
+
+
+def _received(request: urllib.request.Request, timeout_s: float) -> Iterator[Any]:
+    """The answer to `request`, then its blocks. Raises TimeoutError where timeout_s brings less than MIN_SPEED.
+
+    Another thread reads, as a socket's own limit does not see a server that sends a byte now and then, were it of the
+    answer's head. One that is given up is left to its server; only the caller writes.
+    """
+    items: queue.Queue[Any] = queue.Queue(maxsize=4)
+
+    def read() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                items.put(response)
+                while block := response.read1(READ_BYTES):
+                    items.put(block)
+            items.put(None)
+        except Exception as error:   # for the caller to raise
+            items.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    until, num_bytes = time.monotonic() + timeout_s, 0
+    while True:
+        item = b""
+        with contextlib.suppress(queue.Empty):
+            item = items.get(timeout=max(0.001, until - time.monotonic()))
+        if item is None:
+            return
+        if isinstance(item, Exception):
+            raise item
+        num_bytes += len(item) if isinstance(item, bytes) else 0
+        if item:
+            yield item
+        if time.monotonic() >= until:
+            if num_bytes < MIN_SPEED * timeout_s:
+                raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
+            until, num_bytes = time.monotonic() + timeout_s, 0
+
+
+def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
+    """Compare the MD5 of `file` (path itself, or its .partial, which then becomes path) and record it."""
+    found = md5_of(file, show_progress)
+    if found != md5:
+        what = f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}"
+        if file == path:
+            raise ValueError(f"{what}If it is yours, set data.source=own; else delete it and run `make data`, or choose "
+                             "another data.root.")
+        file.unlink()
+        raise ValueError(f"{what}The download was deleted. Run `make data` again; if the MD5 stays, the publisher has changed "
+                         f"the file: see ups/tasks/published.py.")
+    if file != path:
+        file.rename(path)
+    write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")

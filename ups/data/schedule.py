@@ -1,0 +1,156 @@
+"""What each step sees: a task, trajectories and window starts, as a pure function of (seed, step).
+
+Every rank computes the same global batch and takes its slice, so nothing is communicated, a resumed run continues
+exactly, and 1 process x batch B sees what W processes x B/W see. An epoch of a task is a permutation of its trajectories
+with one window start drawn per trajectory; a batch that reaches the end of an epoch continues with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+
+import torch
+from torch import LongTensor, Tensor
+
+from ups.seeds import generator
+
+STRATEGIES = ("proportional", "balanced", "temperature", "curriculum")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One task's trajectories `rows` and the first frame of each window, `starts`; both (batch,). offset: of a share's first
+    row in the global batch, for draws that are made for all of it, whatever the number of processes."""
+
+    task: str
+    rows: LongTensor
+    starts: LongTensor
+    offset: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def share(self, rank: int, world: int) -> Batch:
+        """The slice of this batch that belongs to `rank` of `world` processes; the slices are disjoint and cover it."""
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} of {world} processes; expected 0 <= rank < world. Pass run.rank and run.world.")
+        part = slice(rank * len(self) // world, (rank + 1) * len(self) // world)
+        return Batch(self.task, self.rows[part], self.starts[part], part.start)
+
+    def within(self, part: slice) -> slice:
+        """Where the rows `part` of this share lie in the global batch."""
+        return slice(self.offset + part.start, self.offset + min(part.stop, len(self)))
+
+
+class Schedule:
+    """The global batch of every step.
+
+    windows: task -> (training trajectories, window starts per trajectory). batch_size: global, may exceed the trajectories
+    of a task (epochs then follow one another inside a batch). strategy: `balanced`, every task once per round, rounds
+    shuffled; `proportional`, by number of trajectories; `temperature`, by trajectories^(1/temperature); `curriculum`,
+    tasks ordered by `complexity` enter one after another at equal intervals, all of them within the first half of
+    total_steps, balanced among those that are in. start_weights: task -> weight of each start, (starts,); equal if not
+    given. Raises ValueError for what cannot be scheduled.
+    """
+
+    def __init__(
+        self,
+        windows: Mapping[str, Sequence[int]],
+        batch_size: int,
+        seed: int,
+        strategy: str = "balanced",
+        temperature: float = 1.0,
+        complexity: Mapping[str, float] | None = None,
+        total_steps: int = 1,
+        start_weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"sampling.strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}. Change it.")
+        if not windows:
+            raise ValueError("no task to sample from; expected at least one with training windows. Check data.tasks.")
+        for task, (num_rows, num_starts) in windows.items():
+            if num_rows < 1 or num_starts < 1:
+                raise ValueError(
+                    f"task {task} has {num_rows} training trajectories with {num_starts} windows each; expected at least one "
+                    f"of each. Raise task.{task}.num_trajectories or shorten its history and bundle."
+                )
+        for name, value in (("batch_size", batch_size), ("temperature", temperature), ("total_steps", total_steps)):
+            if not value > 0:
+                raise ValueError(f"{name} is {value}; expected a positive number. Raise it.")
+        missing = [task for task in windows if task not in (complexity or {})]
+        if strategy == "curriculum" and missing:
+            raise ValueError(f"no complexity for task {missing[0]}; expected one for each task. Add it, or use 'balanced'.")
+        self.tasks = list(windows)
+        self.windows = {task: (int(rows), int(starts)) for task, (rows, starts) in windows.items()}
+        self.batch_size, self.seed, self.strategy, self.total_steps = int(batch_size), int(seed), strategy, int(total_steps)
+        sizes = torch.tensor([self.windows[task][0] for task in self.tasks], dtype=torch.float64)
+        weights = sizes ** (1.0 / temperature if strategy == "temperature" else 1.0)
+        self._weights = (weights / weights.sum()).tolist()
+        self.start_weights = dict(start_weights or {})
+        self._entry = sorted(self.tasks, key=lambda task: complexity[task]) if strategy == "curriculum" else self.tasks
+        self._draws: list[tuple[int, int]] = []  # (task index, how many batches of it came before), for steps 0, 1, ...
+        self._counts = [0] * len(self.tasks)
+        self._epoch = lru_cache(maxsize=4 * len(self.tasks))(self._draw_epoch)
+
+    def step_of_largest(self, sizes: Mapping[str, float]) -> int:
+        """The first step of the task with the largest of `sizes`: what decides whether memory is enough."""
+        largest = max(self.tasks, key=lambda task: sizes[task])
+        return next(step for step in count() if self.task(step) == largest)
+
+    def task(self, step: int) -> str:
+        """The task of `step`."""
+        return self.tasks[self._draw(step)[0]]
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of `step`."""
+        index, draw = self._draw(step)
+        task = self.tasks[index]
+        num_rows = self.windows[task][0]
+        position, rows, starts = draw * self.batch_size, [], []
+        left = self.batch_size
+        while left:
+            epoch, offset = divmod(position, num_rows)
+            take = min(left, num_rows - offset)
+            epoch_rows, epoch_starts = self._epoch(task, epoch)
+            rows.append(epoch_rows[offset : offset + take])
+            starts.append(epoch_starts[offset : offset + take])
+            position, left = position + take, left - take
+        return Batch(task, torch.cat(rows), torch.cat(starts))
+
+    def _draw(self, step: int) -> tuple[int, int]:
+        if step < 0:
+            raise ValueError(f"step is {step}; expected 0 or more.")
+        while len(self._draws) <= step:  # from step 0 always: the counts are then the same in a resumed run
+            index = self._choose(len(self._draws))
+            self._draws.append((index, self._counts[index]))
+            self._counts[index] += 1
+        return self._draws[step]
+
+    def _choose(self, step: int) -> int:
+        """Index of the task of `step`, given the counts before it."""
+        if self.strategy in ("proportional", "temperature"):
+            # Largest deficit against weight * (step + 1): after any number of steps every count is within
+            # one or so of its share, where random draws would stray by its square root.
+            return max(range(len(self.tasks)), key=lambda i: self._weights[i] * (step + 1) - self._counts[i])
+        first, num_active = 0, len(self.tasks)
+        if self.strategy == "curriculum":
+            length = max(1, self.total_steps // (2 * len(self.tasks)))
+            num_active = min(len(self.tasks), step // length + 1)
+            first = (num_active - 1) * length
+        turn, place = divmod(step - first, num_active)
+        order = self._round(num_active, turn)
+        return self.tasks.index(self._entry[order[place]])
+
+    def _round(self, num_active: int, turn: int) -> list[int]:
+        return torch.randperm(num_active, generator=generator(self.seed, "round", num_active, turn)).tolist()
+
+    def _draw_epoch(self, task: str, epoch: int) -> tuple[LongTensor, LongTensor]:
+        num_rows, num_starts = self.windows[task]
+        source = generator(self.seed, "epoch", task, epoch)
+        order, weights = torch.randperm(num_rows, generator=source), self.start_weights.get(task)
+        if weights is None:
+            return order, torch.randint(num_starts, (num_rows,), generator=source)
+        return order, torch.multinomial(weights, num_rows, replacement=True, generator=source)

@@ -1,0 +1,224 @@
+"""What `--dry-run` prints: what a stage does, how long and how much, in a few lines, without writing anything.
+
+All of it follows from the configuration, so it is known before data and caches exist. Times are estimates: a network of the
+stage's width and depth is run here, for a fraction of a second, on the tokens of each task; the rest is arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ups.config.load import Config, ModelConfig, TrainConfig, to_dict
+from ups.data.build_cache import plan
+from ups.data.download import is_verified
+from ups.data.generate import num_done
+from ups.data.pdebench import partial_path
+from ups.generative.corrector import Corrector
+from ups.models.backbone import Backbone
+from ups.models.operator import Operator
+from ups.tasks import SOLVED, get_task
+from ups.training.environment import asks_for_cpu
+
+STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
+MEASURED = 1024       # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
+REPEATS = 2           # the fastest counts
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows that go through the network per row of a batch: there and back, and only there; steps per task before the loop."""
+
+    trained: float
+    evaluated: float = 0.0
+    fitted: int = 0
+
+
+class _Network(nn.Module):
+    def __init__(self, model: ModelConfig, num_inputs: int, num_outputs: int):
+        super().__init__()
+        self.width = model.width
+        self.into, self.backbone = nn.Linear(num_inputs, model.width), Backbone(model)
+        self.out = nn.Linear(model.width, num_outputs)
+
+    def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
+        return self.out(self.backbone(self.into(x), condition, boundary))
+
+
+def operator_work(config: Config) -> Work:
+    settings = config.operator
+    return Work(1 + settings.unroll_fraction * (settings.unroll_steps - 1))
+
+
+def corrector_work(config: Config, stage: str) -> Work:
+    """Of diffusion, consistency, rival or steady; two evaluations per sampler step, a solved batch every fourth step."""
+    if stage in ("diffusion", "steady"):
+        settings = getattr(config, stage)
+        return Work(settings.noises, evaluated=1, fitted=settings.scale_steps)
+    settings = config.consistency
+    if stage == "rival":
+        return Work(settings.members, evaluated=1)
+    return Work(1 + settings.tune_fraction * settings.members, evaluated=2 * config.diffusion.sampler_steps / 4)
+
+
+def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfig, names: list[str], work: Work,
+               parents: dict[Path, str]) -> None:
+    """Batch, parents (file: make target), parameters, memory, disk and time of a training stage."""
+    if not names:
+        print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
+        return
+    print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
+    missing = [path for path in parents if not path.is_file()]
+    more = f"; {missing[0]} is missing: make {parents[missing[0]]}" if missing else ""
+    print(f"  {len(parents) - len(missing)} of {len(parents)} parents are there{more}")
+    world = int(os.environ.get("WORLD_SIZE") or os.environ.get("UPS_EXPECT_WORLD") or 1)
+    share = -(-train.batch_size // world)
+    micro = min(train.micro_batch, share)
+    print(f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {share}, in micro-batches of {micro}")
+    count, seconds, tokens = 0, [], 0
+    for name in names:
+        network, x = _network(config, name, model, is_operator=stage == "operator")
+        count += sum(p.numel() for p in [*network.into.parameters(), *network.out.parameters()])
+        seconds.append(_seconds(network, x, micro, get_task(name).boundary, train.precision))
+        tokens = max(tokens, math.prod(x))
+    with torch.device("meta"):   # what the tasks share, and a row of the embedding each
+        kind = Operator if stage == "operator" else Corrector
+        shared = kind({"model": to_dict(model), "precision": train.precision, "tasks": []})
+    count += sum(p.numel() for p in shared.parameters()) + len(names) * model.width
+    state = STATE_COPIES * 4 * count
+    # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4 bytes each
+    kept = micro * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3 * work.trained
+    print(f"  some {count:,} parameters; per process {state / 2**20:.0f} MiB of state, {kept / 2**20:.0f} MiB of activations; "
+          f"on disk {train.keep} checkpoints of {state / 2**20:.0f} MiB")
+    step = sum(share * (work.trained * both + work.evaluated * forth) for forth, both in seconds) / len(names)
+    fits = sum(train.batch_size * work.fitted * both for _, both in seconds) / min(world, len(names))
+    device = "the GPU" if _device().type == "cuda" else f"{torch.get_num_threads()} thread(s) of this CPU"
+    print(f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now on {device}; "
+          "bases and validation come on top")
+
+
+def print_corrector_plan(config: Config, stage: str, train: TrainConfig, parents: list[str]) -> None:
+    """`print_plan` of a stage on the operator's errors; parents: stages."""
+    names, is_steady = config.corrected(stage == "steady"), stage == "steady"
+    model = config.steady.model if is_steady else config.diffusion.model
+    print_plan(config, stage, train, model, names, corrector_work(config, stage),
+               {config.run_dir / parent / "done.json": parent for parent in parents})
+
+
+def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., object], num_workers: int) -> None:
+    """Per task: files, bytes, how much is there, and the time that the rest takes to solve.
+
+    files: (task, parameter, path, bytes, what it is made from) of each; solve: what makes a trajectory.
+    """
+    missing, seconds, source = 0, 0.0, config.data.source
+    print(f"data: to {config.data.root} ({source})")
+    for task in dict.fromkeys(name for name, *_ in files):
+        mine, there = [entry[1:] for entry in files if entry[0] == task], 0
+        for parameter, path, size, made in mine:
+            parts = [part for part in (path, partial_path(path)) if part.exists()]
+            have = size if path.exists() else min(size, sum(part.stat().st_size for part in parts))
+            if source == "generate":
+                share = num_done(path, made) / made["num_trajectories"]
+                have = size if path.exists() else int(size * share)
+                if have < size and task in SOLVED:
+                    given = {key: made[key] for key in ("seed", "resolution", "num_frames", "t_end")}
+                    started = time.process_time()
+                    solve(task, np.arange(1), parameter=parameter, **given)
+                    seconds += (time.process_time() - started) * (1 - share) * made["num_trajectories"] / num_workers
+            there += have
+        total = sum(size for _, _, size, _ in mine)
+        checked = sum(is_verified(path, made[1]) for _, path, _, made in mine) if source == "published" else None
+        state = "up to date" if there == total else f"{there / total:.0%} there"
+        print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}"
+              f"{'' if checked is None else f', MD5 of {checked} compared'}")
+        missing += total - there
+    how = {"generate": f"to solve in about {duration(seconds)}, by one trajectory of each solved now",
+           "published": "to download", "own": "to be written by you"}[source]
+    print(f"  {len(files)} files, about {missing / 2**20:,.1f} MiB {how}; "
+          f"{free_bytes(config.data.root) / 2**20:,.0f} MiB free")
+
+
+def print_report_plan(config: Config) -> None:
+    """What the report reads and writes, and the time of its ensembles, which is most of it."""
+    settings, total = config.evaluate, 0.0
+    print(f"report: to {config.report_dir}: results.json, report.html, figures; on {', '.join(config.evaluated)}")
+    for is_steady, section in ((False, config.diffusion), (True, config.steady)):
+        for name in config.corrected(is_steady, config.evaluated):
+            network, x = _network(config, name, section.model, is_operator=False)
+            forth, _ = _seconds(network, x, settings.batch_size, get_task(name).boundary, section.train.precision)
+            states = settings.ensemble_trajectories * (4 if is_steady else 24 + settings.ensemble_frames)
+            total += 2 * config.diffusion.sampler_steps * settings.members * states * forth
+    print(f"  about {duration(total)} for ensembles of {settings.members} members of what is corrected: an estimate "
+          "from one evaluation per task, measured now; the operator's rollouts take seconds per task")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as one reads them: no more digits than an estimate has."""
+    return next(f"{float(f'{seconds / size:.2g}'):g} {unit}" for size, unit in ((3600, "h"), (60, "min"), (1, "s"))
+                if seconds >= 1.5 * size or size == 1)
+
+
+def free_bytes(root: str) -> int:
+    """Room on the disk of a folder that need not be there yet."""
+    folder = Path(root).absolute()
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() and not asks_for_cpu() else "cpu")
+
+
+def _network(config: Config, name: str, model: ModelConfig, is_operator: bool) -> tuple[_Network, tuple[int, ...]]:
+    """A network of the stage's size for one task, and the task's grid of tokens. Latents count at full rank."""
+    task, settings, shapes = get_task(name), config.task[name], plan(config, name)["shapes"]
+    *tokens, dim = shapes["state"][2:]
+    outputs = dim * (1 if task.is_steady else settings.bundle)
+    if is_operator:
+        inputs = dim + (shapes["input"][-1] if task.is_steady else settings.history * dim)
+    elif task.is_steady:   # ups/generative/steady.py: what was seen, the guess, its spread, the mask; then the noisy residual, m and h
+        inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
+    else:
+        inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs
+    return _Network(model, inputs, outputs), tuple(tokens)
+
+
+def _seconds(network: _Network, tokens: tuple[int, ...], micro: int, boundary: str, precision: str) -> tuple[float, float]:
+    """Seconds per row of a pass there, and there and back."""
+    device = _device()
+    rows = micro if device.type == "cuda" else max(1, min(micro, MEASURED // math.prod(tokens)))
+    network = network.to(device)
+    x = torch.randn(rows, *tokens, network.into.in_features, device=device)
+    condition = torch.randn(rows, network.width, device=device)
+
+    def forth() -> Tensor:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            return network(x, condition, boundary)
+
+    def clock() -> float:
+        """Of a CPU its own time, so that what else runs now does not count."""
+        if device.type == "cpu":
+            return time.process_time() / torch.get_num_threads()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def fastest(action: Callable[[], object]) -> float:
+        times = []
+        for _ in range(REPEATS + 1):   # the first one warms up
+            started = clock()
+            action()
+            times.append(clock() - started)
+        return min(times[1:]) / rows
+
+    with torch.no_grad():
+        forward = fastest(forth)
+    weights = list(network.parameters())
+    return forward, fastest(lambda: torch.autograd.grad(forth().float().square().mean(), weights))

@@ -1,0 +1,1 @@
+"""Forecasts, ensembles, assessment, figures, report, leaderboard."""

@@ -1,0 +1,1 @@
+"""Diffusion corrector, its students, the steady prior."""

@@ -1,0 +1,245 @@
+"""The corrector: a distribution over what a frozen predictor leaves, r = z_ref - z_pred, given what the predictor saw.
+
+    r = mean_k + std_k exp(h) (m + r~),   (m, h) = Gaussian(c),   r~ ~ diffusion with velocity F(x, angle, c)
+
+mean_k, std_k: per task and coefficient. m, h: a small network's conditional mean and log-scale, fitted by maximum likelihood
+before the diffusion and then frozen; they alone are the baseline N(mean, scale^2) that the diffusion must beat. r~ is then
+white with unit variance, whatever the size of r, which is what the angles of ups/generative/diffusion.py are made for. Conditions c are
+tokens (batch, *tokens, C) (states and prediction) and facts (batch, K) (parameters, time step, observation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ups.config.load import ModelConfig, OptimConfig
+from ups.generative.diffusion import Velocity
+from ups.models.backbone import Backbone
+from ups.tasks import get_task
+from ups.training.checkpoint import load_stage
+from ups.training.optim import EMA, build_optimizer, learning_rate
+
+MAX_FACTS = 8
+FREQUENCIES = (1, 2, 4, 8, 16)   # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
+LARGEST_LOG_SCALE = math.log(1e4)   # |h| stays below: a coefficient known to 1e-4 of its marginal spread is known
+STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What draws are conditioned on, for a batch of one task; made by `Corrector.condition`. mean, log_scale: m and h."""
+
+    name: str
+    tokens: Tensor
+    facts: Tensor
+    mean: Tensor
+    log_scale: Tensor
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    def rows(self, index: Tensor) -> Condition:
+        """The conditions of some rows; an index may repeat."""
+        return replace(self, **{key: getattr(self, key)[index] for key in ("tokens", "facts", "mean", "log_scale")})
+
+
+class CorrectorHead(nn.Module):
+    """What one task adds to the shared network: statistics, Gaussian, input and output map.
+
+    description: name, dim (of r), num_conditions (C). Statistics are buffers that `fit_head` fills, but marginal_mean and _std:
+    those of residuals as they occur (training prefers where they are large), for dressing without conditions.
+    """
+
+    def __init__(self, description: dict[str, Any], model: ModelConfig):
+        super().__init__()
+        self.name, self.boundary = description["name"], get_task(description["name"]).boundary
+        dim, num_conditions = description["dim"], description["num_conditions"]
+        for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
+                                  ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0), ("marginal_std", dim, 1.0)):
+            self.register_buffer(name, torch.full((size,), value))
+        self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
+        self.gaussian_into = nn.Linear(num_conditions, model.width)
+        self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
+        self.gaussian = Backbone(model)
+        self.gaussian_out = nn.Linear(model.width, 2 * dim)
+        self.into = nn.Linear(num_conditions + 3 * dim, model.width)
+        self.out = nn.Linear(model.width, dim)
+        for layer in (self.gaussian_out, self.out):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def gaussian_parts(self) -> list[nn.Module]:
+        return [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
+
+    def predict_gaussian(self, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Tensor]:
+        """(m, h), each (batch, *tokens, dim), from standardised tokens."""
+        hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts), self.boundary)
+        mean, raw = self.gaussian_out(hidden).chunk(2, -1)
+        return mean, LARGEST_LOG_SCALE * torch.tanh(raw / LARGEST_LOG_SCALE)
+
+
+class Corrector(nn.Module):
+    """All corrected tasks in one network. description: model (ModelConfig's keys), precision, tasks (see `CorrectorHead`)."""
+
+    def __init__(self, description: dict[str, Any]):
+        super().__init__()
+        model = ModelConfig(**description["model"])
+        self.description, self.precision = description, description["precision"]
+        self.names = [task["name"] for task in description["tasks"]]
+        self.heads = nn.ModuleDict({task["name"]: CorrectorHead(task, model) for task in description["tasks"]})
+        for head in self.heads.values():
+            for part in head.gaussian_parts():
+                part.requires_grad_(False)
+        self.backbone = Backbone(model)
+        self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
+        self.facts = nn.Sequential(nn.Linear(MAX_FACTS, model.width), nn.SiLU(), nn.Linear(model.width, model.width))
+        self.angle = nn.Sequential(nn.Linear(2 * len(FREQUENCIES) + 1, model.width), nn.SiLU(),
+                                   nn.Linear(model.width, model.width))
+        self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
+
+    @torch.no_grad()
+    def condition(self, name: str, tokens: Tensor, facts: Tensor) -> Condition:
+        """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `velocity` and `unwhiten` take."""
+        head = self.heads[name]
+        with torch.autocast(tokens.device.type, enabled=False):
+            tokens = (tokens - head.c_mean) / head.c_std
+            facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
+            mean, log_scale = head.predict_gaussian(tokens, facts)
+        return Condition(name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
+
+    def whiten(self, r: Tensor, condition: Condition) -> Tensor:
+        """r (batch, *tokens, dim), latent units, to r~."""
+        head = self.heads[condition.name]
+        return (r - head.r_mean) / head.r_std * torch.exp(-condition.log_scale) - condition.mean
+
+    def unwhiten(self, r: Tensor, condition: Condition) -> Tensor:
+        """r~ to latent units."""
+        head = self.heads[condition.name]
+        return head.r_mean + head.r_std * condition.log_scale.exp() * (condition.mean + r)
+
+    def velocity(self, condition: Condition) -> Velocity:
+        """F(x, angle) of these conditions; float32 in and out, the trunk in bf16 where `precision` says so."""
+        head = self.heads[condition.name]
+
+        def evaluate(x: Tensor, angle: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, enabled=False):
+                phase = angle[:, None] * self.frequencies
+                at = self.angle(torch.cat([angle[:, None], phase.sin(), phase.cos()], -1))
+                vector = self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts) + at
+                tokens = torch.cat([x.float(), condition.tokens], -1)
+                with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+                    hidden = self.backbone(head.into(tokens), vector, head.boundary)
+                return head.out(hidden.float())
+
+        return evaluate
+
+
+def gaussian_nll(r: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+    """Negative log-likelihood of r under N(e^h m, e^{2h}), constants dropped, mean over elements per row (batch,).
+
+    0.5 (r e^{-h} - m)^2 + h; r in units of its marginal standard deviation. r e^{-h} - m is the whitened residual.
+    """
+    return (0.5 * (r * torch.exp(-log_scale) - mean).square() + log_scale).flatten(1).mean(1)
+
+
+Draw = Callable[[int], tuple[Tensor, Tensor, Tensor]]   # step -> (r, tokens, facts) of a batch
+
+
+def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor, Tensor, Tensor]], steps: int,
+             optim: OptimConfig, num_rows: tuple[int, int]) -> dict[str, float]:
+    """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and the initial weights.
+
+    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). num_rows: trajectories behind
+    training and validation. Returns ratio (geometric mean of the residual's size in training over that in validation) and its
+    standard error, rms_val, std_train and std_val of the whitened residual, the latter's standard error, its largest_std and
+    kurtosis, and nll of validation.
+    """
+    probe = [draw(-1 - i) for i in range(16)]
+    r, tokens = torch.cat([p[0] for p in probe]).flatten(0, -2), torch.cat([p[1] for p in probe]).flatten(0, -2)
+    std, size_train = r.std(0), torch.cat([_log_size(p[0]) for p in probe])
+    head.r_mean.copy_(r.mean(0))
+    head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
+    head.c_mean.copy_(tokens.mean(0))
+    head.c_std.copy_(tokens.std(0).clamp_min(1e-6))
+
+    fitted = nn.ModuleList(head.gaussian_parts())
+    for parameter in fitted.parameters():
+        parameter.requires_grad_(True)
+    parameters = list(fitted.parameters())
+    optimizer, ema = build_optimizer(fitted, optim), EMA(fitted, optim.ema_decay)
+    for step in range(steps):
+        r, mean, log_scale = _gaussian(head, *draw(step))
+        loss = gaussian_nll(r, mean, log_scale).mean()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient if gradient is not None else torch.zeros_like(parameter)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
+        if not math.isfinite(float(norm)):
+            raise ValueError(f"the likelihood of {head.name}'s residuals is not finite at step {step} of their scale; expected "
+                             f"finite residuals. Look at the data with the doctor, or lower the learning rates of this stage.")
+        optimizer.scale_lr(learning_rate(step, steps, optim))
+        optimizer.step()
+        ema.update()
+    ema.write(ema.averages)
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    with torch.no_grad():
+        white = torch.cat([_whitened(head, *part) for part in (draw(-1 - i) for i in range(16))])
+        # the last word on the scale: unit variance per coefficient on training residuals
+        factor = white.flatten(0, -2).std(0).clamp_min(1e-6)
+        head.r_std.mul_(factor)
+        bias = head.gaussian_out.bias[: len(factor)]
+        head.gaussian_out.weight[: len(factor)].div_(factor[:, None])
+        bias.div_(factor)
+        white = white / factor
+        head.largest_std.copy_(largest_mode(white))
+        val = torch.cat([_whitened(head, *part) for part in validation])
+        squares = val.square().flatten(1).mean(1)
+        val_error = (squares.var() / min(len(squares), num_rows[1])).sqrt() / (2 * val.std())
+        rms_val = torch.cat([part[0] for part in validation]).square().mean().sqrt()
+        size_val = torch.cat([_log_size(part[0]) for part in validation])
+        ratio = (size_train.mean() - size_val.mean()).exp()
+        error = (size_train.var() / min(len(size_train), num_rows[0]) + size_val.var() / min(len(size_val), num_rows[1])).sqrt()
+        nll = torch.cat([gaussian_nll(*_gaussian(head, *part)) for part in validation]).mean() + factor.log().mean()
+    kurtosis = white.pow(4).mean() / white.var() ** 2 - 3
+    return {"ratio": float(ratio), "ratio_error": float(error), "nll": float(nll), "std_train": float(white.std()),
+            "std_val": float(val.std()), "std_val_error": float(val_error), "largest_std": float(head.largest_std),
+            "kurtosis": float(kurtosis), "rms_val": float(rms_val)}
+
+
+def _log_size(r: Tensor) -> Tensor:
+    """log of the RMS of each row, (batch,): its mean is not ruled by the few largest."""
+    return r.square().flatten(1).mean(1).clamp_min(1e-30).sqrt().log()
+
+
+def _gaussian(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
+    return ((r - head.r_mean) / head.r_std, *head.predict_gaussian((tokens - head.c_mean) / head.c_std, facts))
+
+
+def _whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> Tensor:
+    r, mean, log_scale = _gaussian(head, r, tokens, facts)
+    return r * torch.exp(-log_scale) - mean
+
+
+def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
+    """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the samples; a scalar."""
+    flat = r.flatten(1)
+    v = flat[flat.square().sum(1).argmax()]   # a sample, which no mode that matters is orthogonal to
+    for _ in range(iterations):
+        v = v / v.norm().clamp_min(1e-12)
+        v = flat.T @ (flat @ v) / len(flat)
+    return v.norm().sqrt()
+
+
+def load_corrector(directory: str | Path, device: torch.device | str = "cpu") -> Corrector:
+    """The finished network of a stage directory (config.json, model.safetensors), in evaluation mode on `device`."""
+    return load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.").to(device).eval()

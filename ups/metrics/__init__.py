@@ -1,0 +1,1 @@
+"""Errors of forecasts and of ensembles: pure functions."""

@@ -1,0 +1,1 @@
+"""Backbone, base predictors, operator, rollouts."""

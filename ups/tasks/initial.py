@@ -1,0 +1,156 @@
+"""What a trajectory starts from: its own stream of random numbers, and PDEBench's random waves in 1D.
+
+Source: PDEBench (Takamoto et al. 2022, arXiv 2210.07182); where its text and its code differ we follow the
+code, because the published files do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NUM_MODES = 4  # wave numbers 1..4, two of which are drawn
+NUM_DRAWS = 2
+NOMINAL_POINTS = 1024  # the published grid; it enters the wave number, see Wave
+PROBABILITY_ABS = 0.1
+PROBABILITY_WINDOW = 0.1
+WINDOW_EDGE = 0.01  # half-width of the tanh edges
+WINDOW_WIDTH = 0.45
+WINDOW_FIRST, WINDOW_RANGE = 0.1, 0.35  # left edge = first + range * (the number that opened the window)
+MIN_RESOLUTION = 8
+
+
+def check_request(
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
+    t_end: float, parameter_name: str | None,
+) -> None:
+    """Checks the arguments all solvers share; `parameter_name` is None for an equation without a parameter.
+
+    Raises ValueError for resolution < 8, num_frames < 1, negative indices or seed, t_end not positive where
+    there is more than one frame, and a parameter that is missing, superfluous or not a positive finite
+    number.
+    """
+    if resolution < MIN_RESOLUTION:
+        raise ValueError(f"resolution = {resolution} cells per axis; expected at least {MIN_RESOLUTION} "
+                         "(ups.tasks.solvers); choose a larger data resolution.")
+    if num_frames < 1:
+        raise ValueError(f"num_frames = {num_frames}; expected at least 1, the initial state (ups.tasks.solvers); "
+                         "choose how many frames from t = 0 to t_end to keep.")
+    if num_frames > 1 and not (math.isfinite(t_end) and t_end > 0):
+        raise ValueError(f"t_end = {t_end} with {num_frames} frames; expected a positive time (ups.tasks.solvers); "
+                         "give the length of a trajectory, or ask for one frame.")
+    if seed < 0 or any(index < 0 for index in indices):
+        raise ValueError(f"seed = {seed} or one of the trajectory indices is negative; expected numbers >= 0 "
+                         "(ups.tasks.solvers); count trajectories from 0.")
+    if parameter_name is None:
+        if parameter is not None:
+            raise ValueError(f"parameter = {parameter} for an equation without one; expected None (ups.tasks.solvers); "
+                             "leave the parameter out.")
+    elif parameter is None or not (math.isfinite(parameter) and parameter > 0):
+        raise ValueError(f"{parameter_name} = {parameter}; expected a positive number (ups.tasks.solvers); "
+                         "give one of the values the published files use.")
+
+
+def random_stream(seed: int, index: int) -> np.random.Generator:
+    """The random numbers of trajectory `index`: a counter-based stream keyed by a hash of (seed, index).
+
+    numpy's Philox with a 128-bit key and not a torch.Generator: torch's CPU generator keeps only the low 32
+    bits of its seed, so among 10 000 hashed seeds two are equal with a probability of one per cent.
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, index))))
+
+
+@dataclass(frozen=True)
+class Wave:
+    """One random initial condition on [0, 1), continued with period 1; call it at any points.
+
+        u0(x) = sign * w(x) * s(x)
+        s(x)  = sum_j amplitude_j sin(k_j x + phase_j), or its absolute value if use_abs
+        k_j   = 2 pi wave_number_j / (x_last - x_first)
+        w(x)  = (tanh((x - left) / 0.01) - tanh((x - right) / 0.01)) / 2, or 1 without window
+
+    wave_number: 0 for modes that were not drawn (they still add the constant amplitude * sin(phase)), j for
+    one draw, 2 j when both draws coincide. x_last - x_first is that of the published grid whatever ours is,
+    so that u0 does not depend on resolution; k exceeds 2 pi n by one part in a thousand, so u0 has a small
+    jump at x = 0. window: (left, right) or None.
+    """
+
+    wave_number: tuple[int, ...]
+    amplitude: tuple[float, ...]
+    phase: tuple[float, ...]
+    sign: float
+    use_abs: bool
+    window: tuple[float, float] | None
+
+    def signed_sum(self, x: Tensor) -> Tensor:
+        """s(x) before the absolute value; its zeros are the kinks of u0 if `use_abs`. x: any shape."""
+        length = 1 - 1 / NOMINAL_POINTS
+        total = torch.zeros_like(x)
+        for wave_number, amplitude, phase in zip(self.wave_number, self.amplitude, self.phase, strict=True):
+            if wave_number == 0:
+                total += amplitude * math.sin(phase)
+            else:
+                total += torch.sin(x * (2 * math.pi * wave_number / length) + phase).mul_(amplitude)
+        return total
+
+    def on_unit_interval(self, x: Tensor) -> Tensor:
+        """u0 at x in [0, 1], both ends included (at 1 the limit from the left); same shape, float64."""
+        value = self.signed_sum(x)
+        if self.use_abs:
+            value = value.abs_()
+        if self.window is not None:
+            left, right = self.window
+            value *= 0.5 * (torch.tanh((x - left) / WINDOW_EDGE) - torch.tanh((x - right) / WINDOW_EDGE))
+        return value.mul_(self.sign)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """u0 at any points x (any shape, unit: one domain length), float64; x is taken modulo 1."""
+        wrapped = x.double() - torch.floor(x.double())
+        return self.on_unit_interval(wrapped.masked_fill_(wrapped >= 1, 0.0))  # -1e-20 wraps to 1.0
+
+
+def sample_wave(seed: int, index: int) -> Wave:
+    """The wave of trajectory `index`, as PDEBench's 1D generator distributes them.
+
+    Two modes drawn from 1..4 with replacement; amplitude U(0,1) and phase U(0,2 pi) for each of the four;
+    with probability 0.1 the absolute value; a random sign; with probability 0.1 a window. PDEBench draws the
+    window's flag and edges from one random number u, so only u < 0.1 is seen: left = 0.1 + 0.35 u in [0.1,
+    0.135) and right = left + 0.45. We keep that, or our waves would not be distributed like the published
+    ones.
+    """
+    stream = random_stream(seed, index)
+    drawn = stream.integers(0, NUM_MODES, size=NUM_DRAWS)
+    amplitude = stream.uniform(0.0, 1.0, size=NUM_MODES)
+    phase = stream.uniform(0.0, 2 * math.pi, size=NUM_MODES)
+    use_abs = bool(stream.uniform() < PROBABILITY_ABS)
+    sign = 1.0 if stream.uniform() < 0.5 else -1.0
+    opened = float(stream.uniform())
+    left = WINDOW_FIRST + WINDOW_RANGE * opened
+    return Wave(
+        wave_number=tuple((mode + 1) * int((drawn == mode).sum()) for mode in range(NUM_MODES)),
+        amplitude=tuple(amplitude.tolist()), phase=tuple(phase.tolist()), sign=sign, use_abs=use_abs,
+        window=(left, left + WINDOW_WIDTH) if opened < PROBABILITY_WINDOW else None,
+    )
+
+
+def initial_waves(indices: Sequence[int], seed: int, x: Tensor) -> Tensor:
+    """u0 of several trajectories at the same points: (n, *x.shape), float64."""
+    values = torch.empty(len(indices), *x.shape, dtype=torch.float64)
+    for row, index in enumerate(indices):
+        values[row] = sample_wave(seed, index)(x)
+    return values
+
+
+def cell_centres(resolution: int) -> Tensor:
+    """(i + 1/2) / resolution, (resolution,), float64."""
+    return (torch.arange(resolution, dtype=torch.float64) + 0.5) / resolution
+
+
+def frame_times(num_frames: int, t_end: float) -> Tensor:
+    """linspace(0, t_end, num_frames), float64."""
+    return torch.linspace(0.0, t_end, num_frames, dtype=torch.float64)

@@ -1,0 +1,1 @@
+"""The mechanics of a stage; knows no task, field or model."""

@@ -1,0 +1,378 @@
+"""Heartbeat and watchdog of a rank: who stalls, dies or falls out of step is named, and ends the job non-zero.
+
+Every rank has one guard: attributes that the main thread sets (step, phase, progress; a few microseconds a step) and a thread
+that, twice a second, writes them to STAGE/heartbeat/rankN.json and reads those of the others. A rank that waits for others
+(in a collective) is never at fault; the laggard is one that does not wait and made no progress for its limit, whose process is
+gone, or that entered fewer collectives than the others. The guard that finds one writes heartbeat/stop-JOB.json, on which
+every rank prints its phase and the stacks of its threads, writes errors/rankN.json and leaves with os._exit, so a main thread
+that is blocked in C or in a collective is no obstacle. Ranks of this machine that do not answer (stopped, or holding the
+interpreter's lock in C) are sent SIGABRT, at which faulthandler prints their stack, and then SIGKILL.
+
+Signals reach the thread through signal.set_wakeup_fd, for Python handlers wait for the main thread: after one, a rank without
+progress for GRACE_S ends, before launchers lose patience (reference: pytorch issue 119856, 30 s). Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ups import progress
+from ups.training.events import tell
+from ups.training.processes import process_state, shout, stacks, this_place
+
+TICK_S = 0.5        # between looks of the thread
+GRACE_S = 20.0      # without progress after SIGTERM or SIGINT
+SAME_S = 1.0        # signals so close are one: make, Slurm, a terminal and a launcher may all pass it on
+PEER_S = 2.0        # for a rank to notice by itself that another is gone, which gives the better message
+LEAVE_S = 10.0      # from a failure to the end of the process
+STACK_S = 2.0       # for the other ranks to print their stacks
+RECORD_BYTES = 1024   # of a heartbeat; written in place, so that a full disk does not stop it
+EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
+LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # their presence: the parent process is a launcher
+
+
+class Peer:
+    """What is known of one rank: its last record and when, by this rank's clock, that changed."""
+
+    def __init__(self, now: float) -> None:
+        self.record: dict[str, Any] | None = None
+        self.progress_at = self.pulse_at = now
+        self.lost_at: float | None = None
+        self.why = ""
+
+    def update(self, record: dict[str, Any] | None, now: float) -> None:
+        if record is None:   # not there yet, or being written
+            return
+        before, self.record = self.record or {}, record
+        if record["beats"] != before.get("beats"):
+            self.progress_at = now
+        if record["pulse"] != before.get("pulse"):
+            self.pulse_at = now
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record is not None and self.record["code"] is not None
+
+
+class Guard:
+    """The guard of this rank. hang_s: longest time without progress, unless a phase says otherwise.
+
+    on_end(code, kind, cause, stack): called in the guard's thread before it ends the process; records the failure.
+    """
+
+    def __init__(self, rank: int, world: int, stage: str, hang_s: float,
+                 on_end: Callable[[int, str, str, str], None] = lambda *facts: None) -> None:
+        self.rank, self.world, self.stage, self.hang_s, self.on_end = rank, world, stage, hang_s, on_end
+        self.step, self.doing, self.limit_s, self.is_waiting = 0, "starting", hang_s, False
+        self.num_collectives = self.num_beats = 0
+        self.stop_signal, self.is_in_loop, self.is_leaving = 0, False, False
+        self.has_failed = False   # and says so in the next collective, which a rank that waits for its files never enters
+        self.directory: Path | None = None
+        self._stop_file = Path()
+        self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0
+        self._noted_at = 0.0   # when the main thread got the first signal
+        self._code, self._is_agreed = None, False
+        self._peers = {other: Peer(self._beat_at) for other in range(world) if other != rank}
+        self._place, self._lock, self._file = this_place(), threading.Lock(), None
+        self._parent = os.getppid() if any(name in os.environ for name in LAUNCHED_BY) else None
+        self._is_closed, self._thread, self._handlers = False, None, {}
+
+    # ---------------------------------------------------------------- main thread
+
+    def start(self) -> None:
+        """Begin to watch; SIGTERM and SIGINT are noted from now on."""
+        if not faulthandler.is_enabled():
+            faulthandler.enable(2)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        os.set_blocking(self._read_end, False)
+        if threading.current_thread() is threading.main_thread():   # elsewhere signals stay what they were
+            self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+            self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        progress.watched = self
+        self.beat()
+        tell("start", pid=os.getpid())
+        self._thread = threading.Thread(target=self._watch, name="guard", daemon=True)
+        self._thread.start()
+
+    def open(self, directory: Path, job: str) -> None:
+        """Exchange heartbeats in `directory`, which every rank must see. job: name of this start, equal on all ranks."""
+        directory.mkdir(exist_ok=True)
+        with self._lock:
+            self._stop_file = directory / f"stop-{job}.json"
+            self._file = os.open(directory / f"rank{self.rank}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+            self.directory = directory
+            now = time.monotonic()
+            for peer in self._peers.values():
+                peer.progress_at = peer.pulse_at = now
+        self._write()
+
+    def leave(self, code: int, is_agreed: bool) -> None:
+        """This rank is about to end by itself: signals and lost peers change nothing any more, only LEAVE_S limits it.
+
+        is_agreed: the others end in the same way; if not, and code is not 0, they learn from it that this rank is lost.
+        """
+        self.doing, self.is_leaving = "leaving", True
+        self.limit_s = max(LEAVE_S, self.hang_s) if code == 0 else LEAVE_S   # the others may still have numbers to send
+        self._code, self._is_agreed = code, is_agreed
+        self.beat()
+
+    def close(self, code: int) -> None:
+        """Stop watching; the others see how this rank ended."""
+        if self._thread is None:
+            return
+        self._is_closed, progress.watched = True, None
+        os.write(self._write_end, b"\0")
+        self._thread.join()
+        self._thread, self._code = None, self._code if self._code is not None else code
+        self._write()
+        if self._handlers:
+            signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for handle in (self._read_end, self._write_end, self._file):
+            if handle is not None:
+                os.close(handle)
+        self._file = None
+
+    def beat(self) -> None:
+        """Progress was made."""
+        self.num_beats += 1
+        self._beat_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def phase(self, doing: str, limit_s: float | None = None) -> Iterator[None]:
+        """Inside, this rank is `doing` that, with a limit of its own."""
+        before = self.doing, self.limit_s
+        self.doing, self.limit_s = doing, limit_s or self.limit_s
+        self.beat()
+        try:
+            yield
+        finally:
+            self.doing, self.limit_s = before
+            self.beat()
+
+    @contextlib.contextmanager
+    def waiting(self, doing: str) -> Iterator[None]:
+        """Inside, this rank waits for the others, in a collective or for their files."""
+        before = self.doing
+        self.num_collectives += 1
+        self.doing, self.is_waiting = doing, True
+        self.beat()
+        try:
+            yield
+        finally:
+            self.doing, self.is_waiting = before, False
+            self.beat()
+
+    def lost_peer(self, wait_s: float) -> str | None:
+        """Which other rank failed or died, in words, if one does so within `wait_s`."""
+        until = time.monotonic() + wait_s
+        while True:
+            self._look(time.monotonic())
+            for rank, peer in self._peers.items():
+                if peer.lost_at is not None:
+                    return f"rank {rank} {peer.why}"
+            if time.monotonic() > until:
+                return None
+            time.sleep(0.05)
+
+    def peer_failed(self) -> bool:
+        """Whether another rank has failed; by heartbeats, because a full disk keeps an error from being recorded."""
+        self._look(time.monotonic())
+        return any(peer.record is not None and peer.record["has_failed"] for peer in self._peers.values())
+
+    def _note(self, number: int, _frame: Any) -> None:
+        if self.is_leaving:
+            return
+        if self.stop_signal:   # asked again: only Ctrl-C means more than the first time
+            if number == signal.SIGINT and time.monotonic() - self._noted_at > SAME_S:
+                raise KeyboardInterrupt
+            return
+        self.stop_signal, self._noted_at = number, time.monotonic()
+        if not self.is_in_loop:  # no step at which to stop together, nothing to save
+            raise SystemExit(EXIT_STOPPED)
+
+    # ---------------------------------------------------------------- thread
+
+    def _watch(self) -> None:
+        tick = min(TICK_S, self.hang_s / 6) * max(1.0, self.world / 32)
+        looked_at = time.monotonic()
+        while not self._is_closed:
+            ready, _, _ = select.select([self._read_end], [], [], tick)
+            if self._is_closed:
+                return
+            now = time.monotonic()
+            if now - looked_at > max(5.0, 5 * tick):  # this process was stopped, or starved: nobody can be judged by that time
+                self._beat_at = now
+                for peer in self._peers.values():
+                    peer.progress_at = peer.pulse_at = now
+            looked_at = now
+            if ready and set(os.read(self._read_end, 256)) & {signal.SIGTERM, signal.SIGINT}:
+                self._stop_at = self._stop_at or now
+            self._write()
+            self._look(now)
+            verdict = self._judge(now)
+            if verdict is not None and not self._is_closed:
+                self._end(*verdict)
+
+    def _record(self) -> dict[str, Any]:
+        return {"rank": self.rank, "pid": os.getpid(), "born": (process_state(os.getpid()) or ("", 0))[1], "place": self._place,
+                "stage": self.stage, "step": self.step, "doing": self.doing[:200], "is_waiting": self.is_waiting,
+                "limit_s": self.limit_s, "collectives": self.num_collectives, "beats": self.num_beats, "pulse": self._pulse,
+                "time": time.time(), "has_failed": self.has_failed, "code": self._code, "is_agreed": self._is_agreed}
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        self._pulse += 1
+        try:
+            os.pwrite(self._file, json.dumps(self._record()).ljust(RECORD_BYTES).encode(), 0)
+        except OSError as error:
+            print(f"WARNING: rank {self.rank} cannot write its heartbeat ({error})", file=sys.stderr, flush=True)
+
+    def _look(self, now: float) -> None:
+        """Bring the peers up to date."""
+        if self.directory is None:
+            return
+        with self._lock:
+            for rank, peer in self._peers.items():
+                if peer.lost_at is not None:
+                    continue
+                try:
+                    record = json.loads((self.directory / f"rank{rank}.json").read_text(encoding="utf-8"))
+                except (OSError, ValueError):
+                    record = None
+                peer.update(record, now)
+                if peer.has_ended:
+                    if peer.record["code"] != 0 and not peer.record["is_agreed"]:
+                        peer.lost_at, peer.why = now, f"failed: {self._cause_of(rank)}"
+                elif peer.record is not None and peer.record["place"] == self._place:
+                    state = process_state(peer.record["pid"])
+                    if state is None or state[1] != peer.record["born"]:
+                        peer.lost_at = now
+                        peer.why = (f"(process {peer.record['pid']}) died without a word, killed or crashed; last heard of at "
+                                    f"step {peer.record['step']}, {peer.record['doing']}")
+
+    def _cause_of(self, rank: int) -> str:
+        try:
+            return json.loads((self.directory.parent / "errors" / f"rank{rank}.json").read_text(encoding="utf-8"))["cause"]
+        except (OSError, ValueError, KeyError):
+            record = self._peers[rank].record
+            return f"it ended with exit code {record['code']} at step {record['step']}"
+
+    def _judge(self, now: float) -> tuple[int, str, str, list[int]] | None:
+        """(exit code, kind, cause, ranks at fault) if the job must end."""
+        if self.is_leaving:
+            is_stuck = now - self._beat_at >= self.limit_s
+            return (EXIT_HANG, "hang", "it failed, and then could not leave", []) if is_stuck else None
+        if self._parent is not None and os.getppid() != self._parent:
+            return EXIT_HANG, "launcher", f"the launcher (process {self._parent}) is gone", []
+        if self._stop_file.is_file():
+            try:
+                found = json.loads(self._stop_file.read_text(encoding="utf-8"))
+                return found["code"], found["kind"], found["cause"], []
+            except (OSError, ValueError):
+                return None  # being written
+        since = self._stop_at or 0.0
+        lost = [rank for rank, peer in self._peers.items() if peer.lost_at is not None]
+        if lost:
+            peer = self._peers[lost[0]]
+            is_time = now - peer.lost_at >= min(PEER_S, self.hang_s)
+            return (EXIT_HANG, "peer", f"rank {lost[0]} {peer.why}", lost) if is_time else None
+        ranks = [(self.rank, self.is_waiting, now - max(self._beat_at, since), self.limit_s, self.num_collectives, "")]
+        for rank, peer in self._peers.items():
+            if self.directory is not None and not peer.has_ended:
+                record = peer.record or {"is_waiting": False, "limit_s": self.hang_s, "collectives": 0}
+                is_deaf = now - peer.pulse_at > record["limit_s"] / 2   # its guard does not run
+                quiet = now - max(peer.progress_at, since)
+                ranks.append((rank, record["is_waiting"] and not is_deaf, quiet, record["limit_s"], record["collectives"],
+                              "its process does not answer; " if is_deaf else ""))
+        grace = min(GRACE_S, self.hang_s)
+        late = [entry for entry in ranks if entry[2] >= (min(entry[3], grace) if self._stop_at else entry[3])]
+        stuck = [entry for entry in late if not entry[1]]
+        if not stuck and len(late) < len(ranks):
+            return None
+        code, kind = (EXIT_STOPPED, "stopped") if self._stop_at else (EXIT_HANG, "hang")
+        told = "told to stop, but " if self._stop_at else ""
+        if stuck:
+            rank, _, quiet, _, _, note = max(stuck, key=lambda entry: entry[2])
+            return (code, kind, f"{told}no progress for {quiet:.0f} s; the laggard is rank {rank}: {note}{self._describe(rank)}",
+                    [entry[0] for entry in stuck])
+        counts = {entry[4] for entry in ranks}
+        if len(counts) > 1:
+            rank = min(ranks, key=lambda entry: entry[4])[0]
+            return (code, kind, f"{told}the ranks are out of step: rank {rank} entered {min(counts)} collectives, another "
+                                f"{max(counts)}; it is {self._describe(rank)}", [rank])
+        places = {rank: self.doing if rank == self.rank else self._peers[rank].record["doing"] for rank, *_ in ranks}
+        if len(set(places.values())) > 1:
+            return code, kind, (f"{told}the ranks are out of step: "
+                                + "; ".join(f"rank {rank} is {self._describe(rank)}" for rank in sorted(places))), []
+        return (code, kind, f"{told}no progress for {min(entry[2] for entry in ranks):.0f} s: every rank waits in the same place "
+                            f"({self.doing}); the connection between them may be lost", [])
+
+    def _describe(self, rank: int) -> str:
+        """Step and phase of a rank in words."""
+        if rank == self.rank:
+            return f"at step {self.step}, {self.doing}"
+        record = self._peers[rank].record
+        if record is None:
+            return "it never wrote a heartbeat"
+        if record["code"] is not None:
+            return f"ended with exit code {record['code']} at step {record['step']}"
+        state = process_state(record["pid"]) if record["place"] == self._place else ("?", 0)
+        note = {"T": " (stopped by a signal)", "t": " (held by a debugger)"}.get(state[0], "") if state else " (gone)"
+        return f"at step {record['step']}, {record['doing']}{note}"
+
+    def _end(self, code: int, kind: str, cause: str, at_fault: list[int]) -> None:
+        """Say everything and end this process."""
+        last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))   # a file system that hangs must not keep us
+        last_word.daemon = True
+        last_word.start()
+        stack = stacks(f"rank {self.rank}")
+        lines = [f"{kind.upper()}: rank {self.rank}, stage {self.stage}: {cause}",
+                 *(f"  rank {rank}: {self._describe(rank)}" for rank in range(self.world)), stack]
+        shout("\n".join(lines))
+        if self.directory is not None and kind != "launcher":
+            try:
+                with contextlib.suppress(FileExistsError), open(self._stop_file, "x", encoding="utf-8") as file:
+                    json.dump({"by": self.rank, "code": code, "kind": kind, "cause": cause}, file)   # the first one stands
+            except OSError as error:
+                shout(f"WARNING: {error}")
+        try:
+            self.on_end(code, kind, cause, stack)
+            tell("failed", kind=kind, code=code, cause=cause)
+        except OSError as error:
+            shout(f"WARNING: rank {self.rank} could not record its end ({error})")
+        self._code = code
+        self._write()
+        self._dismiss(at_fault if kind in ("hang", "stopped") else [])
+        os._exit(code)
+
+    def _dismiss(self, at_fault: list[int]) -> None:
+        """Give the others time to speak, then end those at fault that run on this machine and do not."""
+        until = time.monotonic() + STACK_S
+        while time.monotonic() < until:
+            self._look(time.monotonic())
+            left = [r for r, peer in self._peers.items() if not peer.has_ended and peer.lost_at is None and peer.record]
+            if not left:
+                return
+            time.sleep(0.05)
+        pids = [self._peers[r].record["pid"] for r in left if r in at_fault and self._peers[r].record["place"] == self._place]
+        for numbers, pause in (((signal.SIGABRT, signal.SIGCONT), 1.0), ((signal.SIGKILL,), 0.0)):
+            for pid in pids:
+                for number in numbers:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+            time.sleep(pause)

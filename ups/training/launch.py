@@ -1,0 +1,280 @@
+"""Supervisor of a stage: runs `accelerate launch`, starts it again after a death or hang, leaves nothing behind.
+
+    python -m ups.training.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config configs/small.yaml
+
+Everything but --restarts goes to accelerate launch, through ups/training/tree.py. Every start is a new process tree in
+a session of its own, with a free port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712).
+Started again are: processes that died, hangs that the guard ended, out of memory where a smaller micro-batch
+helps; and only while checkpoints appear or micro-batches shrink. Not started again are: configurations that
+were refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to
+stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank
+is read from the lines that ups.training.events.tell writes. Starts without torch; the scripts also run without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ups.training.events import EVENTS, hear
+from ups.training.guard import EXIT_HANG, SAME_S
+from ups.training.processes import (
+    Terminal,
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    end_processes,
+    outlive_readers,
+    process_state,
+)
+
+POLL_S = 0.1
+START_S = 600.0       # from the launcher's start to the first rank: it may wait for other machines
+RESTARTS = 3          # in a row, without a new checkpoint
+BACKOFF_S = 1.0       # before a restart
+STOP_S = 60.0         # from a signal to the end: the guard's grace, a checkpoint, the tracker
+STOPPED_S = 10.0      # that the launcher may be in state T before it is taken for hung
+LINGER_S = 20.0       # that the launcher may outlive all its ranks
+CHILDREN_S = 3.0      # for what is left of a tree (a tracker's service) to end by itself
+FINAL = {"configuration": 2, "error": 1, "save": 1, "non_finite": 1, "out_of_memory": 1, "interrupted": 130}
+
+
+class Attempt:
+    """One process tree. events: what its ranks told; told: the signal that we were sent; why: we ended it ourselves."""
+
+    def __init__(self, command: list[str], events: Path, terminal: Terminal) -> None:
+        self._events, self.told, self.why, self._told_at = events, 0, "", 0.0
+        self.events: list[dict[str, Any]] = []
+        self.asked: list[int] = []   # signals that came; a handler may not do more than note them
+        self._read, self._heard, self._heard_at = 0, {}, time.monotonic()
+        self._started_at, self._terminal = time.monotonic(), terminal
+        events.touch()
+        self.process = subprocess.Popen(command, env={**os.environ, EVENTS: str(events)}, stdin=subprocess.DEVNULL,
+                                        start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()))
+
+    def wait(self) -> int:
+        """The launcher's exit code, once everything that it started is gone."""
+        try:
+            self._watch()
+        finally:
+            code = self.process.poll()
+            end_processes(self._left, CHILDREN_S if code is not None and not self.why else 0.0)
+            code = self.process.wait()
+            self._hear()
+        return code
+
+    def _left(self) -> list[int]:
+        return descendants(os.getpid()) or ([] if self.process.poll() is not None else [self.process.pid])
+
+    def _watch(self) -> None:
+        stopped_at = alone_at = None
+        while self.process.poll() is None and not self.why:
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            self._hear()
+            if self._terminal.is_closed():
+                self._terminal.forget()
+                os.kill(os.getpid(), signal.SIGHUP)   # unless nohup has made that mean nothing
+            while self.asked:
+                self._forward(self.asked.pop(0))
+            state = process_state(self.process.pid)
+            stopped_at = (stopped_at or now) if state is not None and state[0] in "Tt" else None
+            pids = self.pids()
+            alone_at = (alone_at or now) if pids and not any(process_state(pid) for pid in pids) else None
+            if self.told and now - self._told_at > STOP_S:
+                self.why = f"it did not end within {STOP_S:.0f} s of a signal"
+            elif stopped_at is not None and now - stopped_at > STOPPED_S:
+                self.why = f"the launcher (process {self.process.pid}) is stopped"
+            elif alone_at is not None and now - alone_at > LINGER_S:
+                self.why = f"the launcher (process {self.process.pid}) outlives all its ranks"
+            elif not self.events and now - self._started_at > START_S:
+                self.why = (f"no rank of this machine was there {START_S:.0f} s after the launcher's start; "
+                            "expected the other machines, if there are any, to be there. Look at what they "
+                            "say, and at address and port")
+            elif not self.why:
+                self.why = self._silence(now)
+
+    def _silence(self, now: float) -> str:
+        """What to say if no rank of this machine has a heartbeat any more, not even a guard's."""
+        directory = self.directory
+        if directory is None:
+            return ""
+        heard, limit = {}, 0.0
+        for path in (directory / "heartbeat").glob("rank*.json"):
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                heard[path.name], limit = record["pulse"], max(limit, record["limit_s"])
+            except (OSError, ValueError, KeyError):
+                continue
+        if heard != self._heard or not heard:
+            self._heard, self._heard_at = heard, now
+        return f"no heartbeat for {now - self._heard_at:.0f} s" if now - self._heard_at > 1.5 * limit + 5.0 else ""
+
+    def _hear(self) -> None:
+        """Read what the ranks told since."""
+        events, torn, self._read = hear(self._events, self._read)
+        self.events += events
+        for line in torn:
+            say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
+
+    @property
+    def directory(self) -> Path | None:
+        """The stage directory, once it is open."""
+        found = [event["directory"] for event in self.events if event["event"] == "open"]
+        return Path(found[0]) if found else None
+
+    def pids(self) -> list[int]:
+        """The ranks' processes on this machine."""
+        return [event["pid"] for event in self.events if event["event"] == "start"]
+
+    def _forward(self, number: int) -> None:
+        """Send the first signal to the ranks, which agree on what to do; all end at once if there are none, or on another Ctrl-C.
+
+        SIGTERM may come from several sides and often, so it means the same however often it comes.
+        """
+        if self.told:
+            if number == signal.SIGINT and time.monotonic() - self._told_at > SAME_S:
+                self.why = "Ctrl-C came again"
+            return
+        self.told, self._told_at = number, time.monotonic()
+        if not self.pids():
+            self.why = "a signal came before there was anything to save"
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def newest_step(self) -> int:
+        """Step of the newest checkpoint of the stage, -1 if there is none."""
+        found = (self.directory / "state").glob("step_*") if self.directory is not None else ()
+        numbers = (path.name.removeprefix("step_") for path in found)
+        return max((int(number) for number in numbers if number.isdecimal()), default=-1)
+
+
+def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[bool, int, str]:
+    """(whether to start again, exit code if not, reason) after a launcher's exit code and what the ranks told.
+
+    why: reason for which the supervisor ended the tree itself.
+    """
+    said = {event["event"] for event in events}
+    failures = [event for event in events if event["event"] == "failed"]
+    refusals = dict.fromkeys(event["cause"] for event in failures if event["kind"] == "configuration")
+    if refusals:
+        return False, FINAL["configuration"], "; ".join(refusals)   # most often the same of every rank
+    for event in failures:
+        if event["kind"] in FINAL:
+            return False, FINAL[event["kind"]], f"rank {event['rank']}: {event['cause']}"
+    if "finished" in said and code == 0:
+        return False, 0, "finished"
+    started = {event["rank"] for event in events if event["event"] == "start"}
+    spoke = {event["rank"] for event in events if event["event"] not in ("born", "start")}
+    is_stop = "stopped" in said or any(event["kind"] == "stopped" for event in failures)
+    if is_stop and started <= spoke and all(event["kind"] == "stopped" for event in failures):   # else a launcher passed on a
+        return False, 128 + signal.SIGTERM, "told to stop; the same command continues"           # signal after a death
+    if code == 0 and not why:
+        is_nothing = "start" not in said   # such as --dry-run or --help
+        return False, int(not is_nothing), "nothing to do" if is_nothing else "all ranks left before the stage was finished"
+    if why:
+        return bool(events), EXIT_HANG, why   # where not even a rank was born another start will do no better
+    if failures:
+        # a lost peer explains less than what was lost
+        event = min(failures, key=lambda event: event["kind"] == "peer")
+        return True, EXIT_HANG if event["kind"] == "hang" else 1, f"rank {event['rank']}: {event['cause']}"
+    if "start" not in said:
+        code = code if 0 < code < 128 else 1
+        return False, code, f"it ended with exit code {code} before any rank was ready"
+    return True, 1, f"processes died without a word (exit code {code})"
+
+
+def launcher_command(arguments: list[str]) -> list[str]:
+    """The command that starts the ranks, on a free port where the choice is ours."""
+    settings: dict[str, Any] = {}
+    if "--config_file" in arguments[:-1]:
+        path = Path(arguments[arguments.index("--config_file") + 1])
+        if not path.is_file():
+            raise FileNotFoundError(f"no topology file {path}; expected one of accelerate_configs/. Correct --config_file.")
+        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    is_ours = not {"main_process_port", "rdzv_backend"} & settings.keys() and settings.get("num_machines", 1) == 1
+    is_ours = is_ours and not any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
+    port = ["--main_process_port", "0"] if is_ours else []
+    place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
+    ranks = ["--module", "ups.training.tree", "rank", *arguments[place:]]
+    return [sys.executable, "-m", "ups.training.tree", "launcher", *port, *arguments[:place], *ranks]
+
+
+def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
+    """Run the stage to its end; the exit code. Raises FileNotFoundError for a topology file that does not exist."""
+    command, attempt, told = launcher_command(arguments), None, 0
+    terminal = Terminal()
+    adopt_orphans()
+
+    def note(number: int, _frame: Any) -> None:
+        nonlocal told
+        told = signal.SIGTERM if number == signal.SIGHUP else number
+        if attempt is not None:
+            attempt.asked.append(told)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:   # as nohup sets it
+            signal.signal(number, note)
+    with tempfile.TemporaryDirectory(prefix="ups-launch-") as folder:
+        newest, num_failed, shortages = -1, 0, set()
+        for count in range(sys.maxsize):
+            attempt = Attempt(command, Path(folder) / f"{count}.jsonl", terminal)
+            if told and not attempt.asked:
+                attempt.asked.append(told)
+            code = attempt.wait()
+            is_again, code, reason = verdict(code, attempt.events, attempt.why)
+            if told and (is_again or attempt.why or code == 128 + signal.SIGTERM):
+                code, is_again, reason = 128 + told, False, attempt.why or "told to stop; the same command continues"
+            if not is_again:
+                if code:
+                    say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
+                return code
+            step, reason = attempt.newest_step(), reason.rstrip(".")
+            told_of = {event["cause"] for event in attempt.events if event["event"] == "failed" and event["kind"] == "memory"}
+            is_progress = step > newest or bool(told_of - shortages)   # a cause names its micro-batch, so it comes once
+            num_failed, newest, shortages = 0 if is_progress else num_failed + 1, max(newest, step), shortages | told_of
+            if num_failed > restarts:
+                say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step {newest}): {reason}. "
+                    "The same command tries again.")
+                return code
+            say(f"{reason}. Starting again from {f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}")
+            time.sleep(BACKOFF_S)
+            if told:
+                return 128 + told
+    raise AssertionError("unreachable")
+
+
+def say(text: str) -> None:
+    print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m ups.training.launch", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--restarts", type=int, default=RESTARTS, help="restarts in a row without a new checkpoint")
+    options, arguments = parser.parse_known_args()
+    outlive_readers()
+    if not any(word.endswith(".py") for word in arguments):
+        parser.error("no script; expected accelerate launch's options, a script and its arguments")
+    try:
+        return supervise(arguments, options.restarts)
+    except FileNotFoundError as error:
+        say(str(error))
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""Where numbers go: metrics.jsonl first and always, then Weights & Biases or TensorBoard if asked for.
+
+Main process only. metrics.jsonl is cut back to the resumed step, so a resumed run has neither gaps nor duplicates. An outside
+tracker that fails is reported once and dropped; one that blocks is waited for at the end alone, and not for long. Neither stops
+training.
+
+W&B cannot forget what it was sent. So wandb.json keeps, beside the run's id, the last step sent and which of its numbers; steps
+that a resumed run repeats are not sent again, and lines of metrics.jsonl that W&B never got are. After a kill an offline record
+may lack its last second; metrics.jsonl has it. TensorBoard can forget: it is told to drop what follows the resumed step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ups.config.load import TrackerConfig
+from ups.files import DamagedError, is_at, write_atomic, write_json
+from ups.progress import beat
+from ups.training.processes import descendants
+
+INIT_TIMEOUT_S = 30    # W&B's default is 90; without an answer the run is recorded offline
+FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
+WAIT_S = 75            # for both and the offline attempt between them, at the end of a finished stage
+LEAVE_S = 8            # at the end of any other: less than the guard gives a rank that has failed (ups/training/guard.py)
+FLUSH_S = 1.0          # W&B's default is 15: what a killed offline run may lose
+MAX_WAITING = 100_000  # numbers that W&B has not taken; more means that it never will
+
+
+def check_tracker(tracker: TrackerConfig) -> None:
+    """Raise ValueError if the package that `tracker.kind` needs is not installed."""
+    package = {"none": "json", "wandb": "wandb", "tensorboard": "tensorboard"}[tracker.kind]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"tracker.kind is {tracker.kind}, but the package {package} is not installed; expected it in this "
+                         f"environment. Run: pip install {package}, or set tracker.kind=none.")
+
+
+class Tracker:
+    """Writes one stage's numbers. group: the run's name, shared by its stages. Call `rewind` once before the first `log`."""
+
+    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]) -> None:
+        self.path, self._outside = directory / "metrics.jsonl", None
+        self._file = self.path.open("a", encoding="utf-8")
+        if tracker.kind == "wandb":
+            self._outside = _Courier(lambda: _Wandb(directory, tracker, group, stage, config), self._switch_off)
+        elif tracker.kind == "tensorboard":
+            self._outside = _TensorBoard(directory, stage)
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines after `step`, and a last one that was being written when a process died: training goes on from there.
+
+        Raises DamagedError for any other line that cannot be read: numbers are missing there, and nobody would know.
+        """
+        self._file.close()
+        text, lines = [], []
+        *whole, _torn = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(whole, 1):
+            try:
+                values = json.loads(line)
+                at = values.pop("step")
+                is_kept = at <= step
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DamagedError(f"line {number} of {self.path} is not readable ({error}); expected a step and its numbers "
+                                   f"(only the last line may be cut short). Restore the file from a copy, or remove it to go "
+                                   f"on without the numbers so far") from error
+            if is_kept:
+                text.append(line.decode() + "\n")
+                lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
+        write_atomic(self.path, "".join(text))
+        self._file = self.path.open("a", encoding="utf-8")
+        self._tell("rewind", step, lines)
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """One line {"step", "time", **values}; numbers also go to the outside tracker as STAGE/NAME against STAGE/step."""
+        print(json.dumps({"step": step, "time": round(time.time(), 3), **values}), file=self._file, flush=True)
+        self._tell("send", step, _numbers(values))
+
+    def flush(self) -> None:
+        """Force what was logged to disk; a checkpoint is committed after it. Raises FileNotFoundError if the file is gone."""
+        if not is_at(self.path, self._file):
+            raise FileNotFoundError(f"{self.path} was removed or replaced while it was written; expected it to stay. Start the "
+                                    f"stage again: it continues from its last checkpoint, without the numbers before")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._tell("flush")
+
+    def finish(self, exit_code: int) -> None:
+        """Close everything, with the true exit code. Waits for W&B, at most WAIT_S seconds, or LEAVE_S after a failure."""
+        self._file.close()
+        self._tell("finish", exit_code)
+        self._outside = None
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        if self._outside is not None:
+            try:
+                getattr(self._outside, method)(*arguments)
+            except Exception as error:  # numbers are already in metrics.jsonl, and training goes on
+                self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        self._outside = None
+        print(f"WARNING: the tracker failed and is switched off ({type(error).__name__}: {error}); the numbers are in "
+              f"{self.path}.", file=sys.stderr, flush=True)
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
+
+
+class _Courier:
+    """Hands numbers to W&B from a thread of its own, so that what blocks there blocks nothing here.
+
+    build: makes the W&B run, in the thread. failed: told once, from the thread, of an exception there.
+    """
+
+    def __init__(self, build: Callable[[], _Wandb], failed: Callable[[Exception], None]) -> None:
+        self._build, self._failed = build, failed
+        self._calls: queue.Queue[tuple[str, tuple]] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
+
+    def rewind(self, step: int, lines: list[tuple[int, dict[str, float]]]) -> None:
+        self._calls.put_nowait(("rewind", (lines,)))
+
+    def send(self, step: int, values: dict[str, float]) -> None:
+        self._calls.put_nowait(("send", (step, values)))  # queue.Full switches the tracker off
+
+    def flush(self) -> None:
+        """Nothing: the thread never holds a number back."""
+
+    def finish(self, exit_code: int) -> None:
+        self._calls.put_nowait(("finish", (exit_code,)))
+        wait_s = LEAVE_S if exit_code else WAIT_S
+        until = time.monotonic() + wait_s
+        while self._thread.is_alive() and time.monotonic() < until:
+            self._thread.join(0.2)
+            if not exit_code:
+                beat()  # this end is limited here
+        if self._thread.is_alive():
+            _end_service()
+            raise TimeoutError(f"W&B did not take everything within {wait_s} s")
+
+    def _work(self) -> None:
+        try:
+            run, method = self._build(), ""
+            while method != "finish":
+                method, arguments = self._calls.get()
+                getattr(run, method)(*arguments)
+        except Exception as error:  # told to the tracker, which switches this off
+            self._failed(error)
+
+
+class _Wandb:
+    """One W&B run. All its methods are called from one thread."""
+
+    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]) -> None:
+        import wandb
+
+        self.stage, self.path = stage, directory / "wandb.json"
+        self.record = {"id": uuid.uuid4().hex, "step": -1, "names": []}
+        if self.path.is_file():
+            self.record |= json.loads(self.path.read_text(encoding="utf-8"))
+        else:  # random, made once and stored before use: W&B refuses the id of a deleted run
+            write_json(self.path, self.record)
+
+        def start(mode: str) -> Any:
+            if mode == "online" and not wandb.login(prompt=False, verify=False):  # with a prompt it would wait for a person
+                raise ConnectionError("no W&B credentials")
+            settings = wandb.Settings(
+                init_timeout=INIT_TIMEOUT_S, login_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S,
+                x_transaction_log_flush_interval=FLUSH_S, console="off")  # off: no wrapper around the stdout of all threads
+            return wandb.init(project=tracker.project, mode=mode, dir=str(directory), id=self.record["id"], resume="allow",
+                              group=group, job_type=stage, name=f"{group}-{stage}", config=config, settings=settings)
+
+        try:
+            self.run = start(tracker.mode)
+            if tracker.mode == "online":  # what arrived, not what was sent before a kill
+                arrived = self.run.summary.get(f"{stage}/step", -1) if self.run.resumed else -1
+                if arrived < self.record["step"]:
+                    self.record |= {"step": arrived + 1, "names": []}
+        except Exception as error:
+            if tracker.mode != "online":
+                raise
+            print(f"WARNING: W&B cannot be reached ({type(error).__name__}: {error}); this run is recorded offline. Upload it "
+                  f"later: wandb sync {directory / 'wandb' / 'offline-run-*'}", file=sys.stderr, flush=True)
+            wandb.teardown()  # else it says that the id is in use, by the attempt that failed
+            self.run = start("offline")
+        self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+
+    def rewind(self, lines: list[tuple[int, dict[str, float]]]) -> None:
+        """Send those of `lines` that W&B has not got."""
+        for step, values in lines:
+            self.send(step, values)
+
+    def send(self, step: int, values: dict[str, float]) -> None:
+        """Send what was not sent before. W&B's own step= is not used: it drops lower ones after a resume."""
+        before = self.record["names"] if step == self.record["step"] else []
+        new = {name: value for name, value in values.items() if name not in before}
+        if step < self.record["step"] or not new:
+            return
+        self.record |= {"step": step, "names": [*before, *new]}
+        write_json(self.path, self.record)  # first: of a number that was being sent at a crash W&B has one copy or none
+        self.run.log({f"{self.stage}/step": step, **{f"{self.stage}/{name}": value for name, value in new.items()}})
+
+    def finish(self, exit_code: int) -> None:
+        self.run.finish(exit_code=exit_code)
+
+
+class _TensorBoard:
+    """Event files in DIRECTORY/tensorboard, one per start."""
+
+    def __init__(self, directory: Path, stage: str) -> None:
+        self.directory, self.stage, self.writer = directory / "tensorboard", stage, None
+
+    def rewind(self, step: int, lines: list[tuple[int, dict[str, float]]]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.directory), purge_step=step + 1 if step else None)
+
+    def send(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(f"{self.stage}/{name}", value, step)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def finish(self, exit_code: int) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _end_service() -> None:
+    """Kill the wandb-core process that this one started: when Python ends, W&B waits for it without limit."""
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
