@@ -18,7 +18,6 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +36,6 @@ from ups.evaluation.rivals import find_rivals
 from ups.files import value_hash, write_sealed
 from ups.metrics import errors as metrics
 from ups.models.operator import Operator, load_operator
-from ups.models.rollout import rollout
 from ups.training.run import describe_environment
 from ups.training.stage import DONE, require_stage
 
@@ -75,31 +73,26 @@ class TestSet:
 def forecasts(operator: Operator, test: TestSet, rows: Tensor, device: torch.device) -> dict[str, Tensor]:
     """Model -> predicted frames (n, T, C, *space), physical units: the operator, its base alone, and the baselines."""
     cache, name = test.cache, test.cache.task.name
-    head, num_frames = operator.heads[name], cache.num_frames - test.context
+    num_frames = cache.num_frames - test.context
     given, parameters = test.given(rows, device), cache.parameters[rows].to(device)
-    predict = partial(operator, task=name, parameters=parameters)
-    chosen = head.network_weight.clone()
-    latents = {"operator": rollout(predict, given, num_frames, head.history)}
-    head.network_weight.fill_(0.0)
-    latents["base"] = rollout(predict, given, num_frames, head.history)
-    head.network_weight.copy_(chosen)
+    latents = {"operator": operator.rollout(given, name, parameters, num_frames),
+               "base": operator.rollout(given, name, parameters, num_frames, part="base")}
     latents["codec_floor"] = cache.batch(rows, test.context, num_frames, device)
     if not cache.task.is_steady:
         latents["persistence"] = given[:, -1:].expand(-1, num_frames, *given.shape[2:])
-    return {model: head.codec.denormalise(head.codec.decode(z)).cpu() for model, z in latents.items()}
+    return {model: operator.physical(name, z).cpu() for model, z in latents.items()}
 
 
 def milliseconds_per_state(operator: Operator, test: TestSet, rows: Tensor, device: torch.device) -> float:
     """Median over five rollouts of wall-clock time per predicted state, decoding included, at this batch size."""
-    head, num_frames = operator.heads[test.cache.task.name], test.cache.num_frames - test.context
+    name, num_frames = test.cache.task.name, test.cache.num_frames - test.context
     given, parameters = test.given(rows, device), test.cache.parameters[rows].to(device)
     seconds = []
     for _ in range(6):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        z = rollout(partial(operator, task=head.name, parameters=parameters), given, num_frames, head.history)
-        head.codec.denormalise(head.codec.decode(z)).cpu()
+        operator.physical(name, operator.rollout(given, name, parameters, num_frames)).cpu()
         seconds.append(time.perf_counter() - start)
     return 1e3 * sorted(seconds[1:])[2] / (len(rows) * num_frames)
 

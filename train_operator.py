@@ -25,7 +25,6 @@ from ups.data.cache import Cache, open_cache, place
 from ups.data.schedule import Batch, Schedule
 from ups.models.choose import fit_base, load_base, spread
 from ups.models.operator import Operator, augment, operator_loss
-from ups.models.rollout import rollout
 from ups.seeds import generator
 from ups.training.fitted import fit_once
 from ups.training.run import Run, main_guard
@@ -63,14 +62,12 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
         return torch.zeros(3, num_frames, head.codec.num_channels, dtype=torch.float64, device=device)
     parameters = cache.parameters[rows].to(device)
     given = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, 0, context, device)
-    u_ref = head.codec.denormalise(head.codec.decode(cache.batch(rows, context, num_frames, device))).double()
+    u_ref = operator.physical(head.name, cache.batch(rows, context, num_frames, device)).double()
     over = (0, *range(3, u_ref.ndim))
     sums = [u_ref.square().sum(over)]
-    for network in (1.0, 0.0):
-        head.network_weight.fill_(network)
-        z_pred = rollout(partial(operator, task=head.name, parameters=parameters), given, num_frames, head.history)
-        sums.append((head.codec.denormalise(head.codec.decode(z_pred)).double() - u_ref).square().sum(over))
-    head.network_weight.fill_(1.0)
+    for part in ("full", "base"):
+        z_pred = operator.rollout(given, head.name, parameters, num_frames, part)
+        sums.append((operator.physical(head.name, z_pred).double() - u_ref).square().sum(over))
     return torch.stack(sums)
 
 

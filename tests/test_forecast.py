@@ -1,4 +1,4 @@
-"""`forecast` (ups/models/rollout.py): operators answer for what they learnt on and refuse the rest by name."""
+"""`forecast` (ups/models/forecast.py): operators answer for what they learnt on and refuse the rest by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ups.generative.residuals import TransientResiduals
 from ups.generative.steady import SteadyResiduals
 from ups.models.choose import choose_base
 from ups.models.operator import Operator, load_operator
-from ups.models.rollout import forecast, rollout
+from ups.models.forecast import forecast
 from ups.spectral import interpolation, resample
 from ups.tasks import NO_FLUX, PERIODIC
 from ups.training.optim import build_optimizer
@@ -124,8 +124,7 @@ def test_on_the_trained_grid_a_forecast_is_the_rollout_of_the_latents(trained, n
         u_pred = forecast(operator, name, u0, shown, frames, dt=cache.dt)
     rows = cache.split["test"][:2]
     z = cache.inputs(rows) if cache.task.is_steady else cache.batch(rows, 0, head.history)
-    latents = rollout(lambda window: operator(window, name, parameters), z, frames, head.history)
-    right = head.codec.denormalise(head.codec.decode(latents))
+    right = operator.physical(name, operator.rollout(z, name, parameters, frames))
     torch.testing.assert_close(u_pred, right, rtol=1e-4, atol=1e-4)
     assert u_pred.shape == (len(u0), frames, head.codec.num_channels, *head.codec.space)
 
@@ -138,7 +137,8 @@ def test_the_answer_is_of_the_kind_that_was_asked_with(trained):
     assert isinstance(as_numpy, np.ndarray) and as_numpy.dtype == np.float64 and as_numpy.shape == right.shape
     np.testing.assert_allclose(as_numpy, right.numpy(), rtol=1e-6, atol=1e-6)
     for one in (parameters[0].tolist(), float(parameters[0, 0])):   # one value for all rows
-        assert torch.equal(forecast(operator, "burgers1d", u0[:1], one, 2), right[:1])
+        alone = forecast(operator, "burgers1d", u0[:1], one, 2)   # to rounding: products of one row and of two may differ
+        torch.testing.assert_close(alone, right[:1], rtol=1e-4, atol=1e-5)
     assert not right.requires_grad
 
 

@@ -143,6 +143,8 @@ def test_before_training_and_with_network_weight_zero_the_operator_is_its_base(n
     trained = build(describe(name, kind))
     full, base = trained.predict(latents(trained, name), name, values(name))
     assert not torch.equal(full, base)
+    assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1), full)
+    assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1, part="base"), base)
     trained.heads[name].network_weight.fill_(0.0)
     assert torch.equal(trained(latents(trained, name), name, values(name)), base)
 
@@ -550,6 +552,7 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     for name, error in recorded.items():
         cache = open_cache(config, name)
         assert float(operator.heads[name].network_weight) == float(error["network"] < error["base"])
+        operator.heads[name].network_weight.fill_(1.0)   # as it was validated
         context = 0 if cache.task.is_steady else config.evaluate.context_frames
         truth, *squares = squared_errors(operator, cache, spread(cache, "val", 1), context, torch.device("cpu"))
         for key, square in zip(("network", "base"), squares, strict=True):
@@ -597,6 +600,7 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
     assert all(torch.equal(weights[name], value) for name, value in state["ema"]["averages"].items())
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path))
     cache, operator = open_cache(config, "burgers1d"), load_operator(directory)
+    operator.heads["burgers1d"].network_weight.fill_(1.0)   # as it was validated
     truth, network, _ = squared_errors(operator, cache, spread(cache, "val", 1), 10, torch.device("cpu"))
     recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]["network"]
     assert float((network / truth).sqrt().mean()) == pytest.approx(recorded, rel=1e-6)

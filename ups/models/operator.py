@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,12 @@ from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import Backbone
 from ups.models.bases import make_base
+from ups.models.rollout import rollout
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
 
 BOUNDARIES = (PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW)
+Part = Literal["full", "base"]   # of the operator: network and base, or the base alone
 BASE_LR = 0.2        # of the rate: how fast a learnt base moves while the network learns what it leaves; at 1 it wanders
 FLOOR = 1e-4         # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
@@ -155,7 +157,7 @@ class Operator(nn.Module):
                              f"the operator was trained. Give the cache it was trained on. {AGAIN}")
         return head
 
-    def predict(self, z: Tensor, task: str, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, z: Tensor, task: str, parameters: Tensor, part: Part = "full") -> tuple[Tensor, Tensor]:
         """z (batch, history, *tokens, dim), raw parameters (batch, P) to (full, base), each (batch, bundle, *tokens, dim).
 
         For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for a task, token
@@ -171,11 +173,11 @@ class Operator(nn.Module):
             raise ValueError(f"{task} was given {len(z)} latents of shape {tuple(found)} and {len(parameters)} rows "
                              f"of parameters; expected {(*codec.tokens, codec.dim)} and as many rows: it was trained "
                              f"on a grid of {codec.space} cells. Use forecast(..., resample=True) of "
-                             f"ups/models/rollout.py, or train on the other grid.")
+                             f"ups/models/forecast.py, or train on the other grid.")
         standard, index = head.standardise(parameters)
         z_base = head.predict_base(z, standard, index)
-        if not torch.is_grad_enabled() and not head.network_weight:
-            return z_base, z_base                                                  # the base alone was chosen
+        if part == "base" or not torch.is_grad_enabled() and not head.network_weight:
+            return z_base, z_base                                # asked for, or chosen: the network does not help
         scale = head.scale[index].view(-1, *[1] * (z.ndim - 1))
         history = z.movedim(1, -2).flatten(-2)
         with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
@@ -187,6 +189,22 @@ class Operator(nn.Module):
     def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
         """The prediction used everywhere but in training: (batch, bundle, *tokens, dim)."""
         return self.predict(z, task, parameters)[0]
+
+    def rollout(self, z: Tensor, task: str, parameters: Tensor, num_frames: int, part: Part = "full") -> Tensor:
+        """The `num_frames` frames (batch, num_frames, *tokens, dim) that follow z (batch, history or more, *tokens, dim).
+
+        part "full": the operator as it serves the task; "base": its base alone. z of a steady task: the coefficient.
+        Raises ValueError as `predict` and `ups.models.rollout.rollout`.
+        """
+        def step(window: Tensor) -> Tensor:
+            return self.predict(window, task, parameters, part)[0]
+
+        return rollout(step, z, num_frames, self.head(task).history)
+
+    def physical(self, task: str, z: Tensor) -> Tensor:
+        """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units."""
+        codec = self.head(task).codec
+        return codec.denormalise(codec.decode(z))
 
     def _condition(self, task: str, standard: Tensor) -> Tensor:
         head = self.heads[task]
