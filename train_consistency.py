@@ -129,15 +129,20 @@ def main() -> None:
             if is_turn:
                 run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
                            f"writing {TUNING}")
+            metrics = {f"{name}/{key}": value for name, entry in found.items() for key, value in entry.items()}
             if is_rival:
                 score = sum(entry["crps"] + entry["energy"] for entry in found.values())
+                run.validated({"score": score, **metrics})
+                run.keep_best(score)
             elif run.step <= tune_start(config):   # the student as distilled: any of these, the last best
-                score = 3.0 - run.step / train.steps
+                run.validated(metrics)
+                run.keep_if(True)
             else:
                 before = before or run.folder.find(TUNING, "the validation before tuning", "Delete the stage's folder and run it "
                                                    "again.", validation=dict)["validation"]
-                score = gate(found, before) if gate(found, before) < 1.0 else 4.0
-            run.validated(score, {f"{name}/{key}": value for name, entry in found.items() for key, value in entry.items()})
+                ratio = gate(found, before)
+                run.validated({"gate": ratio, **metrics})
+                run.keep_best(ratio) if ratio < 1.0 else run.keep_if(False)
             run.print(f"step {run.step}: " + ", ".join(f"{name} pair {e['pair']:.3f} CRPS {e['crps']:.4f} spread/skill "
                                                        f"{e['spread_skill']:.2f}" for name, e in found.items()))
 

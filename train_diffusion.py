@@ -114,7 +114,9 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
         if run.is_due(settings.train.validate_every):
             with run.ema_weights():
                 losses = validate(corrector, held_out, config.run.seed, run)
-            run.validated(sum(losses.values()) / len(losses), losses)
+            score = sum(losses.values()) / len(losses)
+            run.validated({"score": score, **losses})
+            run.keep_best(score)
             run.print(f"step {run.step}: validation loss " + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
 
     # ---- finish

@@ -165,7 +165,9 @@ def main() -> None:
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 errors = validate(operator, caches, config, run)
-            run.validated(score_of(errors), {f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()})
+            score = score_of(errors)
+            run.validated({"score": score, **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}})
+            run.keep_best(score)
             shown = ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items())
             run.print(f"step {run.step}: validation nRMSE {shown}")
 

@@ -540,8 +540,8 @@ PRODUCT = {path: ast.parse(path.read_text(encoding="utf-8")) for path in [*ROOT.
 COLLECTIVES = {"all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier", "reduce",
                "gather", "gather_object", "scatter", "reduce_scatter", "all_to_all", "send", "recv", "monitored_barrier",
                "wait_for_everyone"}
-OF_RUN = {"gather", "agreed", "reduce_sum", "reduce_mean", "attach", "update", "validated", "finish", "probe", "take_best",
-          "ema_weights", "_hold_whole"}
+OF_RUN = {"gather", "agreed", "reduce_sum", "reduce_mean", "attach", "update", "keep_best", "keep_if", "finish", "probe",
+          "take_best", "ema_weights", "_hold_whole"}
 
 
 def calls(tree: ast.AST, within: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.Call, tuple[ast.AST, ...]]]:
@@ -567,7 +567,7 @@ def test_collectives_are_in_one_module_and_each_says_that_it_waits():
             if owner in ("dist", "torch.distributed", "self.accelerator", "accelerator") and name in COLLECTIVES:
                 if path.name == "machine.py":   # the doctor's probe, in processes of its own with their own limit
                     continue
-                assert path.name == "loop.py", f"{path}:{call.lineno}"
+                assert path.name == "run.py", f"{path}:{call.lineno}"
                 texts = [ast.unparse(item.context_expr) for node in within if isinstance(node, ast.With) for item in node.items]
                 assert any(text.startswith("self.guard.waiting(") for text in texts), f"{path}:{call.lineno}"
 
@@ -604,7 +604,7 @@ def test_ranks_are_known_before_anything_is_shared_out_and_no_loader_shares_out_
 def test_only_the_main_process_has_a_tracker():
     made = [(path.name, [node.name for node in within if isinstance(node, ast.FunctionDef)][-1:])
             for path, tree in PRODUCT.items() for call, within in calls(tree) if named(call)[1] == "Tracker"]
-    assert made == [("loop.py", ["_write_start"])]
+    assert made == [("run.py", ["_write_start"])]
     [call] = [within for path, tree in PRODUCT.items() for call, within in calls(tree) if named(call)[1] == "_write_start"]
     assert any("self.is_main and self._write_start()" in ast.unparse(node) for node in call if isinstance(node, ast.Lambda))
 
@@ -621,4 +621,4 @@ def test_success_is_printed_only_when_it_is_on_disk(tmp_path):
 
 def test_the_only_backward_is_in_the_loop():
     found = {path.name: path.read_text().count(".backward(") for path in [*ROOT.glob("*.py"), *Path(ROOT / "ups").rglob("*.py")]}
-    assert {name: count for name, count in found.items() if count} == {"loop.py": 1}
+    assert {name: count for name, count in found.items() if count} == {"run.py": 1}

@@ -10,7 +10,9 @@ The `for` stays in the script:
         for step in run.steps():
             batch = schedule.batch(step).share(run.rank, run.world)
             run.update(lambda part: loss(model, batch, part), size=len(batch))
-            if run.is_due(train.validate_every): run.validated(score, metrics)
+            if run.is_due(train.validate_every):
+                run.validated(metrics)
+                run.keep_best(score)
         run.finish(results)
 
 Never hang: the model is not wrapped in DDP, so forward and backward contain no collective. Each update is one all-reduce,
@@ -137,6 +139,11 @@ class Run:
         self.sharding: Sharding | None = None
         self._overlapped: nn.Module | None = None   # what to call for a loss where gradients are reduced in the backward pass
         self._why = "with ddp.overlap, where ranks cannot agree to repeat a batch"
+
+    @property
+    def ranks(self) -> Run:
+        """What speaks for all ranks: rank, world, device, gather, agreed, reduce_sum, reduce_mean."""
+        return self
 
     @property
     def is_main(self) -> bool:
@@ -612,20 +619,30 @@ class Run:
                   "train/micro_batch": self.micro_batch, "steps_per_s": round(rate, 3),
                   **({"memory_gib": round(memory, 3)} if memory is not None else {})})
 
-    def validated(self, score: float, metrics: dict[str, Any] | None = None) -> bool:
-        """Record a validation of the averaged weights (lower is better); whether it is the best so far.
+    def validated(self, metrics: dict[str, Any]) -> None:
+        """Log what a validation of the averaged weights has found."""
+        self.log({f"validation/{name}": value for name, value in metrics.items()})
 
-        The best averaged weights are kept, in the checkpoints too, and are what `finish` exports. After train.patience
-        validations without a better score (0: never) the loop ends. Rank 0's score decides for all. A collective.
+    def keep_best(self, score: float) -> bool:
+        """Keep the averaged weights if `score` is the lowest so far; whether it is. Rank 0's decides for all. A collective.
+
+        After train.patience calls without a better one (0: never) the loop ends.
         """
         score = float(self.gather(float(score))[0])
         is_better = score < self.best_score
+        self.best_score = score if is_better else self.best_score
+        return self._keep(is_better)
+
+    def keep_if(self, is_better: bool) -> bool:
+        """`keep_best` for a decision in place of a score; best_score stays what it is. Rank 0's decides. A collective."""
+        return self._keep(bool(self.gather(bool(is_better))[0]))
+
+    def _keep(self, is_better: bool) -> bool:
+        """What is kept is in the checkpoints too, and is what `finish` exports."""
+        self.num_without_better = 0 if is_better else self.num_without_better + 1
         if is_better:
-            self.best_score, self.best_weights, self.num_without_better = score, self.ema.snapshot(), 0
-        else:
-            self.num_without_better += 1
-        self.log({"validation/score": score, **{f"validation/{name}": value for name, value in (metrics or {}).items()}})
-        if self.train.patience and self.num_without_better >= self.train.patience:
+            self.best_weights = self.ema.snapshot()
+        elif self.train.patience and self.num_without_better >= self.train.patience:
             self.is_stopped_early = True
             self.print(f"stopping early at step {self.step}: {self.num_without_better} validations without a better score")
         return is_better
