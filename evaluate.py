@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ups.ask import report_parents, report_record, why_report
-from ups.config.load import Config, parse_arguments, to_dict
+from ups.config import Config, parse_arguments, to_dict
 from ups.data.build_cache import data_files, open_sources, require_same_data
 from ups.data.cache import Cache, open_cache
 from ups.evaluation import leaderboard

@@ -17,7 +17,7 @@ import argparse
 import sys
 import time
 
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
 from ups.dry_run import duration, free_bytes

@@ -29,7 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 import ups
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.data.doctor import examine_all, report
 from ups.data.download import fetch, is_verified, published_file
 from ups.data.generate import generation_settings, num_done, write_data

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from ups.config.load import Config, parse_arguments
+from ups.config import Config, parse_arguments
 from ups.data.cache import open_cache
 from ups.data.schedule import Batch, Schedule
 from ups.generative.consistency import SolvedPairs, consistency_loss, endpoint_loss, pool_number

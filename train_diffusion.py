@@ -19,7 +19,7 @@ from functools import partial
 
 import torch
 
-from ups.config.load import Config, DiffusionConfig, SteadyConfig, parse_arguments
+from ups.config import Config, DiffusionConfig, SteadyConfig, parse_arguments
 from ups.data.cache import open_cache
 from ups.data.schedule import Batch
 from ups.generative.corrector import Corrector

@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ups.config.load import Config, parse_arguments, to_dict
+from ups.config import Config, parse_arguments, to_dict
 from ups.data.cache import Cache, open_cache, place
 from ups.data.schedule import Batch, Schedule
 from ups.models.choose import fit_base, load_base, spread

@@ -16,7 +16,7 @@ Expected (configs/small.yaml): the report compares its draws with exact ones.
 from __future__ import annotations
 
 from train_diffusion import train_corrector
-from ups.config.load import parse_arguments
+from ups.config import parse_arguments
 from ups.generative.steady import SteadyResiduals
 from ups.training.run import main_guard
 

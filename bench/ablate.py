@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from bench import ours
 from bench.compare import OUT, number, save
-from ups.config.load import ROOT, Config, load_config
+from ups.config import ROOT, Config, load_config
 from ups.data.cache import open_cache
 from ups.models.backbone import Block
 from ups.models.choose import choose_base

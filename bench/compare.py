@@ -34,7 +34,7 @@ import yaml
 from torch import Tensor
 
 from bench.baselines import BEST, Problem, Settings, Trained, settings_for, train
-from ups.config.load import ROOT, Config, load_config
+from ups.config import ROOT, Config, load_config
 from ups.data.cache import cache_settings, open_cache
 from ups.data.pdebench import open_data
 from ups.evaluation.rivals import FOLDER, RIVALS, data_key

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.data.cache import open_cache
 from ups.evaluation.ensemble import Ensembles, rollouts
 from ups.generative import residuals as residual

@@ -50,7 +50,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import ups.training.run
-from ups.config.load import DEFAULT, Config, load_config, save_config, to_dict
+from ups.config import DEFAULT, Config, load_config, save_config, to_dict
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import MAGIC, SEAL_BYTES, open_cache, write_seal
 from ups.data.doctor import examine

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from bench.baselines import Stopwatch, Trained
 from train_operator import build, build_schedule, loss_of, squared_errors
-from ups.config.load import Config
+from ups.config import Config
 from ups.data.cache import open_cache
 from ups.models.choose import base_error, candidates, residual_scale, spread
-from ups.models.operator import Operator, TaskHead
 from ups.models.forecast import forecast
+from ups.models.operator import Operator, TaskHead
 from ups.training.optim import EMA, build_optimizer, learning_rate
 
 SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.scaling import OUT, TASK, WARM_UP, measure, overrides, parse, prepare
-from ups.config.load import ROOT
+from ups.config import ROOT
 
 
 def thread_seconds(native_id: int) -> float:
@@ -35,7 +35,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     import torch
 
     from train_operator import build, build_schedule, loss_of
-    from ups.config.load import load_config
+    from ups.config import load_config
     from ups.data.cache import open_cache
     from ups.models.choose import fit_base, load_base
     from ups.training.optim import EMA, build_optimizer, learning_rate

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ups.config.load import ROOT
+from ups.config import ROOT
 
 OUT = ROOT / "bench" / "out"
 TASK = "burgers1d"
@@ -54,7 +54,7 @@ def train(arguments: list[str]) -> dict[str, float]:
     import torch
 
     from train_operator import build, build_schedule, loss_of
-    from ups.config.load import load_config
+    from ups.config import load_config
     from ups.data.cache import open_cache
     from ups.models.choose import fit_base, load_base
     from ups.training.run import Run, main_guard

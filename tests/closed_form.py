@@ -33,7 +33,7 @@ from torch import Tensor
 import train_consistency
 import train_diffusion
 import train_operator
-from ups.config.load import ROOT, Config, load_config
+from ups.config import ROOT, Config, load_config
 from ups.data.cache import open_cache
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.generative.corrector import Corrector

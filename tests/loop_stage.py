@@ -25,7 +25,7 @@ import torch._dynamo  # torch's Optimizer imports it when the first is built; he
 
 import ups.training.checkpoint
 import ups.training.run
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.data.schedule import Batch, Schedule
 from ups.training.run import Run, main_guard
 

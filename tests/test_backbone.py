@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ups.config.load import ModelConfig
+from ups.config import ModelConfig
 from ups.models.backbone import Backbone, Block, LocalMixing, SpectralMixing
 from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 

@@ -17,7 +17,7 @@ import train_operator
 from bench import ablate, baselines, compare, ours
 from bench.baselines import Problem, Settings, Trainer, settings_for
 from bench.compare import Errors
-from ups.config.load import ModelConfig, load_config
+from ups.config import ModelConfig, load_config
 from ups.data.tokenizer import Tokenizer
 from ups.evaluation.rivals import find_rivals
 from ups.models.backbone import Backbone

@@ -20,7 +20,7 @@ import torch
 
 import prepare_cache
 from ups import files
-from ups.config.load import ROOT, Config, TaskConfig, load_config
+from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
 from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, require_same_data
@@ -545,7 +545,7 @@ def run(code: str, *args: str) -> subprocess.CompletedProcess:
 CHILD = """
 import sys, resource, time
 from ups.data.build_cache import build_cache
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.data import build_cache as cache_build
 config = load_config("configs/smoke.yaml", sys.argv[2:])
 """

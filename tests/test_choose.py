@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import prepare_cache
 import prepare_data
-from ups.config.load import ROOT, Config, load_config
+from ups.config import ROOT, Config, load_config
 from ups.data.cache import Cache, open_cache
 from ups.files import DamagedError
 from ups.models import choose

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ups.config import TaskConfig, load_config
 from ups.config.checks import section_text
-from ups.config.load import TaskConfig, load_config
 from ups.tasks import TASKS
 from ups.tasks.published import UNPUBLISHED
 

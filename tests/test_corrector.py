@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ups.config.load import ModelConfig, OptimConfig, load_config, to_dict
+from ups.config import ModelConfig, OptimConfig, load_config, to_dict
 from ups.generative.consistency import (
     SolvedPairs,
     almost_fair_crps,

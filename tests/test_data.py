@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import prepare_data
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.data import doctor, download, pdebench
 from ups.data.doctor import examine, examine_all, report
 from ups.data.download import fetch, md5_of, published_file

@@ -16,13 +16,13 @@ from test_choose import make_caches
 from torch import Tensor
 
 from train_operator import build, build_schedule, loss_of
-from ups.config.load import Config
+from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.generative.residuals import TransientResiduals
 from ups.generative.steady import SteadyResiduals
 from ups.models.choose import choose_base
-from ups.models.operator import Operator, load_operator
 from ups.models.forecast import forecast
+from ups.models.operator import Operator, load_operator
 from ups.spectral import interpolation, resample
 from ups.tasks import NO_FLUX, PERIODIC
 from ups.training.optim import build_optimizer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_report import example, task_entry, waves
 
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.evaluation import report
 from ups.evaluation.assess import pool, pool_spread
 from ups.evaluation.gates import check_gates, check_verdicts, gate, point

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.config.load import ROOT
+from ups.config import ROOT
 from ups.training.guard import RECORD_BYTES, Guard
 from ups.training.processes import descendants, process_state
 

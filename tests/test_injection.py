@@ -15,7 +15,7 @@ from inject_storage import QUICK_STORAGE, Scene
 from injected import FAULTS
 from safetensors.torch import save_file
 
-from ups.config.load import ROOT
+from ups.config import ROOT
 
 NAMES = [*(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name, ranks in faults.items()),
          *(f"operator/sharded {name}/1" for name in QUICK_SHARDED),

@@ -16,7 +16,7 @@ import time
 import pytest
 import yaml
 
-from ups.config.load import ROOT
+from ups.config import ROOT
 from ups.training import launch
 from ups.training.events import EVENTS
 from ups.training.launch import launcher_command, verdict

@@ -22,7 +22,7 @@ from loop_stage import launch
 from safetensors.torch import load_file
 
 import ups.training.run
-from ups.config.load import ROOT, load_config, to_dict
+from ups.config import ROOT, load_config, to_dict
 from ups.training.environment import differences, what_ranks_share
 from ups.training.run import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard
 from ups.training.stage import relevant_keys

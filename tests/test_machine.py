@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ups.machine as machine
-from ups.config.load import ROOT, load_config
+from ups.config import ROOT, load_config
 from ups.machine import Verdict
 
 SMOKE = str(ROOT / "configs" / "smoke.yaml")

@@ -12,7 +12,7 @@ import time
 import pytest
 import yaml
 
-from ups.config.load import ROOT
+from ups.config import ROOT
 
 CLUSTER = ROOT / "cluster"
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -13,7 +13,7 @@ import torch
 
 from bench import mutate
 from bench.mutate import TARGETS, Finding, Target, attempt, is_clear
-from ups.config.load import DEFAULT, load_config
+from ups.config import DEFAULT, load_config
 from ups.files import DamagedError, read_record
 from ups.training.checkpoint import load_weights, read_weights
 

@@ -23,7 +23,7 @@ from torch import Tensor
 import train_operator
 import ups.training.run
 from train_operator import build_schedule, score_of, squared_errors
-from ups.config.load import ROOT, OptimConfig, load_config
+from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases import Persistence, Transport

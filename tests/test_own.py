@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import prepare_data
-from ups.config.load import load_config
+from ups.config import load_config
 from ups.data.own import describe_layout
 from ups.data.pdebench import open_data
 from ups.tasks import TASKS, get_task

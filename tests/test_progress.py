@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ups import progress
-from ups.config.load import ROOT
+from ups.config import ROOT
 from ups.models import bases as base
 from ups.models import choose
 from ups.progress import Bar, note, position

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ups.config.load import Config, load_config, read_yaml, save_config
+from ups.config import Config, load_config, read_yaml, save_config
 from ups.interpreter import what_lacks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
 SCRIPT_LINES, MODULE_LINES = 200, 400
 LONGER = {  # one thing that reads worse in two files; a budget all the same
-    "ups/training/run.py": 750, "ups/config/load.py": 480, "evaluate.py": 260,
+    "ups/training/run.py": 750, "evaluate.py": 260,
 }
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -82,7 +82,7 @@ def test_every_key_of_the_configuration_is_read_somewhere():
     short = {"self", "settings", "wanted", "evaluate_config"}
     read = set()
     for name, text in TEXTS.items():
-        if name == "ups/config/load.py":
+        if name == "ups/config/schema.py":
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Attribute):

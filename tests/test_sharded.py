@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import prepare_cache
 import prepare_data
-from ups.config.load import ROOT
+from ups.config import ROOT
 from ups.training import sharded
 from ups.training.sharded import axis_of, cut
 

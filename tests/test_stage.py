@@ -11,7 +11,7 @@ import pytest
 
 from ups import ask, files
 from ups.ask import report_parents, report_record, why_report, why_to_do
-from ups.config.load import ROOT, load_config
+from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.training import stage
 from ups.training.checkpoint import Checkpoints

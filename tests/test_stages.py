@@ -28,7 +28,7 @@ import prepare_cache
 import prepare_data
 import ups.evaluation.ensemble
 import ups.training.run
-from ups.config.load import ROOT, Config, load_config, to_dict
+from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, one_step, rollouts
 from ups.files import file_hash, value_hash, write_sealed

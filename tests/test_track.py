@@ -15,7 +15,7 @@ import pytest
 from loop_stage import launch
 
 import ups.training.track
-from ups.config.load import ROOT, load_config
+from ups.config import ROOT, load_config
 from ups.files import DamagedError
 from ups.training.track import Tracker, check_tracker
 
@@ -23,7 +23,7 @@ LOGGER = """
 import os, sys, time
 from pathlib import Path
 import ups.training.track
-from ups.config.load import load_config
+from ups.config import load_config
 directory, mode, first, last, ending = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 ups.training.track.INIT_TIMEOUT_S, ups.training.track.FINISH_TIMEOUT_S, ups.training.track.FLUSH_S = 1, 1, 0.1
 settings = load_config(None, ["tracker.kind=wandb", f"tracker.mode={mode}"]).tracker

@@ -11,7 +11,7 @@ import argparse
 import sys
 from typing import Any
 
-from ups.config.load import Config, load_config, to_dict
+from ups.config import Config, load_config, to_dict
 from ups.evaluation.rivals import find_rivals
 from ups.files import DamagedError, file_hash, read_sealed, value_hash
 from ups.training.stage import DONE, STAGES, require_stage, stage_folder

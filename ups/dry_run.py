@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.config.load import Config, ModelConfig, TrainConfig, to_dict
+from ups.config import Config, ModelConfig, TrainConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done

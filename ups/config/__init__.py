@@ -1,1 +1,18 @@
-"""Schema, reading and checks of the configuration."""
+"""The configuration: what it may say (schema), how it is read (load), what no configuration may say (checks)."""
+
+from ups.config.load import DEFAULT, ROOT, load_config, parse_arguments, read_yaml, save_config, to_dict
+from ups.config.schema import (
+    Config,
+    DiffusionConfig,
+    ModelConfig,
+    OptimConfig,
+    SteadyConfig,
+    TaskConfig,
+    TrackerConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "DEFAULT", "ROOT", "Config", "DiffusionConfig", "ModelConfig", "OptimConfig", "SteadyConfig", "TaskConfig",
+    "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_yaml", "save_config", "to_dict",
+]

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ups.config.load import Config, TaskConfig
+from ups.config.schema import Config, TaskConfig
 from ups.tasks import TASKS, get_task
 from ups.tasks.published import PUBLISHED
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
-from ups.config.load import Config
+from ups.config import Config
 from ups.files import explained, flush, held, reserve
 from ups.metrics.errors import nrmse, nrmse_global
 from ups.data.pdebench import Trajectories, open_data, partial_path, split_indices

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.config.load import Config, TaskConfig
+from ups.config import Config, TaskConfig
 from ups.progress import beat
 from ups.data.hdf5 import dataset, node
 from ups.tasks import Task, get_task

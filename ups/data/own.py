@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ups.data.build_cache import data_files, open_sources
-from ups.config.load import Config, TaskConfig
+from ups.config import Config, TaskConfig
 from ups.data.pdebench import arrays_of, coordinate_key
 from ups.tasks import get_task
 

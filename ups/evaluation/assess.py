@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config.load import Config
+from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, milliseconds_per_state, one_step, rollouts
 from ups.generative.corrector import load_corrector

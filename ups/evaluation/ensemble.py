@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ups.config.load import Config
+from ups.config import Config
 from ups.data.schedule import Schedule
 from ups.generative.consistency import sample_student
 from ups.generative.corrector import Condition, load_corrector

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ups.config.load import ROOT, Config
+from ups.config import ROOT, Config
 from ups.files import read_record
 
 FOLDER = ROOT / "bench" / "out"

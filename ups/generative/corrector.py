@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.config.load import ModelConfig, OptimConfig
+from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.models.backbone import Backbone
 from ups.tasks import get_task

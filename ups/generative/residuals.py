@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ups.config.load import Config, ModelConfig, OptimConfig, to_dict
+from ups.config import Config, ModelConfig, OptimConfig, to_dict
 from ups.data.cache import Cache
 from ups.data.schedule import Schedule
 from ups.generative.corrector import Corrector, CorrectorHead, fit_head

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.config.load import Config
+from ups.config import Config
 from ups.data.cache import Cache
 from ups.data.tokenizer import patchify
 from ups.generative.corrector import Corrector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ups.config.load import Config
+from ups.config import Config
 from ups.data.schedule import Schedule
 from ups.generative.consistency import almost_fair_crps, draw_members, draw_starts, energy_score, ensemble_loss
 from ups.generative.corrector import Condition, Corrector

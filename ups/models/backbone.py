@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
-from ups.config.load import ModelConfig
+from ups.config import ModelConfig
 from ups.spectral import cosine, fourier_pairs
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.config.load import Config
+from ups.config import Config
 from ups.data.cache import Cache
 from ups.metrics.errors import nrmse_pooled
 from ups.models.bases import fit_by_gradient, fit_propagators

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
-from ups.config.load import ModelConfig
+from ups.config import ModelConfig
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import Backbone

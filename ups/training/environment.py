@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ups import __version__
-from ups.config.load import ROOT
+from ups.config import ROOT
 from ups.training.stage import dotted
 
 WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there

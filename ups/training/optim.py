@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from ups.config.load import OptimConfig
+from ups.config import OptimConfig
 from ups.training.sharded import like, local, part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ups.config.load import Config, OptimConfig, TrainConfig, to_dict
+from ups.config import Config, OptimConfig, TrainConfig, to_dict
 from ups.files import file_hash, read_record, value_hash, write_json, write_sealed
 from ups.progress import Bar, position
 from ups.seeds import generator

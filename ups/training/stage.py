@@ -22,7 +22,7 @@ from typing import IO, Any
 import h5py
 import yaml
 
-from ups.config.load import Config, read_yaml, to_dict
+from ups.config import Config, read_yaml, to_dict
 from ups.files import (
     DamagedError,
     file_hash,

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ups.config.load import TrackerConfig
+from ups.config import TrackerConfig
 from ups.files import DamagedError, is_at, write_atomic, write_json
 from ups.progress import beat
 from ups.training.processes import descendants
