@@ -29,6 +29,7 @@ from ups.config import load_config
 from ups.data.schedule import Batch, Schedule
 from ups.training.run import Run, main_guard
 
+HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60
 SETTINGS = ["operator.train.steps=20", "operator.train.batch_size=8", "operator.train.micro_batch=8",
             "operator.train.precision='no'", "operator.train.save_every=5", "operator.train.log_every=1",
@@ -259,7 +260,7 @@ def launch(root: Path, *overrides: str, world: int = 1, fault: dict | None = Non
            options: dict | None = None, environment: dict | None = None, by_rank: dict[int, list[str]] | None = None) -> Outcome:
     """Run the stage on `world` ranks; a rank that outlives another's failure by the limit fails the test."""
     root.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{Path(__file__).parent.parent}"  # read when the server starts
+    os.environ["PYTHONPATH"] = ":".join(map(str, (HERE, HERE / "faults", HERE.parent)))  # read when the server starts
     os.environ["OMP_NUM_THREADS"] = "1"
     port, logs, processes = free_port(), [], []
     for rank in range(world):

@@ -1,6 +1,6 @@
 """ups/training/launch.py: restarts what a restart can help, and nothing else; leaves no process; needs no torch.
 
-The trees are small scripts that tell what ranks would tell; tests/inject.py runs real stages under the real launcher.
+The trees are small scripts that tell what ranks would tell; tests/faults/inject.py runs real stages under the real launcher.
 """
 
 import json

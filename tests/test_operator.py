@@ -508,7 +508,7 @@ def _stage(log: str, overrides: list[str], kill_at: int) -> None:
 def train(caches: Path, root: Path, *more: str, kill_at: int = -1) -> tuple[int, str]:
     """The stage in a process of its own, forked from tests/loop_stage.py's server: (exit code, its output)."""
     root.mkdir(exist_ok=True)
-    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{ROOT}"   # read when the server starts
+    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))   # read when the server starts
     os.environ["OMP_NUM_THREADS"] = "1"
     log = root / f"log{time.monotonic_ns()}"
     process = loop_stage._context.Process(target=_stage, args=(str(log), overrides_of(caches, root, *more), kill_at))

@@ -1,6 +1,6 @@
 """One rank with a fault: replaces a few functions, then runs a stage script as it is. The product has no hooks for this.
 
-    accelerate launch ... tests/injected.py '{"kind": "kill", "ranks": [1], "step": 5}' train_operator.py --config ...
+    accelerate launch ... tests/faults/injected.py '{"kind": "kill", "ranks": [1], "step": 5}' train_operator.py --config ...
 
 A fault: kind (a key of FAULTS), ranks that have it, step at which it strikes, and `once`: a path to which the rank is added, of
 a file that is made when it strikes, and that keeps it from striking again. is_sharded: FSDP2; is_large:

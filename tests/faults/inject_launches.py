@@ -144,7 +144,7 @@ def launcher_case(references: References, name: str) -> Result:
     def command(fault: dict[str, Any]) -> list[str]:
         settings = settings_of(work, folder / "runs", "operator", (f"hang_s={LAUNCHED_HANG_S}",))
         return [sys.executable, "-m", "ups.training.launch", "--restarts", "1", "--config_file",
-                str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(ROOT / "tests" / "injected.py"), json.dumps(fault),
+                str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(ROOT / "tests" / "faults" / "injected.py"), json.dumps(fault),
                 str(ROOT / SCRIPTS["operator"]), *settings, *case.settings]
 
     def start(fault: dict[str, Any], log: Path, is_deaf: bool = False) -> subprocess.Popen:

@@ -1,11 +1,11 @@
 """The injection matrix: what becomes of a run when something goes wrong, for every stage, rank and fault; anyone can run it.
 
-    python tests/inject.py                                   all of it (some 50 minutes on one core)
-    python tests/inject.py --quick                           a representative part of every stage (a few minutes)
-    python tests/inject.py --stages operator --ranks 1 --faults kill,hang_c
-    python tests/inject.py --list
+    python tests/faults/inject.py                                   all of it (some 50 minutes on one core)
+    python tests/faults/inject.py --quick                           a representative part of every stage (a few minutes)
+    python tests/faults/inject.py --stages operator --ranks 1 --faults kill,hang_c
+    python tests/faults/inject.py --list
 
-Every case runs a real stage script on two CPU processes, with a fault put in by tests/injected.py, then the same command again.
+Every case runs a real stage script on two CPU processes, with a fault put in by tests/faults/injected.py, then the same command again.
 It passes if everything ended within LIMIT_S of the fault, exit codes are right, a message names the cause, the ranks' weights
 were equal after every update, the end equals that of a run without the fault (bit by bit, but where the micro-batch changed), and
 no process is left. Ranks are forked from this process, which has imported torch once; the cases called launcher/* go through
