@@ -17,8 +17,8 @@ from bench.baselines import Stopwatch, Trained
 from train_operator import build, build_schedule, loss_of, squared_errors
 from ups.config import Config
 from ups.data.cache import open_cache
+from ups.forecaster import Forecaster
 from ups.models.choose import base_error, candidates, residual_scale, spread
-from ups.models.forecast import forecast
 from ups.models.operator import Operator, TaskHead
 from ups.training.optim import EMA, build_optimizer, learning_rate
 
@@ -94,7 +94,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     operator.eval()
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        return forecast(operator, task, given[:, -operator.heads[task].history :], values, num_steps)
+        return Forecaster(operator).forecast(task, given, values, num_steps)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
     return Trained(predict, sum(p.numel() for p in operator.parameters()), step, step_ms, watch(),

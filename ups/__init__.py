@@ -1,3 +1,31 @@
-"""UPS, the Universal Physics Stack: a latent simulator of partial differential equations one can trust."""
+"""UPS, the Universal Physics Stack: a latent simulator of partial differential equations one can trust.
 
+    model = ups.load("runs/small")
+    u = model.forecast("burgers1d", u0, parameters={"Nu": 0.01}, num_frames=30)
+
+See `ups.forecaster`. Importing this costs nothing: torch comes with the first `load`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from ups.forecaster import Forecaster
+
+__all__ = ["load"]
 __version__ = "0.1.0"
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu") -> Forecaster:
+    """The model of a run's folder (such as runs/small) or of its operator's; see `ups.forecaster.Forecaster`.
+
+    Raises FileNotFoundError, naming the make target, where there is none, and ValueError where it is damaged.
+    """
+    from ups.forecaster import Forecaster
+
+    return Forecaster.load(folder, device)
