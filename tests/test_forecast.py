@@ -1,4 +1,4 @@
-"""`forecast` (ups/models/forecast.py): operators answer for what they learnt on and refuse the rest by name."""
+"""`Forecaster.forecast` (ups/forecaster.py): operators answer for what they learnt on and refuse the rest by name."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
     ("burgers1d", {"u0": lambda u: u.expand(-1, -1, 2, -1)}, "was given 2 channels; expected 1: u. Give"),
     ("diff_react2d", {"u0": lambda u: u[:, :, :1]}, "was given 1 channels; expected 2: u, v. Give them"),
     ("diff_react2d", {"u0": lambda u: u[:, :1]}, "was given 1 frames; expected its history of 2. Give the"),
-    ("diff_react2d", {"u0": lambda u: u[:, 0, 0]}, r"shape \(2, 16, 16\) .*; expected \(batch, 2, 2, \*space\)"),
+    ("diff_react2d", {"u0": lambda u: u[:, 0, 0]}, r"shape \(1, 16, 16\) .*; expected \(batch, 2, 2, \*space\)"),
     ("burgers1d", {"u0": lambda u: u.int()}, "and torch.int32; expected .*, floating point"),
     ("burgers1d", {"u0": lambda u: u[:0]}, r"a field of shape \(0, 1, 1, 64\)"),
     ("burgers1d", {"u0": lambda u: u.index_fill(3, torch.tensor([5]), math.nan)}, "a field with NaN or inf"),

@@ -172,8 +172,8 @@ class Operator(nn.Module):
         if found != [*codec.tokens, codec.dim] or len(parameters) != len(z):
             raise ValueError(f"{task} was given {len(z)} latents of shape {tuple(found)} and {len(parameters)} rows "
                              f"of parameters; expected {(*codec.tokens, codec.dim)} and as many rows: it was trained "
-                             f"on a grid of {codec.space} cells. Use forecast(..., resample=True) of "
-                             f"ups/models/forecast.py, or train on the other grid.")
+                             f"on a grid of {codec.space} cells. Give the field to "
+                             f"ups.load(..).forecast(.., resample=True), or train on the other grid.")
         standard, index = head.standardise(parameters)
         z_base = head.predict_base(z, standard, index)
         if part == "base" or not torch.is_grad_enabled() and not head.network_weight:
