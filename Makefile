@@ -22,7 +22,7 @@ ARGS ?=
 TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))
 BUDGET ?= 300
 SEEDS ?= 0 1
-STAGES ?= operator diffusion consistency rival steady
+STAGES ?= operator diffusion consistency steady
 COMMA := ,
 SPACE := $(subst ,, )
 export PYTHONUNBUFFERED := 1
@@ -108,7 +108,7 @@ consistency: diffusion        ## Distil the corrector into one or two evaluation
 	$(call stage,$@,$(LAUNCH) train_consistency.py)
 
 rival: diffusion              ## The student's network without a teacher, to compare
-	$(call stage,$@,$(LAUNCH) train_consistency.py --rival)
+	$(call stage,$@,$(LAUNCH) train_rival.py)
 
 steady: operator              ## Train the prior of steady solutions given part of the coefficient
 	$(call stage,$@,$(LAUNCH) train_steady.py)

@@ -24,7 +24,7 @@ from ups.data.cache import open_cache
 from ups.data.schedule import Batch
 from ups.generative.corrector import Corrector
 from ups.generative.diffusion import diffusion_loss, draw_angles
-from ups.generative.residuals import Residuals, TransientResiduals, fit_heads, model_description, schedule_of, validation
+from ups.generative.residuals import Residuals, TransientResiduals, fit_heads, model_description, require_tasks, schedule_of, validation
 from ups.models.operator import load_operator
 from ups.seeds import generator
 from ups.training.run import Run, main_guard
@@ -76,9 +76,7 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
                     kind: Callable[..., Residuals]) -> None:
     """The stage itself, for time-dependent and for steady tasks; kind: what draws their residuals."""
     # ---- setup
-    if not names:
-        raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0 for at least "
-                         f"one of data.tasks. Set it and train the operator again.")
+    require_tasks(names, stage)
     caches = {name: open_cache(config, name) for name in names}
     run = Run.start(config, stage, settings.train, settings.optim, parents_of(config, stage, caches))
     if run.is_finished:
@@ -89,7 +87,7 @@ def train_corrector(config: Config, stage: str, settings: DiffusionConfig | Stea
     residuals = {name: kind(operator, cache, config, run.device) for name, cache in caches.items()}
     schedule = schedule_of(residuals, "reserved", settings.train.batch_size, config.run.seed)
     run.seed_all()
-    description = model_description(residuals, settings.model, settings.train.precision)
+    description = model_description(residuals, settings.model, settings.train.precision, settings.sampler_steps)
     corrector = Corrector(description)
     scales = fit_heads(residuals, corrector, run, settings.scale_steps)
     for name, facts in scales.items():
@@ -128,7 +126,7 @@ def main() -> None:
     config, is_dry_run = parse_arguments(__doc__)
     if is_dry_run:
         from ups.dry_run import print_corrector_plan
-        print_corrector_plan(config, STAGE, config.diffusion.train, ["operator"])
+        print_corrector_plan(config, STAGE)
         raise SystemExit(0)
     train_corrector(config, STAGE, config.diffusion, config.corrected(is_steady=False), TransientResiduals)
 

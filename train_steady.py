@@ -28,7 +28,7 @@ def main() -> None:
     config, is_dry_run = parse_arguments(__doc__)
     if is_dry_run:
         from ups.dry_run import print_corrector_plan
-        print_corrector_plan(config, STAGE, config.steady.train, ["operator"])
+        print_corrector_plan(config, STAGE)
         raise SystemExit(0)
     train_corrector(config, STAGE, config.steady, config.corrected(is_steady=True), SteadyResiduals)
 

@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-: "${CONFIG:=configs/small.yaml}" "${RUNS:=runs}" "${ARGS:=}" "${STAGES:=operator diffusion consistency rival steady}"
+: "${CONFIG:=configs/small.yaml}" "${RUNS:=runs}" "${ARGS:=}" "${STAGES:=operator diffusion consistency steady}"
 : "${RUN:=$(basename "$CONFIG" .yaml)}" "${NUM_NODES:=1}" "${NODE_RANK:=0}" "${FIRST_NODE:=127.0.0.1}" "${NUM_GPUS:=0}" "${JOB:=1}"
 : "${PATIENCE_S:=300}"
 : "${PORT:=$((20000 + $(cksum <<<"$JOB" | cut -d ' ' -f 1) % 12000))}" "${PYTHON:=.venv/bin/python}"
@@ -53,11 +53,9 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-150}" #
 trap : TERM INT # the stage ends by itself, then so does this script; without a trap it would leave the stage alone
 port=$PORT
 for stage in $STAGES; do
-  script=(train_"$stage".py)
-  [[ $stage != rival ]] || script=(train_consistency.py --rival)
   "$PYTHON" -m ups.training.launch --config_file accelerate_configs/multinode.yaml --num_machines "$NUM_NODES" \
     --num_processes "$UPS_EXPECT_WORLD" --machine_rank "$NODE_RANK" --main_process_ip "$FIRST_NODE" \
-    --main_process_port "$((port++))" "${script[@]}" "${arguments[@]}"
+    --main_process_port "$((port++))" train_"$stage".py "${arguments[@]}"
 done
 
 # ---- report, by the first machine

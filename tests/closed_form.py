@@ -33,6 +33,7 @@ from torch import Tensor
 import train_consistency
 import train_diffusion
 import train_operator
+import train_rival
 from ups.config import ROOT, Config, load_config
 from ups.data.cache import open_cache
 from ups.evaluation.ensemble import Ensembles, one_step
@@ -173,13 +174,16 @@ consistency:
   optim: {{{SMALL}}}
   train: {{steps: 300, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
   pool_batches: 32
-  rival_steps: 250
+rival:
+  optim: {{{SMALL}}}
+  train: {{steps: 250, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
 steady:
   model: {{width: 24, depth: 1, modes: 2, kernel_size: 3}}
   optim: {{{SMALL}}}
   train: {{steps: 350, batch_size: 32, micro_batch: 32, validate_trajectories: 32, {TRAIN}}}
   scale_steps: 200
   noises: 8
+  sampler_steps: 8
 evaluate: {{context_frames: 1, ensemble_trajectories: 128, ensemble_frames: 1, num_bootstrap: 100}}
 """
 
@@ -215,15 +219,10 @@ def student_of_zero() -> None:
     train_consistency.endpoint_loss = lambda student, x, angle, y: loss(student, x, angle, 0 * y)
 
 
-def bootstrap_of_nothing() -> None:
-    loss = train_consistency.consistency_loss
-    train_consistency.consistency_loss = lambda *parts: 0 * loss(*parts)
-
-
 def rival_of_others() -> None:
     """Scored against the residuals of other rows."""
-    scores = train_consistency.scores
-    train_consistency.scores = lambda student, source, given, r, noise: scores(
+    scores = train_rival.scores
+    train_rival.scores = lambda student, source, given, r, noise: scores(
         student, source, given, r.flip(0), noise)
 
 

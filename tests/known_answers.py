@@ -27,16 +27,10 @@ from torch import Tensor, nn
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ups.generative.consistency import (
-    consistency_loss,
-    draw_members,
-    draw_starts,
-    endpoint_loss,
-    ensemble_loss,
-    sample_student,
-)
+from bench.bootstrapped import consistency_loss
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
+from ups.generative.student import draw_members, draw_starts, endpoint_loss, ensemble_loss, sample_student
 from ups.metrics.ensembles import energy_distance, fair_crps
 from ups.metrics.pairs import pairing
 from ups.seeds import generator

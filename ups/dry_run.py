@@ -28,6 +28,7 @@ from ups.models.backbone import Backbone
 from ups.models.operator import Operator
 from ups.tasks import SOLVED, get_task
 from ups.training.environment import asks_for_cpu
+from ups.training.stage import STAGES
 
 STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
 MEASURED = 1024       # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
@@ -64,9 +65,9 @@ def corrector_work(config: Config, stage: str) -> Work:
     if stage in ("diffusion", "steady"):
         settings = getattr(config, stage)
         return Work(settings.noises, evaluated=1, fitted=settings.scale_steps)
-    settings = config.consistency
     if stage == "rival":
-        return Work(settings.members, evaluated=1)
+        return Work(config.rival.members, evaluated=1)
+    settings = config.consistency
     return Work(1 + settings.tune_fraction * settings.members, evaluated=2 * config.diffusion.sampler_steps / 4)
 
 
@@ -106,12 +107,12 @@ def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfi
           "bases and validation come on top")
 
 
-def print_corrector_plan(config: Config, stage: str, train: TrainConfig, parents: list[str]) -> None:
-    """`print_plan` of a stage on the operator's errors; parents: stages."""
-    names, is_steady = config.corrected(stage == "steady"), stage == "steady"
-    model = config.steady.model if is_steady else config.diffusion.model
-    print_plan(config, stage, train, model, names, corrector_work(config, stage),
-               {config.run_dir / parent / "done.json": parent for parent in parents})
+def print_corrector_plan(config: Config, stage: str) -> None:
+    """`print_plan` of a stage on the operator's errors."""
+    kind = STAGES[stage]
+    model = config.steady.model if stage == "steady" else config.diffusion.model
+    print_plan(config, stage, getattr(config, stage).train, model, kind.tasks(config), corrector_work(config, stage),
+               {config.run_dir / parent / "done.json": parent for parent in kind.parents})
 
 
 def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., object], num_workers: int) -> None:

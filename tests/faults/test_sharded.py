@@ -213,7 +213,7 @@ def overrides_of(root, *more):
             "task.burgers1d.reserve=0.5", "task.burgers1d.num_frames=10", "task.burgers1d.t_end=0.45", "task.burgers1d.reach=8",
             "evaluate.context_frames=4", "diffusion.min_residual_ratio=0.001", "diffusion.max_whitened_std=1000.0",
             "operator.base_steps=5", "diffusion.scale_steps=5", "steady.scale_steps=5",
-            *[f"{section}.{key}" for section in ("operator", "diffusion", "consistency", "steady") for key in (
+            *[f"{section}.{key}" for section in ("operator", "diffusion", "consistency", "rival", "steady") for key in (
                 "train.steps=6", "train.validate_every=3", "train.validate_trajectories=3", "train.log_every=1",
                 "train.precision='no'", "train.timeout_s=60")],
             "operator.model.depth=1", "diffusion.model.depth=1", "steady.model.depth=1", *more]
@@ -284,7 +284,7 @@ def test_the_other_stages_scripts_do_so_too(data):
         both(data, "operator", "train_operator")
     both(data, "diffusion", "train_diffusion", parents=["operator"])
     both(data, "consistency", "train_consistency", parents=["operator", "diffusion"])
-    both(data, "rival", "train_consistency", "--rival", parents=["operator", "diffusion"])
+    both(data, "rival", "train_rival", parents=["operator", "diffusion"])
     both(data, "steady", "train_steady", parents=["operator"])
 
 

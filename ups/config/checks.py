@@ -68,7 +68,7 @@ def _check_all(config: Config, problems: _Problems) -> None:
             problems.append(f"data.tasks names {name}, but section task.{name} is missing; expected settings for each "
                             "task. Add it to your overlay, such as:\n"
                             f"{section_text(name, TaskConfig.__dataclass_fields__)}")
-    stages = {name: getattr(config, name) for name in ("operator", "diffusion", "consistency", "steady")}
+    stages = {name: getattr(config, name) for name in ("operator", "diffusion", "consistency", "rival", "steady")}
     positive = {
         "data.chunk": config.data.chunk, "cache.chunk": config.cache.chunk,
         "evaluate.batch_size": config.evaluate.batch_size, "evaluate.num_bootstrap": config.evaluate.num_bootstrap,
@@ -77,11 +77,11 @@ def _check_all(config: Config, problems: _Problems) -> None:
            for k in ("ensemble_trajectories", "ensemble_frames", "truth_members", "truth_fields")},
         **{f"diffusion.{k}": getattr(config.diffusion, k) for k in ("noises", "scale_steps", "sampler_steps",
                                                                           "min_residual_ratio")},
-        **{f"consistency.{k}": getattr(config.consistency, k) for k in ("pool_batches", "rival_steps")},
-        "steady.noises": config.steady.noises, "steady.scale_steps": config.steady.scale_steps,
+        "consistency.pool_batches": config.consistency.pool_batches,
+        **{f"steady.{k}": getattr(config.steady, k) for k in ("noises", "scale_steps", "sampler_steps")},
         **{f"{stage}.train.{k}": getattr(section.train, k) for stage, section in stages.items()
            for k in ("steps", "batch_size", "micro_batch", "validate_trajectories", "hang_s", "timeout_s", "max_skips")},
-        **{f"{stage}.model.{k}": getattr(section.model, k) for stage, section in stages.items() if stage != "consistency"
+        **{f"{stage}.model.{k}": getattr(section.model, k) for stage, section in stages.items() if hasattr(section, "model")
            for k in ("width", "depth", "modes", "kernel_size", "mlp_ratio")},
         **{f"{stage}.optim.{k}": getattr(section.optim, k) for stage, section in stages.items()
            for k in ("muon_lr", "adamw_lr", "clip_norm")},
@@ -110,8 +110,9 @@ def _check_all(config: Config, problems: _Problems) -> None:
     for stage in ("operator", "diffusion", "steady"):
         size = stages[stage].model.kernel_size
         _require(size % 2 == 1, f"{stage}.model.kernel_size is {size}", "an odd number", "Use 5 or 7.")
-    for key, value in (("evaluate.members", config.evaluate.members), ("consistency.members", config.consistency.members)):
-        _require(value >= 2, f"{key} is {value}", "at least 2: one member has no spread", "Raise it.")
+    for name in ("evaluate", "consistency", "rival"):
+        _require((value := getattr(config, name).members) >= 2, f"{name}.members is {value}", "at least 2: one member has no spread",
+                 "Raise it.")
     _require(0.0 < config.consistency.mid_angle < 1.57, f"consistency.mid_angle is {config.consistency.mid_angle}",
              "an angle in (0, 1.57)", "Use 1.1.")
     _require(config.consistency.pool_batches % 4 == 0, f"consistency.pool_batches is {config.consistency.pool_batches}",

@@ -138,12 +138,17 @@ class DiffusionConfig:
 class ConsistencyConfig:
     optim: OptimConfig
     train: TrainConfig
-    method: Literal["endpoint", "consistency"]
     pool_batches: int
     mid_angle: float
     members: int
     tune_fraction: float
-    rival_steps: int
+
+
+@dataclass(frozen=True)
+class RivalConfig:
+    optim: OptimConfig
+    train: TrainConfig
+    members: int
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,7 @@ class SteadyConfig:
     train: TrainConfig
     noises: int
     scale_steps: int
+    sampler_steps: int
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,7 @@ class Config:
     operator: OperatorConfig
     diffusion: DiffusionConfig
     consistency: ConsistencyConfig
+    rival: RivalConfig
     steady: SteadyConfig
     evaluate: EvaluateConfig
     tracker: TrackerConfig

@@ -227,7 +227,15 @@ def refuse(name: str, facts: dict[str, float], config: Config) -> None:
                          f"(task.{name}.reserve) or lower scale_steps.")
 
 
-def model_description(residuals: dict[str, Residuals], model: ModelConfig, precision: str) -> dict[str, Any]:
-    """What `Corrector` is built from."""
-    return {"model": to_dict(model), "precision": precision, "tasks": [r.description for r in residuals.values()]}
+def model_description(residuals: dict[str, Residuals], model: ModelConfig, precision: str, sampler_steps: int) -> dict[str, Any]:
+    """What `Corrector` is built from and drawn with."""
+    return {"model": to_dict(model), "precision": precision, "sampler_steps": sampler_steps,
+            "tasks": [r.description for r in residuals.values()]}
+
+
+def require_tasks(names: Sequence[str], stage: str) -> None:
+    """Raise ValueError where no task has trajectories for a stage on the operator's errors."""
+    if not names:
+        raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0 for at least "
+                         f"one of data.tasks. Set it and train the operator again.")
 

@@ -111,7 +111,7 @@ STAGES = {
     "operator": Kind("operator", (), lambda config: config.data.tasks),
     "diffusion": Kind("diffusion", ("operator",), _in_time),
     "consistency": Kind("consistency", ("operator", "diffusion"), _in_time),
-    "rival": Kind("consistency", ("operator", "diffusion"), _in_time),
+    "rival": Kind("rival", ("operator", "diffusion"), _in_time),
     "steady": Kind("steady", ("operator",), _steady),
 }
 

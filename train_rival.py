@@ -1,0 +1,100 @@
+"""Rival of the student: the same network in one evaluation, trained by scores alone, without a teacher's draws, to compare.
+
+    loss = CRPS + energy score of a few one-evaluation draws against what the operator left    (it starts as the corrector)
+
+Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
+Writes: RUN/rival/: state/, metrics.jsonl, model.safetensors, done.json. The report asks for it by evaluate.stages (make: STAGES).
+
+    accelerate launch --config_file accelerate_configs/cpu.yaml train_rival.py --config configs/small.yaml
+    python train_rival.py --config configs/small.yaml --dry-run
+
+Expected (configs/small.yaml): CRPS and energy score some 3 % above the student's at equal time; the report compares the draws.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ups.config.load import parse_arguments
+from ups.data.cache import open_cache
+from ups.data.schedule import Batch
+from ups.generative.corrector import Corrector, load_corrector
+from ups.generative.residuals import Residuals, TransientResiduals, require_tasks, schedule_of
+from ups.generative.student import held_out_of, metrics_of, score_noise, scores, validate, words_of
+from ups.models.operator import load_operator
+from ups.seeds import generator
+from ups.training.run import Run, main_guard
+from ups.training.stage import parents_of
+
+STAGE = "rival"
+
+
+def loss_of(network: Corrector, source: Residuals, batch: Batch, size: int, num_members: int, seed: int, step: int,
+            part: slice) -> tuple:
+    """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
+    r, tokens, facts = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", step),
+                                   is_disturbed=True)
+    condition = network.condition(batch.task, tokens, facts)
+    r = network.whiten(r, condition)
+    noise = score_noise(r, batch.within(part), size, num_members, seed, step)
+    score = scores(network, source, condition, r, noise).mean()
+    return score, {f"{batch.task}/score": score}
+
+
+@main_guard
+def main() -> None:
+    # ---- config
+    config, is_dry_run = parse_arguments(__doc__)
+    section, names, seed = config.rival, config.corrected(is_steady=False), config.run.seed
+    train, size = section.train, section.train.batch_size
+    if is_dry_run:
+        from ups.dry_run import print_corrector_plan
+        print_corrector_plan(config, STAGE)
+        raise SystemExit(0)
+
+    # ---- setup
+    require_tasks(names, STAGE)
+    caches = {name: open_cache(config, name) for name in names}
+    run = Run.start(config, STAGE, train, section.optim, parents_of(config, STAGE, caches))
+    if run.is_finished:
+        return run.print(f"{run.directory} is finished and up to date: nothing to do")
+
+    # ---- data: residuals of the frozen operator
+    operator = load_operator(config.run_dir / "operator", run.device)
+    residuals = {name: TransientResiduals(operator, cache, config, run.device) for name, cache in caches.items()}
+    schedule = schedule_of(residuals, "reserved", size, seed + 3)
+    corrector = load_corrector(config.run_dir / "diffusion", run.device)
+    held_out = held_out_of(corrector, residuals, train.validate_trajectories, seed, run.ranks)
+
+    # ---- model: starts as the corrector
+    run.seed_all()
+    network = Corrector(corrector.description)
+    network.load_state_dict(corrector.state_dict())
+    network = run.attach(network)
+
+    def loss_at(number: int, batch: Batch) -> partial:
+        return partial(loss_of, network, residuals[batch.task], batch, size, section.members, seed, number)
+
+    largest = schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
+    batch = schedule.batch(largest).share(run.rank, run.world)
+    run.probe(loss_at(largest, batch), len(batch))
+
+    # ---- loop
+    for step in run.steps():
+        batch = schedule.batch(step).share(run.rank, run.world)
+        run.update(loss_at(step, batch), len(batch))
+        if run.is_due(train.validate_every):
+            with run.ema_weights():
+                found = validate(network, residuals, held_out, run.ranks)
+            score = sum(entry["crps"] + entry["energy"] for entry in found.values())
+            run.validated({"score": score, **metrics_of(found)})
+            run.keep_best(score)
+            run.print(f"step {run.step}: {words_of(found)}")
+
+    # ---- finish
+    run.take_best()
+    run.finish({"validation": validate(network, residuals, held_out, run.ranks)}, network.description)
+
+
+if __name__ == "__main__":
+    main()

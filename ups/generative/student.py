@@ -1,0 +1,270 @@
+"""Few-step students of a diffusion teacher: what they learn from, and what they are held to.
+
+Endpoint distillation: the student f(x, angle) = cos(angle) x - sin(angle) F(x, angle) regresses the end y of the
+teacher's probability-flow ODE that starts in x. y is a function of x, so the regression has no spread to average
+over: f cannot end as the conditional mean (that is the trap of regressing r itself), and nothing is bootstrapped,
+so no error accumulates (the trap of consistency training at small budgets: bench/bootstrapped.py). Half of the
+starts are pure noise, the only point a one-step sampler visits; the others serve the second step. Knowledge
+distillation on ODE pairs is Luhman and Luhman 2021 (arXiv 2101.02388); starts along the path are ours.
+
+`scores` is what the tuning phase adds, and what the rival learns from alone (Lang et al. 2024, arXiv 2412.15832).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ups.data.schedule import Batch
+from ups.generative.corrector import Condition, Corrector
+from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_angles, sample
+from ups.generative.residuals import Residuals, validation
+from ups.seeds import generator
+
+STREAM = "consistency"   # of the random numbers
+HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
+ALPHA = 0.95          # of the almost fair CRPS (Lang et al. 2024): keeps two equal members from being free
+MEMBERS = 16          # in validation
+GAIN = 0.995          # tuning is kept if CRPS falls to this share or below, and nothing else is worse
+
+
+# ---------------------------------------------------------------- one and two evaluations
+
+
+def draw_members(student: Velocity, noise: Tensor) -> Tensor:
+    """One-evaluation residuals f(noise, pi/2), with gradient, from noise (batch, ...)."""
+    return denoise(student, noise, torch.full((len(noise),), NOISE, device=noise.device))
+
+
+@torch.no_grad()
+def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0, second: Tensor | None = None) -> Tensor:
+    """Residuals from `noise` (batch, ...) in one evaluation, or in two with fresh noise `second` at `mid_angle`.
+
+    y1 = f(noise, pi/2); then x = cos(mid) y1 + sin(mid) second, y = f(x, mid) (multistep consistency sampling, Song
+    et al. 2023, algorithm 1). Raises ValueError for a mid angle outside (0, pi/2).
+    """
+    y = draw_members(student, noise)
+    if second is None:
+        return y
+    if not 0.0 < mid_angle < NOISE:
+        raise ValueError(f"the student's second step starts at angle {mid_angle:g}; expected one in (0, pi/2). Set "
+                         f"consistency.mid_angle, 1.1 by default.")
+    angle = torch.full((len(noise),), mid_angle, device=noise.device)
+    return denoise(student, diffuse(y, second, angle), angle)
+
+
+# ---------------------------------------------------------------- pairs solved by the teacher
+
+
+def draw_starts(count: int, generator: torch.Generator | None = None, largest_std: float = 1.0) -> Tensor:
+    """Angles (count,) at which the student learns: every other one pi/2, the rest as in diffusion training."""
+    angle = draw_angles(count, generator, largest_std)
+    angle[::2] = NOISE
+    return angle
+
+
+def pseudo_huber(difference: Tensor) -> Tensor:
+    """sqrt(mean d^2 + c^2) - c per row (batch,), c = HUBER."""
+    return (difference.square().flatten(1).mean(1) + HUBER**2).sqrt() - HUBER
+
+
+def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor) -> Tensor:
+    """pseudo_huber(f(x, angle) - y) per row (batch,); y = the end of the teacher's ODE from the same x."""
+    return pseudo_huber(denoise(student, x, angle) - y)
+
+
+class Solved(NamedTuple):
+    """Rows of a batch: r~ under its condition, starts x at angles and the ends y of the teacher's ODE from there.
+
+    within: where these rows lie in the global batch.
+    """
+
+    condition: Condition
+    r: Tensor
+    x: Tensor
+    angle: Tensor
+    y: Tensor
+    within: slice
+
+
+def solve(teacher: Corrector, source: Residuals, batch: Batch, part: slice, size: int, seed: int, number: int) -> Solved:
+    """The rows `part` of a share `batch` of the global batch `number` of `size` rows."""
+    mine = batch.within(part)
+    draw = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", number),
+                       is_disturbed=True)
+    condition = teacher.condition(batch.task, *draw[1:])
+    r = teacher.whiten(draw[0], condition)
+    largest = float(teacher.heads[batch.task].largest_std)
+    angle = draw_starts(size, generator(seed, STREAM, "angle", number), largest)[mine].to(r.device)
+    noise = torch.randn(size, *r.shape[1:], generator=generator(seed, STREAM, "noise", number))[mine].to(r.device)
+    x = diffuse(r, noise, angle)
+    y = sample(teacher.velocity(condition), x, teacher.description["sampler_steps"], angle)
+    return Solved(condition, r, x, angle, y, mine)
+
+
+def pool_number(step: int, pool_batches: int, seed: int) -> tuple[int, int]:
+    """(number of the solved batch that `step` trains on, smallest number still in use).
+
+    A pass goes through `pool_batches` batches in random order; the next pass drops the oldest quarter and adds as
+    many. So each serves four passes, and everything is a function of (seed, step): a resumed run solves again what
+    it needs.
+    """
+    turn, place = divmod(step, pool_batches)
+    first = turn * (pool_batches // 4)
+    order = torch.randperm(pool_batches, generator=generator(seed, "pool", turn))
+    return first + int(order[place]), first
+
+
+class SolvedPool:
+    """Parts of batches, solved when first asked for, kept while used."""
+
+    def __init__(self, solve: Callable[[int, slice], Any]):
+        self.solve = solve
+        self.kept: dict[tuple[int, int, int], Any] = {}
+
+    def get(self, number: int, part: slice, oldest: int) -> Any:
+        """solve(number, part), remembered until `oldest` passes it."""
+        key = (number, part.start, part.stop)
+        if key not in self.kept:
+            self.kept = {k: v for k, v in self.kept.items() if k[0] >= oldest}
+            self.kept[key] = self.solve(number, part)
+        return self.kept[key]
+
+
+# ---------------------------------------------------------------- scores
+
+
+def almost_fair_crps(members: Tensor, truth: Tensor, alpha: float = ALPHA) -> Tensor:
+    """afCRPS (Lang et al. 2024, equation 4) per row, mean over elements: (batch, M, ...) and (batch, ...) to (batch,).
+
+    1/(2 M (M-1)) sum_{i != j} |x_i - y| + |x_j - y| - (1 - eps) |x_i - x_j|, eps = (1 - alpha) / M. alpha = 1 is
+    the fair CRPS.
+    """
+    num = members.shape[1]
+    error = (members - truth[:, None]).abs().flatten(2).mean((1, 2))
+    ranked = members.flatten(2).sort(1).values
+    weight = (2 * torch.arange(1, num + 1, device=members.device) - num - 1).to(ranked.dtype)
+    spread = 2 * (ranked * weight[:, None]).sum(1).mean(1) / (num * (num - 1))    # mean |x_i - x_j| over pairs i != j
+    return error - 0.5 * (1 - (1 - alpha) / num) * spread
+
+
+def energy_score(members: Tensor, truth: Tensor) -> Tensor:
+    """Fair energy score per row of vectors (batch, M, D), (batch, D), over sqrt(D): (batch,). Sees joint structure."""
+    num, scale = members.shape[1], math.sqrt(members.shape[2])
+    error = (members - truth[:, None]).square().sum(-1).clamp_min(1e-12).sqrt().mean(1)
+    i, j = torch.triu_indices(num, num, 1, device=members.device)
+    pairs = (members[:, i] - members[:, j]).square().sum(-1).clamp_min(1e-12).sqrt()
+    return (error - pairs.sum(1) / (num * (num - 1))) / scale
+
+
+def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor], block: int = 4) -> Tensor:
+    """0.5 afCRPS of the field + 0.25 energy score of blocks of tokens + 0.25 of all tokens, per row (batch,).
+
+    members (batch, M, *tokens, dim), truth (batch, *tokens, dim) in units in which errors are of order one; decode:
+    latents to the field (linear). The CRPS is taken where it means something, at points of the field; the norms of
+    the energy scores, which no rotation changes, keep the joint structure that a pointwise score would trade away.
+    """
+    crps = almost_fair_crps(decode(members), decode(truth))
+    whole = energy_score(members.flatten(2), truth.flatten(1))
+    lines, lines_ref = members.flatten(2, -2), truth.flatten(1, -2)               # tokens in storage order
+    usable = lines.shape[2] // block * block
+    if usable == 0:
+        return 0.5 * crps + 0.5 * whole
+    parts = lines[:, :, :usable].unflatten(2, (-1, block)).flatten(3).movedim(2, 1).flatten(0, 1)
+    parts_ref = lines_ref[:, :usable].unflatten(1, (-1, block)).flatten(2).flatten(0, 1)
+    return 0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref).view(len(truth), -1).mean(1)
+
+
+def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: int, step: int) -> Tensor:
+    """Noise (batch, M, *tokens, dim) of the members that are scored in `step`, for `rows` of a global batch of `size`."""
+    source = generator(seed, STREAM, "members", step)
+    return torch.randn(size, num_members, *like.shape[1:], generator=source)[rows].to(like.device)
+
+
+def _drawn(student: Corrector, condition: Condition, r: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(draws (batch, M, ...) of one evaluation, the same and r in units of r_std)."""
+    num, unit = noise.shape[1], student.heads[condition.name].r_std.square().mean().sqrt()
+    repeated = condition.rows(torch.arange(len(r), device=r.device).repeat_interleave(num))
+    draws = draw_members(student.velocity(repeated), noise.flatten(0, 1))
+    states = (student.unwhiten(draws, repeated) / unit).unflatten(0, (-1, num))
+    return draws.unflatten(0, (-1, num)), states, student.unwhiten(r, condition) / unit
+
+
+def scores(student: Corrector, source: Residuals, condition: Condition, r: Tensor, noise: Tensor) -> Tensor:
+    """`ensemble_loss` of one-evaluation draws (batch,); r (batch, ...) whitened, noise (batch, M, ...)."""
+    _, states, truth = _drawn(student, condition, r, noise)
+    return ensemble_loss(states, truth, source.decode)
+
+
+# ---------------------------------------------------------------- validation
+
+
+@torch.no_grad()
+def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size: int, seed: int,
+                ranks: Any) -> dict[str, list[tuple]]:
+    """This rank's validation residuals with members' noise, and the teacher's ends of the first two members."""
+    held_out: dict[str, list] = {}
+    for name, source in residuals.items():
+        batches = validation(source, seed, batch_size)
+        for number in range(ranks.rank, len(batches), ranks.world):
+            r, tokens, facts = batches[number]
+            condition = teacher.condition(name, tokens, facts)
+            r = teacher.whiten(r, condition)
+            noise = torch.randn(len(r), MEMBERS, *r.shape[1:], generator=generator(seed, STREAM, "validate", number))
+            noise = noise.to(r.device)
+            ends = [sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"]) for i in (0, 1)]
+            held_out.setdefault(name, []).append((condition, r, noise, *ends))
+    return held_out
+
+
+@torch.no_grad()
+def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list], ranks: Any) -> dict[str, dict]:
+    """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy (score)."""
+    def local() -> Tensor:
+        sums = torch.zeros(len(residuals), 7, dtype=torch.float64, device=ranks.device)
+        for index, name in enumerate(residuals):
+            for condition, r, noise, first, second in held_out.get(name, []):
+                draws, states, truth = _drawn(student, condition, r, noise)
+                field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
+                sums[index] += torch.stack([
+                    (draws[:, 0] - first).square().mean() * size, 0.5 * (first - second).square().mean() * size,
+                    almost_fair_crps(field, field_ref, 1.0).sum(),
+                    (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
+                    (field.mean(1) - field_ref).square().mean() * size,
+                    energy_score(states.flatten(2), truth.flatten(1)).sum(),
+                    torch.tensor(float(size), device=ranks.device)]).double()
+        return sums
+
+    out = {}
+    sums = ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
+    for name, (pair, variance, crps, spread, skill, energy, count) in zip(residuals, sums, strict=True):
+        out[name] = {"pair": pair / max(variance, 1e-12), "crps": crps / count, "energy": energy / count,
+                     "spread_skill": (spread / max(skill, 1e-12)) ** 0.5}
+    return out
+
+
+def metrics_of(found: dict[str, dict]) -> dict[str, float]:
+    """What `validate` found, as one level of names."""
+    return {f"{name}/{key}": value for name, entry in found.items() for key, value in entry.items()}
+
+
+def words_of(found: dict[str, dict]) -> str:
+    """What `validate` found, in a line."""
+    return ", ".join(f"{name} pair {entry['pair']:.3f} CRPS {entry['crps']:.4f} spread/skill {entry['spread_skill']:.2f}"
+                     for name, entry in found.items())
+
+
+def gate(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
+    """Mean CRPS ratio of the tuned student if it may be kept, else None: every task must gain and none lose elsewhere."""
+    ratios = []
+    for name, now in tuned.items():
+        old = before[name]
+        if not (now["crps"] <= GAIN * old["crps"] and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
+                and now["energy"] <= old["energy"]):
+            return None
+        ratios.append(now["crps"] / old["crps"])
+    return sum(ratios) / len(ratios)
