@@ -11,8 +11,8 @@ import pytest
 import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
-from ups.generative.student import almost_fair_crps, draw_starts, endpoint_loss, sample_student
 from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
+from ups.generative.student import almost_fair_crps, draw_starts, endpoint_loss, sample_student
 from ups.metrics.ensembles import fair_crps, spread_skill
 from ups.models.rollout import ensemble_rollout, member_noise
 

@@ -27,7 +27,7 @@ def operator_plan(config, parents):
 
 def stages(config):
     operator_plan(config, {config.cache_path(name): "cache" for name in config.data.tasks})
-    for stage in ("diffusion", "consistency", "rival", "steady"):
+    for stage in ("diffusion", "consistency", "steady"):
         plan.print_corrector_plan(config, stage)
     plan.print_report_plan(config)
 

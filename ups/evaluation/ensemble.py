@@ -23,10 +23,10 @@ from torch import Tensor
 
 from ups.config import Config
 from ups.data.schedule import Schedule
-from ups.generative.student import sample_student
 from ups.generative.corrector import Condition, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.residuals import Residuals, TransientResiduals, schedule_of
+from ups.generative.student import sample_student
 from ups.models.rollout import ensemble_rollout, guard, member_noise
 from ups.seeds import generator
 
