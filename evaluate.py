@@ -74,7 +74,7 @@ def forecasts(operator: Operator, test: TestSet, rows: Tensor, device: torch.dev
     """Model -> predicted frames (n, T, C, *space), physical units: the operator, its base alone, and the baselines."""
     cache, name = test.cache, test.cache.task.name
     num_frames = cache.num_frames - test.context
-    given, parameters = test.given(rows, device), cache.parameters[rows].to(device)
+    given, parameters = test.given(rows, device), cache.parameters[rows]
     latents = {"operator": operator.rollout(given, name, parameters, num_frames),
                "base": operator.rollout(given, name, parameters, num_frames, part="base")}
     latents["codec_floor"] = cache.batch(rows, test.context, num_frames, device)
@@ -86,7 +86,7 @@ def forecasts(operator: Operator, test: TestSet, rows: Tensor, device: torch.dev
 def milliseconds_per_state(operator: Operator, test: TestSet, rows: Tensor, device: torch.device) -> float:
     """Median over five rollouts of wall-clock time per predicted state, decoding included, at this batch size."""
     name, num_frames = test.cache.task.name, test.cache.num_frames - test.context
-    given, parameters = test.given(rows, device), test.cache.parameters[rows].to(device)
+    given, parameters = test.given(rows, device), test.cache.parameters[rows]
     seconds = []
     for _ in range(6):
         if device.type == "cuda":
@@ -133,7 +133,7 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
         "num_trajectories": len(test.rows), "num_frames_predicted": num_frames, "parameters": list(config.task[name].parameters),
         "fields": list(cache.task.fields), "grid": list(cache.tokenizer.space), "times": times.tolist(), "models": models,
         "spectra": metrics.summarise_spectra({m: s for m, s in scores.items() if m in ("operator", "persistence", "train_mean")}),
-        "base": head.description["base"]["kind"], "network_is_used": bool(head.network_weight > 0),
+        "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
         "equation": cache.task.equation, "conserved": list(cache.task.conserved), "latent_dim": cache.tokenizer.dim,
     }
 

@@ -23,8 +23,10 @@ from torch import Tensor
 from ups.config import Config, parse_arguments, to_dict
 from ups.data.cache import Cache, open_cache, place
 from ups.data.schedule import Batch, Schedule
+from ups.models.augment import augment
 from ups.models.choose import fit_base, load_base, spread
-from ups.models.operator import Operator, augment, operator_loss
+from ups.models.loss import operator_loss
+from ups.models.operator import Operator
 from ups.seeds import generator
 from ups.training.fitted import fit_once
 from ups.training.run import Run, main_guard
@@ -41,15 +43,15 @@ def loss_of(operator: Operator, cache: Cache, config: Config, batch: Batch, step
     rows, starts = cache.split["train"][batch.rows[part]], batch.starts[part] + config.task[name].train_from
     draw = generator(config.run.seed, step, "augment")
     if head.task.is_steady:
-        z, z_ref = augment(operator, name, [(cache.inputs(rows, device), head.input_codec),
-                                            (cache.batch(rows, 0, 1, device), head.codec)], draw)
+        z, z_ref = augment(head.task, [(cache.inputs(rows, device), head.input_codec),
+                                       (cache.batch(rows, 0, 1, device), head.codec)], draw)
     else:
         is_unrolled = step >= (1 - settings.unroll_fraction) * settings.train.steps
         calls = settings.unroll_steps if is_unrolled else 1
         window = cache.batch(rows, starts, head.history + calls * head.bundle, device)
-        [window] = augment(operator, name, [(window, head.codec)], draw)
+        [window] = augment(head.task, [(window, head.codec)], draw)
         z, z_ref = window[:, : head.history], window[:, head.history :]
-    parameters = cache.parameters[rows].to(device)
+    parameters = cache.parameters[rows]
     loss, metrics = operator_loss(operator, name, z, z_ref, parameters, settings.field_weight)
     return loss, {f"{name}/{key}": value for key, value in metrics.items()}
 
@@ -60,7 +62,7 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     if len(rows) == 0:   # fewer trajectories than processes
         return torch.zeros(3, num_frames, head.codec.num_channels, dtype=torch.float64, device=device)
-    parameters = cache.parameters[rows].to(device)
+    parameters = cache.parameters[rows]
     given = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, 0, context, device)
     u_ref = operator.physical(head.name, cache.batch(rows, context, num_frames, device)).double()
     over = (0, *range(3, u_ref.ndim))
@@ -175,7 +177,7 @@ def main() -> None:
     run.take_best()
     errors = validate(operator, caches, config, run)
     for name, error in errors.items():
-        operator.heads[name].network_weight.fill_(float(error["network"] < error["base"]))
+        operator.heads[name].description["is_network_used"] = error["network"] < error["base"]
     run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"] for name, fact in facts.items()}},
                operator.description)
 

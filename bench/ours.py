@@ -19,7 +19,8 @@ from ups.config import Config
 from ups.data.cache import open_cache
 from ups.forecaster import Forecaster
 from ups.models.choose import base_error, candidates, residual_scale, spread
-from ups.models.operator import Operator, TaskHead
+from ups.models.head import TaskHead
+from ups.models.operator import Operator
 from ups.training.optim import EMA, build_optimizer, learning_rate
 
 SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
@@ -85,12 +86,12 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
                 errors = [float(torch.nan_to_num((square / reference).sqrt().mean(), nan=torch.inf)) for square in squares]
             history.append({"share": share, "error": min(errors), "network": errors[0], "base": errors[1]})
             if chosen is None or min(errors) < chosen[0]:
-                chosen = (min(errors), float(errors[0] < errors[1]), ema.snapshot())
+                chosen = (min(errors), errors[0] < errors[1], ema.snapshot())
     operator.load_state_dict(chosen[2], strict=False)
-    operator.heads[task].network_weight.fill_(chosen[1])
+    operator.heads[task].description["is_network_used"] = chosen[1]
     if best < chosen[0]:                                     # the fitted base before any gradient step was better still
         operator.heads[task].load_state_dict(state, strict=False)
-        operator.heads[task].network_weight.fill_(0.0)
+        operator.heads[task].description["is_network_used"] = False
     operator.eval()
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:

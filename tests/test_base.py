@@ -19,6 +19,7 @@ from ups.models.bases import (
     make_base,
     monomials,
 )
+from ups.models.known import Known
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, burgers, darcy
 
@@ -124,7 +125,7 @@ def roll_out(base: torch.nn.Module, u: torch.Tensor, steps: int, index: torch.Te
     """`steps` frames after the window u (n, history, C, *space)."""
     index = torch.zeros(len(u), dtype=torch.long) if index is None else index
     for _ in range(steps):
-        u = torch.cat([u, base(u, NONE.expand(len(u), 0), index)[:, None]], 1)
+        u = torch.cat([u, base(u, Known.of(NONE.expand(len(u), 0), index))[:, None]], 1)
     return u[:, -steps:]
 
 
@@ -275,11 +276,11 @@ def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():
 def test_what_is_not_fitted_is_persistence():
     u = noise(2, 3, 1, 8)
     index = torch.zeros(2, dtype=torch.long)
-    assert torch.equal(Persistence()(u, NONE.expand(2, 0), index), u[:, -1])
+    assert torch.equal(Persistence()(u, Known.of(NONE.expand(2, 0), index)), u[:, -1])
     for boundary in (PERIODIC, NO_FLUX):
         base = make_base("propagator", {"num_values": 1, "num_channels": 1, "space": [8], "boundary": boundary, "degree": 3,
                                         "history": 3})
-        torch.testing.assert_close(base(u, NONE.expand(2, 0), index), u[:, -1])
+        torch.testing.assert_close(base(u, Known.of(NONE.expand(2, 0), index)), u[:, -1])
 
 
 def test_the_dictionary_holds_every_product_once():
@@ -308,9 +309,9 @@ def test_transport_keeps_constants_and_never_leaves_the_range_of_its_input(space
     base = scrambled(transport(space, boundary, 3, channels=2), 1.0)
     parameters, index = noise(4, 1, seed=1), torch.zeros(4, dtype=torch.long)
     constant = torch.tensor([0.7, -2.0]).view(1, 1, 2, *[1] * len(space)).expand(4, 1, 2, *space).contiguous()
-    torch.testing.assert_close(base(constant, parameters, index), constant[:, 0])
+    torch.testing.assert_close(base(constant, Known.of(parameters, index)), constant[:, 0])
     u = noise(4, 1, 2, *space, seed=2)
-    u_next = base(u, parameters, index)
+    u_next = base(u, Known.of(parameters, index))
     axes = tuple(range(2, u_next.ndim))
     assert (u_next.amax(axes) <= u[:, 0].amax(axes) + 1e-6).all() and (u_next.amin(axes) >= u[:, 0].amin(axes) - 1e-6).all()
     assert relative(u_next, u[:, 0]) > 0.1   # and it does something
@@ -352,10 +353,10 @@ def test_transport_with_the_cole_hopf_weights_is_burgers_equation():
     mean, std = 0.05, 0.6
     base = cole_hopf(256, 96, 0.05, mean, std)
     index = torch.zeros(len(u), dtype=torch.long)
-    pred = base((u - mean) / std, logs, index) * std + mean
+    pred = base((u - mean) / std, Known.of(logs, index)) * std + mean
     assert relative(pred, u_next) < 1e-4
     assert relative(u[:, 0], u_next) > 0.05                            # persistence: the step is not small
-    wrong = base((u - mean) / std, -logs, index) * std + mean          # the other viscosity: the parameter matters
+    wrong = base((u - mean) / std, Known.of(-logs, index)) * std + mean          # the other viscosity: the parameter matters
     assert relative(wrong, u_next) > 0.01
 
 
@@ -367,12 +368,12 @@ def test_transport_finds_burgers_equation_from_data():
 
     def draw(step: int) -> tuple:
         rows = shown[torch.arange(16 * step, 16 * step + 16) % len(shown)]
-        return u[rows], logs[rows], rows * 0, u_next[rows]
+        return u[rows], Known.of(logs[rows], rows * 0), u_next[rows]
 
     seen = []
     fit_by_gradient(base, draw, 400, progress=lambda step, loss: seen.append(loss))
     assert len(seen) == 400 and seen[0] > 0.3
-    assert relative(base(u[held], logs[held], held * 0), u_next[held]) < 2e-3
+    assert relative(base(u[held], Known.of(logs[held], held * 0)), u_next[held]) < 2e-3
 
 
 def blur_kernel(width: float, drift: float, reach: int) -> torch.Tensor:
@@ -397,14 +398,14 @@ def test_transport_acts_along_every_axis_with_its_own_width_and_drift(boundary):
         if boundary != PERIODIC:   # the mirror lies on the face, half a cell outside the first centre
             padded = torch.cat([moved[:, 0, :, :4].flip(-1), moved[:, 0], moved[:, 0, :, -4:].flip(-1)], -1)
         expected = (padded.unfold(-1, 9, 1) @ kernel)[:, None].movedim(-1, 2 + axis)
-    pred = base(u, torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))
+    pred = base(u, Known.of(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)))
     torch.testing.assert_close(pred.double(), expected, rtol=0, atol=1e-6)
 
 
 def test_a_symmetric_kernel_between_mirrors_conserves_the_mean():
     base = transport((16,), NO_FLUX, 4)
     u = noise(3, 1, 1, 16)
-    pred = base(u, torch.zeros(3, 1), torch.zeros(3, dtype=torch.long))
+    pred = base(u, Known.of(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)))
     torch.testing.assert_close(pred.mean(-1), u[:, 0].mean(-1))
     assert relative(pred, u[:, 0]) > 0.05
 
@@ -433,7 +434,7 @@ def test_constant_faces_between_cold_walls_solve_the_poisson_problem(space):
     base.gain.fill_(space[0] ** 2 / base.mean_square)
     base.zero.fill_(0.3)
     u_ref = darcy.solve(torch.full(space, 0.4), torch.ones(()))
-    u_pred = base(noise(2, 1, 1, *space), torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)) - 0.3
+    u_pred = base(noise(2, 1, 1, *space), Known.of(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))) - 0.3
     assert relative(u_pred[0, 0], u_ref) < 1e-5 and relative(u_pred[1, 0], u_ref) < 1e-5
 
 
@@ -442,7 +443,7 @@ def system_of(base: Elliptic, u: torch.Tensor) -> tuple:
     kept = []
     solve = base._solve
     base._solve = lambda operator, source: kept.append((operator, source)) or solve(operator, source)
-    solution = base(u, torch.full((len(u), 1), 0.5), torch.zeros(len(u), dtype=torch.long))
+    solution = base(u, Known.of(torch.full((len(u), 1), 0.5), torch.zeros(len(u), dtype=torch.long)))
     base._solve = solve
     return *kept[0], solution
 
@@ -479,7 +480,7 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
 def test_the_gradient_reaches_every_weight_of_the_elliptic_base(boundary):
     base = elliptic((6, 5), boundary)
-    base(noise(3, 1, 1, 6, 5), noise(3, 1, seed=1), torch.zeros(3, dtype=torch.long)).square().mean().backward()
+    base(noise(3, 1, 1, 6, 5), Known.of(noise(3, 1, seed=1), torch.zeros(3, dtype=torch.long))).square().mean().backward()
     for name, parameter in base.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all() and parameter.grad.abs().sum() > 0, name
 
@@ -498,16 +499,16 @@ def test_the_elliptic_base_learns_darcy_flow_from_few_samples_in_few_steps():
     base.zero.copy_(u[-1].flatten()[:1])
     u = u[:-1]
     zeros, index = torch.zeros(80, 1), torch.zeros(80, dtype=torch.long)
-    before = relative(base(a[held], zeros[held], index[held]), u[held])
-    base.calibrate(a[shown], zeros[shown], index[shown], u[shown])
-    calibrated = relative(base(a[held], zeros[held], index[held]), u[held])
+    before = relative(base(a[held], Known.of(zeros[held], index[held])), u[held])
+    base.calibrate(a[shown], Known.of(zeros[shown], index[shown]), u[shown])
+    calibrated = relative(base(a[held], Known.of(zeros[held], index[held])), u[held])
 
     def draw(step: int) -> tuple:
         rows = torch.arange(8 * step, 8 * step + 8) % 64
-        return a[rows], zeros[rows], index[rows], u[rows]
+        return a[rows], Known.of(zeros[rows], index[rows]), u[rows]
 
     fit_by_gradient(base, draw, 150)
-    after = relative(base(a[held], zeros[held], index[held]), u[held])
+    after = relative(base(a[held], Known.of(zeros[held], index[held])), u[held])
     mean = relative(u[shown].mean(0, keepdim=True).expand(16, -1, -1, -1), u[held])
     assert calibrated < before and after < 0.2 * mean and after < 0.1, (before, calibrated, after, mean)
 
@@ -516,7 +517,7 @@ def test_calibration_finds_the_gain_of_a_scaled_source():
     base = constant_faces(elliptic((8, 8), DIRICHLET), 1.0)
     u, zeros, index = noise(3, 1, 1, 8, 8), torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)
     base.zero.fill_(-0.2)
-    u_ref = 7.5 * (base(u, zeros, index) + 0.2) - 0.2
-    base.calibrate(u, zeros, index, u_ref)
+    u_ref = 7.5 * (base(u, Known.of(zeros, index)) + 0.2) - 0.2
+    base.calibrate(u, Known.of(zeros, index), u_ref)
     assert float(base.gain) == pytest.approx(7.5, rel=1e-5)
-    torch.testing.assert_close(base(u, zeros, index), u_ref)
+    torch.testing.assert_close(base(u, Known.of(zeros, index)), u_ref)

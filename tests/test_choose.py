@@ -30,7 +30,7 @@ from ups.models.choose import (
     residual_scale,
     spread,
 )
-from ups.models.operator import TaskHead
+from ups.models.head import TaskHead
 from ups.training.fitted import find_fit, fit_once
 from ups.training.stage import stage_folder
 

@@ -26,21 +26,13 @@ from train_operator import build_schedule, score_of, squared_errors
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
+from ups.models.augment import augment, symmetries
 from ups.models.bases import Persistence, Transport
 from ups.models.choose import spread
-from ups.models.operator import (
-    BOUNDARIES,
-    FLOOR,
-    Operator,
-    augment,
-    describe_tokenizer,
-    is_learnt,
-    load_operator,
-    operator_loss,
-    relative_error,
-    relative_field_error,
-    symmetries,
-)
+from ups.models.head import describe_tokenizer, is_learnt
+from ups.models.known import Known
+from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field_error
+from ups.models.operator import BOUNDARIES, Operator, load_operator
 from ups.models.rollout import rollout
 from ups.tasks import darcy, diff_react, get_task
 from ups.training.optim import build_optimizer
@@ -75,7 +67,7 @@ def describe(name: str, kind: str = "persistence", history: int = 1, bundle: int
             "parameter_values": list(VALUES[name]), "dt": 0.05, "boundary": task.boundary,
             "domain": list(task.domain),
             "parameters": {key: [min(VALUES[name]), max(VALUES[name])] for key in task.parameters},
-            "base": {"kind": kind, "settings": {**geometry, **settings}}}, codecs
+            "base": {"kind": kind, "settings": {**geometry, **settings}}, "is_network_used": True}, codecs
 
 
 def build(*heads: tuple[dict, dict], precision: str = "no", is_awake: bool = True) -> Operator:
@@ -116,36 +108,36 @@ def values(name: str, batch: int = 2) -> Tensor:
 def test_a_prediction_has_a_frame_per_bundle_and_the_latents_of_the_state(name, kind, history, bundle, dim):
     operator = build(describe(name, kind, history, bundle, dim))
     head = operator.heads[name]
-    full, base = operator.predict(latents(operator, name, 2, history), name, values(name))
+    full, base = operator.predict(latents(operator, name, 2, history), name, operator.heads[name].known(values(name)))
     assert full.shape == base.shape == (2, bundle, *head.codec.tokens, head.codec.dim)
     assert torch.isfinite(full).all() and (full - base).abs().max() > 0.05
     assert head.codec.dim == (dim or head.codec.width)
     assert torch.equal(operator(latents(operator, name, 2, history), name, values(name)), full)
     with pytest.raises(ValueError, match=f"{name} was given {history + 1} frames; expected its history of {history}. Slice the"):
-        operator.predict(latents(operator, name, 2, history + 1), name, values(name))
+        operator.predict(latents(operator, name, 2, history + 1), name, operator.heads[name].known(values(name)))
 
 
 def test_the_base_is_called_once_per_frame_of_the_bundle_on_its_own_answers():
     operator = build(describe("advection1d", "propagator", 2, 3))
     head, z = operator.heads["advection1d"], latents(operator, "advection1d", 2, 2)
-    _, base = operator.predict(z, "advection1d", values("advection1d"))
-    index, u = torch.tensor([0, 1]), head.codec.decode(z)
+    _, base = operator.predict(z, "advection1d", operator.heads["advection1d"].known(values("advection1d")))
+    known, u = Known.of(torch.zeros(2, 1), torch.tensor([0, 1])), head.codec.decode(z)
     for frame in range(3):
-        u = torch.cat([u, head.base(u[:, -2:], torch.zeros(2, 1), index)[:, None]], 1)
+        u = torch.cat([u, head.base(u[:, -2:], known)[:, None]], 1)
         torch.testing.assert_close(head.codec.decode(base[:, frame]), u[:, -1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("advection1d", "propagator"), ("burgers1d", "transport"), ("darcy2d", "elliptic")])
-def test_before_training_and_with_network_weight_zero_the_operator_is_its_base(name, kind):
+def test_before_training_and_where_the_network_is_not_used_the_operator_is_its_base(name, kind):
     fresh = build(describe(name, kind), is_awake=False)
-    full, base = fresh.predict(latents(fresh, name), name, values(name))
+    full, base = fresh.predict(latents(fresh, name), name, fresh.heads[name].known(values(name)))
     assert torch.equal(full, base)
     trained = build(describe(name, kind))
-    full, base = trained.predict(latents(trained, name), name, values(name))
+    full, base = trained.predict(latents(trained, name), name, trained.heads[name].known(values(name)))
     assert not torch.equal(full, base)
     assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1), full)
     assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1, part="base"), base)
-    trained.heads[name].network_weight.fill_(0.0)
+    trained.heads[name].description["is_network_used"] = False
     assert torch.equal(trained(latents(trained, name), name, values(name)), base)
 
 
@@ -154,7 +146,7 @@ def test_the_network_sees_every_frame_the_parameters_the_task_and_the_base():
     z, head = latents(operator, "burgers1d", 1, 3).requires_grad_(), operator.heads["burgers1d"]
 
     def change(z: Tensor, nu: float) -> Tensor:
-        full, base = operator.predict(z, "burgers1d", torch.tensor([[nu]], dtype=torch.float64))
+        full, base = operator.predict(z, "burgers1d", operator.heads["burgers1d"].known(torch.tensor([[nu]], dtype=torch.float64)))
         return full - base
 
     change(z, 0.1).square().sum().backward()
@@ -174,9 +166,9 @@ def test_the_networks_output_is_in_units_of_the_scale_of_the_parameter_value():
     operator = build(describe("advection1d", "persistence"))
     z, parameters = latents(operator, "advection1d", 4), values("advection1d", 4)
     operator.heads["advection1d"].scale.copy_(torch.tensor([1.0, 1.0]))
-    full, base = operator.predict(z, "advection1d", parameters)
+    full, base = operator.predict(z, "advection1d", operator.heads["advection1d"].known(parameters))
     operator.heads["advection1d"].scale.copy_(torch.tensor([0.5, 3.0]))
-    scaled, _ = operator.predict(z, "advection1d", parameters)
+    scaled, _ = operator.predict(z, "advection1d", operator.heads["advection1d"].known(parameters))
     torch.testing.assert_close(scaled - base, (full - base) * torch.tensor([0.5, 3.0, 0.5, 3.0]).view(4, 1, 1, 1))
 
 
@@ -187,8 +179,8 @@ def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32():
     for name in ("burgers1d", "darcy2d"):
         z = latents(exact, name)
         with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/training/run.py
-            full, base = rough.predict(z, name, values(name))
-        expected, expected_base = exact.predict(z, name, values(name))
+            full, base = rough.predict(z, name, rough.heads[name].known(values(name)))
+        expected, expected_base = exact.predict(z, name, exact.heads[name].known(values(name)))
         assert torch.equal(base, expected_base) and full.dtype == torch.float32
         change, expected_change = full - base, expected - expected_base
         assert 1e-5 < float(((change - expected_change).norm() / expected_change.norm()).detach()) < 0.03
@@ -216,13 +208,14 @@ def test_every_parameter_gets_a_gradient_after_two_updates():
 
 def test_parameters_become_standardised_logarithms_and_the_number_of_their_value():
     operator = build(describe("burgers1d", "propagator"))
-    standard, index = operator.heads["burgers1d"].standardise(torch.tensor([[0.01], [1.0], [0.1]], dtype=torch.float64))
-    assert index.tolist() == [0, 2, 1]
-    torch.testing.assert_close(standard[:, 0], torch.tensor([-1.5**0.5, 1.5**0.5, 0.0]), rtol=0, atol=1e-6)
-    nearly = operator.heads["burgers1d"].standardise(torch.tensor([[0.01]]))   # float32 rounding of a known value
-    assert nearly[1].tolist() == [0]
-    empty = build(describe("diff_react2d", "propagator")).heads["diff_react2d"].standardise(torch.zeros(3, 0))
-    assert empty[0].shape == (3, 0) and empty[1].tolist() == [0, 0, 0]
+    known = operator.heads["burgers1d"].known(torch.tensor([[0.01], [1.0], [0.1], [1.0]], dtype=torch.float64))
+    assert known.index.tolist() == [0, 2, 1, 2]
+    assert [(value, rows.tolist()) for value, rows in known.groups] == [(0, [0]), (1, [2]), (2, [1, 3])]
+    torch.testing.assert_close(known.standard[:3, 0], torch.tensor([-1.5**0.5, 1.5**0.5, 0.0]), rtol=0, atol=1e-6)
+    nearly = operator.heads["burgers1d"].known(torch.tensor([[0.01]]))   # float32 rounding of a known value
+    assert nearly.index.tolist() == [0]
+    empty = build(describe("diff_react2d", "propagator")).heads["diff_react2d"].known(torch.zeros(3, 0))
+    assert empty.standard.shape == (3, 0) and empty.index.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("value", [0.02, 0.0100001, math.nan])
@@ -236,7 +229,8 @@ def test_a_propagator_refuses_a_parameter_value_it_was_not_fitted_for(value):
 def test_a_transport_base_takes_any_parameter_value_and_varies_with_it():
     operator = build(describe("burgers1d", "transport"))
     z = latents(operator, "burgers1d", 1)
-    predictions = [operator.predict(z, "burgers1d", torch.tensor([[nu]], dtype=torch.float64))[1] for nu in (0.01, 0.02, 0.1)]
+    head = operator.heads["burgers1d"]
+    predictions = [head.predict_base(z, head.known(torch.tensor([[nu]]))) for nu in (0.01, 0.02, 0.1)]
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(predictions, predictions[1:], strict=False))
 
 
@@ -290,7 +284,7 @@ def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle
     total, network, base = 0.0, 0.0, 0.0
     for call in range(2):
         target = z_ref[:, call * bundle:(call + 1) * bundle]
-        full, z_base = operator.predict(z, "burgers1d", parameters)
+        full, z_base = operator.predict(z, "burgers1d", operator.heads["burgers1d"].known(parameters))
         errors = [float(relative_error(pred.detach(), target, z_base, torch.tensor([0.2, 0.3]))) for pred in (full, z_base)]
         total += errors[0] + field_weight * float(relative_field_error(full.detach(), target))
         total += errors[1] if kind == "transport" else 0.0
@@ -305,8 +299,8 @@ def test_gradients_flow_through_the_rollout():
     operator = build(describe("burgers1d", "persistence"))
     z, z_ref = latents(operator, "burgers1d"), latents(operator, "burgers1d", frames=2, seed=1)
     through, _ = operator_loss(operator, "burgers1d", z, z_ref, values("burgers1d"), 0.0)
-    first, z_base = operator.predict(z, "burgers1d", values("burgers1d"))
-    second, z_base2 = operator.predict(first.detach(), "burgers1d", values("burgers1d"))
+    first, z_base = operator.predict(z, "burgers1d", operator.heads["burgers1d"].known(values("burgers1d")))
+    second, z_base2 = operator.predict(first.detach(), "burgers1d", operator.heads["burgers1d"].known(values("burgers1d")))
     ones = torch.ones(2)
     cut = (relative_error(first, z_ref[:, :1], z_base, ones) + relative_error(second, z_ref[:, 1:], z_base2, ones)) / 2
     assert float(through.detach()) == pytest.approx(float(cut.detach()), rel=1e-5)
@@ -345,7 +339,7 @@ def test_one_batch_can_be_overfitted(name):
 
 def test_only_scalars_on_a_square_between_still_walls_have_the_symmetries_of_the_square():
     assert [name for name in ("advection1d", "burgers1d", "darcy2d", "diff_react2d", "ns_incom2d", "shallow_water2d", "cfd2d",
-                              "diff_sorp1d") if symmetries(name)] == ["darcy2d", "diff_react2d"]
+                              "diff_sorp1d") if symmetries(get_task(name))] == ["darcy2d", "diff_react2d"]
 
 
 def fitted(u: Tensor, fields: tuple[str, ...]) -> Tokenizer:
@@ -357,7 +351,7 @@ def drawn(task: str, parts: list[tuple[Tensor, Tokenizer]], seeds: range) -> lis
     """Physical fields after `augment`, one list per seed."""
     out = []
     for seed in seeds:
-        z = augment(None, task, [(fit.encode(fit.normalise(u)), fit) for u, fit in parts], torch.Generator().manual_seed(seed))
+        z = augment(get_task(task), [(fit.encode(fit.normalise(u)), fit) for u, fit in parts], torch.Generator().manual_seed(seed))
         out.append([fit.denormalise(fit.decode(part)) for part, (_, fit) in zip(z, parts, strict=True)])
     return out
 
@@ -408,7 +402,7 @@ def test_a_task_without_a_known_symmetry_is_left_alone(task):
     u = 1 + noise(2, 3, 1, *[8] * spec.ndim).abs()
     fit = Tokenizer.fit([u.numpy()], fields=spec.fields, patch=4)
     z = fit.encode(fit.normalise(u))
-    assert all(augment(None, task, [(z, fit)], torch.Generator().manual_seed(seed))[0] is z for seed in range(5))
+    assert all(augment(spec, [(z, fit)], torch.Generator().manual_seed(seed))[0] is z for seed in range(5))
 
 
 # ---------------------------------------------------------------- rollouts
@@ -446,7 +440,7 @@ def test_a_rollout_without_enough_context_or_frames_is_refused():
 
 def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
     operator = build(*[describe(name, kind, history) for name, kind, history in HEADS])
-    operator.heads["darcy2d"].network_weight.fill_(0.0)
+    operator.heads["darcy2d"].description["is_network_used"] = False
     operator.heads["burgers1d"].scale.copy_(torch.tensor([1.0, 2.0, 3.0]))
     (tmp_path / "config.json").write_text(json.dumps(operator.description))
     save_file({name: value.contiguous() for name, value in operator.state_dict().items()}, tmp_path / "model.safetensors")
@@ -454,7 +448,8 @@ def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
     assert not again.training and again.description == json.loads(json.dumps(operator.description))
     for name, _, history in HEADS:
         z = latents(operator, name, 2, history)
-        for one, two in zip(operator.predict(z, name, values(name)), again.predict(z, name, values(name)), strict=True):
+        known = operator.heads[name].known(values(name))
+        for one, two in zip(operator.predict(z, name, known), again.predict(z, name, known), strict=True):
             assert torch.equal(one, two)
 
 
@@ -551,8 +546,8 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        assert float(operator.heads[name].network_weight) == float(error["network"] < error["base"])
-        operator.heads[name].network_weight.fill_(1.0)   # as it was validated
+        assert operator.heads[name].is_network_used == (error["network"] < error["base"])
+        operator.heads[name].description["is_network_used"] = True   # as it was validated
         context = 0 if cache.task.is_steady else config.evaluate.context_frames
         truth, *squares = squared_errors(operator, cache, spread(cache, "val", 1), context, torch.device("cpu"))
         for key, square in zip(("network", "base"), squares, strict=True):
@@ -600,7 +595,7 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
     assert all(torch.equal(weights[name], value) for name, value in state["ema"]["averages"].items())
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path))
     cache, operator = open_cache(config, "burgers1d"), load_operator(directory)
-    operator.heads["burgers1d"].network_weight.fill_(1.0)   # as it was validated
+    operator.heads["burgers1d"].description["is_network_used"] = True   # as it was validated
     truth, network, _ = squared_errors(operator, cache, spread(cache, "val", 1), 10, torch.device("cpu"))
     recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]["network"]
     assert float((network / truth).sqrt().mean()) == pytest.approx(recorded, rel=1e-6)

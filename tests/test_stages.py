@@ -37,8 +37,9 @@ from ups.generative.diffusion import sample
 from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
 from ups.generative.steady import SPREAD_FLOOR, SteadyResiduals, case_bank, posterior_draws
+from ups.models.augment import augment
 from ups.models.choose import base_settings, head_description
-from ups.models.operator import Operator, augment, load_operator
+from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, rollout
 from ups.seeds import generator
 from ups.training.optim import split_parameters
@@ -348,7 +349,7 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     assert torch.equal(tokens[..., dim : 2 * dim], z[:, 0] - before) and not tokens[1, :, dim : 2 * dim].any()
     assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt))]] * 3
     shifted, tokens, _ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
-    [moved] = augment(hidden.operator, HIDDEN, [(z, hidden.head.codec)], generator(1))
+    [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
     torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim :] + shifted, moved[:, 1], rtol=0, atol=1e-5)
     assert (moved - z).abs().max() > 0.1
 
@@ -383,7 +384,7 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     places = torch.arange(8)
     r, tokens, facts = steady.draw("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
-    z_in, z_ref = augment(steady.operator, STEADY, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2))
+    z_in, z_ref = augment(steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2))
     u = steady.physical(z_ref[:, 0]).clamp_min(steady.least)
     values, v_guess, spread, mask, guess = tokens.split(16, -1)
     torch.testing.assert_close(steady.solution(guess, r), u, rtol=1e-3, atol=0)

@@ -14,7 +14,6 @@ batch. All that is known of a task travels in its weights (`Forecaster.tasks`); 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ import torch
 from torch import Tensor
 
 from ups.labelled import is_labelled, label, unlabel
-from ups.models.operator import Operator, TaskHead, load_operator
-from ups.models.start import Start, Values, start
+from ups.models.head import TaskHead
+from ups.models.operator import Operator, load_operator
+from ups.models.start import Values, start
 
 Field = Any   # numpy.ndarray, torch.Tensor, xarray.DataArray or xarray.Dataset
 

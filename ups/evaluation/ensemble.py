@@ -113,7 +113,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     cache, head, config, device = source.cache, source.head, ensembles.config, ensembles.device
     num_members, parts = 1 if model == "operator" else num_members, []
     for some in rows.split(max(1, STATES // num_members)):
-        parameters = cache.parameters[some].to(device).repeat_interleave(num_members, 0)
+        parameters = cache.parameters[some].repeat_interleave(num_members, 0)
         context = cache.batch(some, 0, config.context(ensembles.name), device)
         context = torch.cat([context[:, :1], context], 1)          # where nothing is before the first frame: no change
         start = head.codec.denormalise(head.codec.decode(context[:, -1])).repeat_interleave(num_members, 0)
@@ -166,7 +166,7 @@ def milliseconds_per_state(ensembles: Ensembles, model: str, batch_size: int) ->
     source: TransientResiduals = ensembles.residuals
     cache, device = source.cache, ensembles.device
     rows = cache.split[ensembles.split][:batch_size]
-    z, parameters = cache.batch(rows, 0, 1 + source.head.history, device), cache.parameters[rows].to(device)
+    z, parameters = cache.batch(rows, 0, 1 + source.head.history, device), cache.parameters[rows]
     noise, second = (part.flatten(0, 1) for part in ensembles.noise(rows, 0, 1))
     seconds = []
     for _ in range(TIMED + 2):

@@ -15,7 +15,8 @@ from ups.config import Config, ModelConfig, OptimConfig, to_dict
 from ups.data.cache import Cache
 from ups.data.schedule import Schedule
 from ups.generative.corrector import Corrector, CorrectorHead, fit_head
-from ups.models.operator import Operator, augment
+from ups.models.augment import augment
+from ups.models.operator import Operator
 from ups.seeds import generator
 from ups.training.fitted import fit_once
 from ups.training.run import Run
@@ -125,14 +126,13 @@ class TransientResiduals:
 
     def predict(self, z: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens, facts)."""
-        before, z = z[:, :1], z[:, -self.head.history :]
+        before, z, known = z[:, :1], z[:, -self.head.history :], self.head.known(parameters)
         with torch.autocast(z.device.type, enabled=False):   # the operator's trunk turns it on for itself
-            full = self.operator(z, self.name, parameters)
-        standard, _ = self.head.standardise(parameters)
+            full, _ = self.operator.predict(z, self.name, known)
         parts = (z, z[:, :1] - before, full - z[:, -1:])
         tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in parts], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
-        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([standard, dt], 1)
+        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([known.standard, dt], 1)
 
     def decode(self, r: Tensor) -> Tensor:
         """(..., *tokens, bundle * dim) to normalised fields (..., bundle, C, *space); linear."""
@@ -147,12 +147,12 @@ class TransientResiduals:
         before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)   # the first frame itself: no change
         z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
         if draw is not None:
-            [z] = augment(self.operator, self.name, [(z, self.head.codec)], draw)
+            [z] = augment(self.head.task, [(z, self.head.codec)], draw)
         seen, z_ref = z[:, : 1 + history], z[:, 1 + history :]
         if is_disturbed:
             keys = zip(places.tolist(), starts.tolist(), strict=True)
             seen = self.disturb(seen, starts, [generator(draw.initial_seed(), "disturb", *key) for key in keys])
-        z_pred, tokens, facts = self.predict(seen, self.cache.parameters[rows].to(self.device))
+        z_pred, tokens, facts = self.predict(seen, self.cache.parameters[rows])
         return z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts
 
 

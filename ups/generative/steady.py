@@ -25,7 +25,8 @@ from ups.generative.corrector import Corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation, as_linear, block_average, draw_levels, observe, observe_case, row_generators
 from ups.metrics.ensembles import energy_distance
-from ups.models.operator import Operator, augment
+from ups.models.augment import augment
+from ups.models.operator import Operator
 from ups.models.rollout import member_noise
 from ups.seeds import generator
 from ups.tasks.darcy_grf_posterior import truth_ensemble
@@ -141,7 +142,7 @@ class SteadyResiduals:
         """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim), parameters)."""
         rows = self.cache.split[split][places]
         return (self.cache.inputs(rows, self.device), self.cache.batch(rows, 0, 1, self.device),
-                self.cache.parameters[rows].to(self.device))
+                self.cache.parameters[rows])
 
     def physical(self, z: Tensor) -> Tensor:
         """Solution latents (..., *tokens, dim) to u (..., C, *space), physical units."""
@@ -155,7 +156,7 @@ class SteadyResiduals:
         is_disturbed changes nothing: no state is fed back.
         """
         z_in, z_ref, parameters = self.fields(split, places)
-        z_in, z_ref = augment(self.operator, self.name, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
+        z_in, z_ref = augment(self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
         v = self.head.input_codec.decode(z_in[:, 0])
         sources = row_generators(draw.initial_seed(), rows=places.tolist())
         guess, tokens, facts = self.predict(observe(v, draw_levels(v.shape[2:], sources), sources), parameters)

@@ -19,7 +19,8 @@ from ups.config import Config
 from ups.data.cache import Cache
 from ups.metrics.errors import nrmse_pooled
 from ups.models.bases import fit_by_gradient, fit_propagators
-from ups.models.operator import TaskHead, describe_data
+from ups.models.head import TaskHead, describe_data
+from ups.models.known import Known
 from ups.models.rollout import rollout
 from ups.progress import note
 from ups.seeds import generator
@@ -34,7 +35,7 @@ def head_description(cache: Cache, config: Config, kind: str, settings: dict[str
     task, is_steady = config.task[cache.task.name], cache.task.is_steady
     return {
         "name": cache.task.name, "history": 1 if is_steady else task.history, "bundle": 1 if is_steady else task.bundle,
-        **describe_data(cache), "base": {"kind": kind, "settings": settings},
+        **describe_data(cache), "base": {"kind": kind, "settings": settings}, "is_network_used": True,
     }
 
 
@@ -63,15 +64,15 @@ def _sample(cache: Cache, config: Config, rows: Tensor, length: int, count: int,
     return picked, first + torch.randint(0, max(1, starts), (count,), generator=draw)
 
 
-def _window(head: TaskHead, cache: Cache, rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(u shown, standardised parameters, value index, u to predict) in normalised field units, on the head's device."""
+def _window(head: TaskHead, cache: Cache, rows: Tensor, starts: Tensor) -> tuple[Tensor, Known, Tensor]:
+    """(u shown, what is known of its rows, u to predict) in normalised field units, on the head's device."""
     device = head.scale.device
-    parameters, index = head.standardise(cache.parameters[rows].to(device))
+    known = head.known(cache.parameters[rows])
     if head.task.is_steady:
-        return (head.input_codec.decode(cache.inputs(rows, device)), parameters, index,
+        return (head.input_codec.decode(cache.inputs(rows, device)), known,
                 head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0]))
     u = head.codec.decode(cache.batch(rows, starts, head.history + 1, device))
-    return u[:, :-1], parameters, index, u[:, -1]
+    return u[:, :-1], known, u[:, -1]
 
 
 @torch.no_grad()
@@ -79,14 +80,14 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (over single calls for a steady task); inf if it blows up."""
     device = head.scale.device
     rows = spread(cache, "val", NUM_ROLLOUTS)
-    parameters, index = head.standardise(cache.parameters[rows].to(device))
+    known = head.known(cache.parameters[rows])
     if head.task.is_steady:
-        u_pred = head.base(head.input_codec.decode(cache.inputs(rows, device)), parameters, index)[:, None]
+        u_pred = head.base(head.input_codec.decode(cache.inputs(rows, device)), known)[:, None]
         u_ref = head.codec.decode(cache.batch(rows, 0, 1, device))
     else:
         u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
         context, u_ref = u[:, :context_frames], u[:, context_frames:]
-        u_pred = rollout(lambda w: head.base(w, parameters, index)[:, None], context, u_ref.shape[1], head.history)
+        u_pred = rollout(lambda w: head.base(w, known)[:, None], context, u_ref.shape[1], head.history)
     error = float(nrmse_pooled(u_pred, u_ref).mean())
     return error if math.isfinite(error) else math.inf
 
@@ -133,7 +134,7 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
                 starts = cache.num_frames - settings.train_from - length + 1
                 picked, first = _sample(cache, config, rows, length, min(MAX_WINDOWS, len(rows) * starts), seed)
                 for i in range(0, len(picked), BATCH):
-                    u, _, _, u_next = _window(probe, cache, picked[i:i + BATCH], first[i:i + BATCH])
+                    u, _, u_next = _window(probe, cache, picked[i:i + BATCH], first[i:i + BATCH])
                     yield u, u_next
 
             full = base_settings(cache, config)
@@ -170,8 +171,8 @@ def residual_scale(head: TaskHead, cache: Cache, config: Config, seed: int) -> T
         rows, starts = _sample(cache, config, _training_rows(cache, value), length, 4 * BATCH, seed + 1)
         squares = []
         for i in range(0, len(rows), BATCH):
-            u, parameters, index, u_next = _window(head, cache, rows[i:i + BATCH], starts[i:i + BATCH])
-            squares.append(head.codec.encode(u_next - head.base(u, parameters, index)).square().mean())
+            u, known, u_next = _window(head, cache, rows[i:i + BATCH], starts[i:i + BATCH])
+            squares.append(head.codec.encode(u_next - head.base(u, known)).square().mean())
         scales.append(torch.stack(squares).mean().sqrt())
     return torch.stack(scales).clamp_min(1e-7)   # float32 rounding of a normalised field: nothing below it can be learnt
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ups.boundary import PERIODIC
-from ups.models.operator import Operator, TaskHead
+from ups.models.head import TaskHead
+from ups.models.operator import Operator
 from ups.spectral import resample as on_grid
 
 SAME = 1e-6   # relative: a time step or parameter that differs by less is the same number in float32
@@ -22,7 +23,7 @@ Values = Mapping[str, Any] | Sequence | Tensor | float | None   # parameters by 
 
 @dataclass(frozen=True)
 class Start:
-    """z (batch, time, *tokens, dim) and raw parameters (batch, P) on the operator's device; u: the field that was given."""
+    """z (batch, time, *tokens, dim) on the operator's device and raw parameters (batch, P); u: the field that was given."""
 
     head: TaskHead
     u: Tensor
@@ -54,7 +55,7 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
     """
     head = operator.head(task)
     _check_field(head, u, num_frames, dt)
-    values = check_parameters(head, parameters, len(u), extrapolate).to(head.scale.device)
+    values = check_parameters(head, parameters, len(u), extrapolate)
     codec, shown = head.input_codec, u
     space, boundary = tuple(u.shape[3:]), head.task.boundary
     if space != codec.space:

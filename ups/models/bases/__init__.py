@@ -1,7 +1,7 @@
 """Base predictors: what is cheap, and exact where the equation allows it, in front of the network that learns the rest.
 
-All act on normalised fields. A call takes u (batch, history, C, *space), parameters (batch, P) standardised logarithms and
-index (batch,) of the parameter value, and gives the next frame (batch, C, *space). Which one a task gets is decided by
+All act on normalised fields. A call takes u (batch, history, C, *space) and what is known of its rows (`Known`), and gives the
+next frame (batch, C, *space). Which one a task gets is decided by
 rollouts on validation trajectories (`choose_base`) and stored with the model.
 """
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
+from ups.models.known import Known
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 
 
@@ -41,7 +42,7 @@ class Persistence(nn.Module):
     def __init__(self, **_: Any):
         super().__init__()
 
-    def forward(self, u: Tensor, parameters: Tensor, index: Tensor) -> Tensor:
+    def forward(self, u: Tensor, known: Known) -> Tensor:
         return u[:, -1]
 
 
@@ -73,13 +74,12 @@ class Propagator(nn.Module):
         frames = [dictionary(u[:, -1 - lag], self.degree) for lag in range(self.history)]
         return self.transform.forward(torch.cat(frames, 1))
 
-    def forward(self, u: Tensor, parameters: Tensor, index: Tensor) -> Tensor:
+    def forward(self, u: Tensor, known: Known) -> Tensor:
         with torch.autocast(u.device.type, enabled=False):
             phi = self.features(u.float()).permute(2, 0, 1)                        # modes, batch, terms
             weight = torch.complex(self.weight_real, self.weight_imag) if self.transform.is_periodic else self.weight_real
             change = torch.zeros(*phi.shape[:2], weight.shape[-1], dtype=phi.dtype, device=phi.device)
-            for value in index.unique().tolist():                                  # one batched product per parameter value
-                rows = torch.nonzero(index == value).squeeze(1)
+            for value, rows in known.groups:                                       # one batched product per parameter value
                 change = change.index_copy(1, rows, phi[:, rows] @ weight[value])
             return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
 
@@ -168,9 +168,9 @@ class Transport(nn.Module):
         kernel = logits.softmax(-1)                                                # batch, n, 2 reach + 1
         return torch.einsum("bnk,bcnk->bcn", kernel, self._pad(u, reach).unfold(-1, 2 * reach + 1, 1))
 
-    def forward(self, u: Tensor, parameters: Tensor, index: Tensor) -> Tensor:
+    def forward(self, u: Tensor, known: Known) -> Tensor:
         with torch.autocast(u.device.type, enabled=False):
-            u, parameters = u[:, -1].float(), parameters.float()
+            u, parameters = u[:, -1].float(), known.standard.float()
             for axis in range(self.ndim):
                 moved = torch.movedim(u, 2 + axis, 1)                              # lines of the other axes join the batch
                 lines = moved.flatten(3) if self.ndim > 1 else moved[..., None]
@@ -245,7 +245,7 @@ class Elliptic(nn.Module):
             before, after = sign * first, sign * last
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
 
-    def forward(self, u: Tensor, parameters: Tensor, index: Tensor) -> Tensor:
+    def forward(self, u: Tensor, known: Known) -> Tensor:
         with torch.autocast(u.device.type, enabled=False):
             a = u[:, 0].float().movedim(1, -1)                                     # batch, *space, C_in
             marked = torch.cat([a, torch.ones_like(a[..., :1])], -1)
@@ -255,7 +255,7 @@ class Elliptic(nn.Module):
                 value = self.face(torch.cat([left, right], -1)) + self.face(torch.cat([right, left], -1))
                 faces.append(value.exp().movedim(-1, 1) * self.scales[axis - 1])
             source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
-            scale = torch.exp(parameters.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
+            scale = torch.exp(known.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
             source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.inverse.shape[0] ** 2
             reaction = F.softplus(reaction - 8) / self.inverse.shape[0] ** 2       # starts near zero
 
@@ -270,10 +270,10 @@ class Elliptic(nn.Module):
             return self._solve(operator, source) + self.zero.view(-1, *[1] * self.ndim)
 
     @torch.no_grad()
-    def calibrate(self, u: Tensor, parameters: Tensor, index: Tensor, u_ref: Tensor) -> None:
+    def calibrate(self, u: Tensor, known: Known, u_ref: Tensor) -> None:
         """Set the source's gain by least squares, so that training starts at the right size (the solve is linear in it)."""
         zero = self.zero.view(-1, *[1] * self.ndim)
-        x, y = self(u, parameters, index) - zero, u_ref - zero
+        x, y = self(u, known) - zero, u_ref - zero
         axes = (0, *range(2, x.ndim))
         self.gain.mul_((x * y).sum(axes) / x.square().sum(axes).clamp_min(1e-12))
 
@@ -310,11 +310,11 @@ def make_base(kind: str, settings: dict[str, Any]) -> nn.Module:
     return BASES[kind](**settings)
 
 
-def fit_by_gradient(base: nn.Module, draw: Callable[[int], tuple[Tensor, Tensor, Tensor, Tensor]], steps: int,
+def fit_by_gradient(base: nn.Module, draw: Callable[[int], tuple[Tensor, Known, Tensor]], steps: int,
                     progress: Callable[[int, float], None] = lambda step, loss: None) -> float:
     """Fit a transport or elliptic base on one-call relative errors with Adam; returns the mean loss of the last tenth.
 
-    draw(step): (u, parameters, index, u_next). Linear warm-up and decay; the loss is relative to the change (to the field
+    draw(step): (u, known, u_next). Linear warm-up and decay; the loss is relative to the change (to the field
     for a steady task, whose input is not a frame).
     """
     lr = base.LEARNING_RATE
@@ -323,8 +323,8 @@ def fit_by_gradient(base: nn.Module, draw: Callable[[int], tuple[Tensor, Tensor,
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / steps))
-        u, parameters, index, u_next = draw(step)
-        u_pred = base(u, parameters, index)
+        u, known, u_next = draw(step)
+        u_pred = base(u, known)
         axes = tuple(range(1, u_next.ndim))
         against = u_next if isinstance(base, Elliptic) else u_next - u[:, -1]
         loss = ((u_pred - u_next).square().mean(axes) / against.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()

@@ -1,0 +1,141 @@
+"""What one task adds to the shared network, and what of its data travels with the weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ups.data.cache import Cache
+from ups.data.tokenizer import Tokenizer
+from ups.models.bases import make_base
+from ups.models.known import Known
+from ups.tasks import get_task
+
+BASE_LR = 0.2        # of the rate: how fast a learnt base moves while the network learns what it leaves; at 1 it wanders
+AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
+
+
+class TaskHead(nn.Module):
+    """What one task adds to the shared network: codec, base predictor, input and output map, scales.
+
+    description (JSON-able; ups/models/choose.py makes it): all that the tensors do not hold. name; history, bundle (frames);
+    what it is trained on, as `describe_data` says; base: {kind, settings}; is_network_used, by validation. Raises ValueError
+    where that is missing or not the task's.
+    """
+
+    def __init__(self, description: dict[str, Any], width: int):
+        super().__init__()
+        self.name = description["name"]
+        self.task = get_task(self.name)
+        known = {"boundary": self.task.boundary, "domain": list(self.task.domain)}
+        if wrong := [key for key in (*known, "dt", "parameters", "is_network_used") if key not in description
+                     or description[key] != known.get(key, description[key])]:
+            raise ValueError(f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
+                             f"{wrong[0]} they were trained on; expected "
+                             f"{known.get(wrong[0], 'what this version records')}. {AGAIN}")
+        self.history, self.bundle = description["history"], description["bundle"]
+        self.description = description
+        self.log_dt = math.log(description["dt"]) if description["dt"] > 0 else 0.0
+        self.codec = _empty_tokenizer(description["codec"])
+        self.coefficient_codec = _empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
+        self.base = make_base(description["base"]["kind"], description["base"]["settings"])
+        for parameter in self.base.parameters():
+            parameter.lr_factor = BASE_LR
+        self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
+        self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
+        self.out = nn.Linear(width, self.bundle * self.codec.dim)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    @property
+    def input_codec(self) -> Tokenizer:
+        """The codec of what the operator is shown: the coefficient's for a steady task, else the state's."""
+        return self.coefficient_codec if self.coefficient_codec is not None else self.codec
+
+    @property
+    def is_network_used(self) -> bool:
+        """Whether the network serves the task: it does where it helps on validation, else the base alone does."""
+        return self.description["is_network_used"]
+
+    def physical(self, z: Tensor) -> Tensor:
+        """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units."""
+        return self.codec.denormalise(self.codec.decode(z))
+
+    def known(self, parameters: Tensor) -> Known:
+        """What raw parameters (batch, P) say of the rows; they wait for no device where they come from the host.
+
+        Raises ValueError for another number of parameters than the task shows, or a value the base cannot
+        serve: a propagator knows the fitted values only.
+        """
+        names, device = list(self.description["parameters"]), self.scale.device
+        if parameters.ndim != 2 or parameters.shape[1] != len(names):
+            raise ValueError(f"{self.name} was given parameters of shape {tuple(parameters.shape)}; expected "
+                             f"(batch, {len(names)}): {', '.join(names) or 'none'}. Give these, in order.")
+        parameters = parameters.cpu()
+        if not names:
+            return Known.of(parameters.float(), torch.zeros(len(parameters), dtype=torch.long), device)
+        values, logs = self.description["parameter_values"], parameters.double().log()
+        trained = torch.tensor(values, dtype=torch.float64).log()
+        distance, nearest = (logs[:, :1] - trained).abs().min(1)
+        if self.description["base"]["kind"] == "propagator" and not bool((distance <= 1e-6).all()):   # NaN as well
+            bad = float(parameters[int(distance.argmax()), 0])
+            raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of {values}, for "
+                             f"which its propagator was fitted. Add the value to "
+                             f"task.{self.name}.parameters and train, or choose another base.")
+        spread = trained.std(correction=0) if len(values) > 1 else 1.0
+        return Known.of(((logs - trained.mean()) / spread).float(), nearest, device)
+
+    def predict_base(self, z: Tensor, known: Known) -> Tensor:
+        """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""
+        u = self.input_codec.decode(z)
+        frames = []
+        for _ in range(self.bundle):
+            frames.append(self.base(u, known))
+            u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
+        return self.codec.encode(torch.stack(frames, 1))
+
+
+def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
+    """A codec of the right shape whose tensors a state_dict fills."""
+    shape = meta["shape"]
+    tensors = {name: torch.zeros(size) for name, size in shape.items()}
+    return Tokenizer.from_state(tensors, {k: v for k, v in meta.items() if k != "shape"})
+
+
+def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The facts and tensor shapes of a codec, JSON-able: an operator is built from these and filled by a state_dict."""
+    return {**tokenizer.meta(), "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()}}
+
+
+def describe_data(cache: Cache) -> dict[str, Any]:
+    """What a task's weights are trained on, and hold for alone, JSON-able.
+
+    codec and input_codec (None unless steady), with grid, fields and patch; boundary; domain of every axis;
+    dt between frames (0 if steady); parameters: name -> smallest and largest value, empty where the task hides
+    or has none; parameter_values of the first.
+    """
+    shown = cache.parameters.unbind(1)   # none where they are hidden
+    steady = cache.input_tokenizer is not None
+    return {"codec": describe_tokenizer(cache.tokenizer),
+            "input_codec": describe_tokenizer(cache.input_tokenizer) if steady else None,
+            "boundary": cache.task.boundary, "domain": list(cache.task.domain), "dt": cache.dt,
+            "parameters": {name: [float(column.min()), float(column.max())]
+                           for name, column in zip(cache.task.parameters, shown, strict=False)},
+            "parameter_values": [float(v) for v in cache.parameter_values]}
+
+
+def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
+    """`describe_data` by the names a message uses."""
+    names = {"space": "grid", "fields": "fields", "positive": "logarithms", "patch": "patch", "shape": "size"}
+    codecs = {"": description["codec"], "input ": description["input_codec"] or {}}
+    facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
+    others = ("boundary", "domain", "dt", "parameters", "parameter_values")
+    return facts | {key: description[key] for key in others}
+
+
+def is_learnt(base: nn.Module) -> bool:
+    """Whether a base has weights that gradient steps train (transport, elliptic) rather than a closed form."""
+    return any(True for _ in base.parameters())

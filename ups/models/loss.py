@@ -1,0 +1,56 @@
+"""What the operator is trained on: errors relative to what its base leaves, along an unrolled window."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ups.models.head import is_learnt
+from ups.models.operator import Operator
+
+FLOOR = 1e-4         # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
+
+
+def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
+    """Mean over samples of |z_pred - z_ref| / sqrt((|z_ref - z_base|^2 + scale^2) / 2), RMS over tokens and dim.
+
+    scale (batch,). In units of what the base leaves: about 1 means that nothing was learnt. The scale keeps samples that
+    the base already solves from dominating, FLOOR those that it solves to rounding. Latents are orthonormal coordinates,
+    so this is the error of the normalised field (Parseval).
+    """
+    axes = tuple(range(1, z_ref.ndim))
+    error = (z_pred - z_ref).square().mean(axes) + FLOOR**2
+    residual = (z_ref - z_base.detach()).square().mean(axes)
+    return (2 * error / (residual + scale**2 + 2 * FLOOR**2)).sqrt().mean()
+
+
+def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
+    """Mean over samples of |z_pred - z_ref| / |z_ref|; both (batch, time, *tokens, dim)."""
+    axes = tuple(range(1, z_ref.ndim))
+    return ((z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
+
+
+def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, parameters: Tensor,
+                  field_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call after call.
+
+    The sum of the network's relative error, the learnt base's own and field_weight times that of the field, averaged over
+    the calls; gradients flow through the rollout. Returns it with the detached errors of network and base.
+    """
+    head = operator.heads[task]
+    known = head.known(parameters)
+    scale = head.scale[known.index]
+    loss, network, base = 0.0, 0.0, 0.0
+    calls = z_ref.shape[1] // head.bundle
+    for call in range(calls):
+        target = z_ref[:, call * head.bundle : (call + 1) * head.bundle]
+        full, z_base = operator.predict(z, task, known)
+        network_error = relative_error(full, target, z_base, scale)
+        base_error = relative_error(z_base, target, z_base, scale)
+        loss = loss + network_error + (base_error if is_learnt(head.base) else 0.0)
+        if field_weight:
+            loss = loss + field_weight * relative_field_error(full, target)
+        network, base = network + network_error.detach(), base + base_error.detach()
+        if call + 1 < calls:
+            z = torch.cat([z, full], 1)[:, -head.history :]
+    return loss / calls, {"network": network / calls, "base": base / calls}
