@@ -35,6 +35,7 @@ from ups.evaluation.report_ensemble import ensemble_section, steady_section
 from ups.evaluation.rivals import find_rivals
 from ups.files import value_hash, write_sealed
 from ups.metrics import errors as metrics
+from ups.metrics.intervals import compare, merge
 from ups.models.operator import Operator, load_operator
 from ups.training.run import describe_environment
 from ups.training.stage import DONE, require_stage
@@ -114,18 +115,18 @@ def evaluate_task(operator: Operator, config: Config, name: str, device: torch.d
             predictions["train_mean"] = mean_field.expand_as(u_ref)
         for model, u_pred in predictions.items():
             parts.setdefault(model, []).append(metrics.score(u_pred, u_ref, cache.task.boundary))
-    scores = {model: metrics.merge(part) for model, part in parts.items()}
+    scores = {model: merge(part) for model, part in parts.items()}
 
     num_frames = cache.num_frames - test.context
     times = cache.dt * torch.arange(1, num_frames + 1) if not cache.task.is_steady else torch.zeros(1)
     legacy = (test.context or 1) if settings.legacy else 0
     groups = cache.trajectory[test.rows]
-    models = {model: metrics.summarise(score, settings.num_bootstrap, config.run.seed, times, legacy, groups)
+    models = {model: metrics.summarise_errors(score, settings.num_bootstrap, config.run.seed, times, legacy, groups)
               for model, score in scores.items()}
     models["operator"]["ms_per_state"] = milliseconds_per_state(operator, test, test.rows[: settings.batch_size], device)
     models["operator"]["evaluations_per_state"] = 1 / head.bundle
-    comparisons = {f"operator / {other}": {metric: metrics.compare(scores["operator"], scores[other], settings.num_bootstrap,
-                                                                   config.run.seed, metric, groups)
+    comparisons = {f"operator / {other}": {metric: compare(metrics.ERROR[metric], scores["operator"], scores[other],
+                                                                   settings.num_bootstrap, config.run.seed, groups)
                                            for metric in ("nrmse", "crmse")}
                    for other in ("base", *BASELINES) if other in scores}
     entry = {

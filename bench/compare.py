@@ -38,7 +38,9 @@ from ups.config import ROOT, Config, load_config
 from ups.data.cache import cache_settings, open_cache
 from ups.data.pdebench import open_data
 from ups.evaluation.rivals import FOLDER, RIVALS, data_key
-from ups.metrics.errors import bootstrap, merge, rms, rmse, score, summarise
+from ups.metrics.errors import rmse, score, summarise_errors
+from ups.metrics.intervals import bootstrap, merge
+from ups.metrics.spectra import rms
 
 OUT = FOLDER
 BASELINES = ("fno", "fno_library", "unet")
@@ -206,7 +208,7 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)
         parts.append(score(pred, split.truth[rows], cache.task.boundary))
     times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
-    row = summarise(merge(parts), config.evaluate.num_bootstrap, config.run.seed, times, 0, split.groups)
+    row = summarise_errors(merge(parts), config.evaluate.num_bootstrap, config.run.seed, times, 0, split.groups)
     return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
 
 

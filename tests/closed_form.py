@@ -39,7 +39,7 @@ from ups.data.cache import open_cache
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
-from ups.metrics.ensembles import fair_crps
+from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
 from ups.seeds import generator
 from ups.tasks import get_task
@@ -373,7 +373,7 @@ def measure_assessed(config: Config, entry: dict) -> dict[str, float]:
     count, unit = len(facts["rows"]), float(codec.std)
     truth = torch.cat([source.decode(facts["truth"])[:, 0, 0] * unit, (u_next - propagate(u))[count:]])
     exact = left(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
-    scores = fair_crps(exact, truth).mean(1)
+    scores = fair_crps(exact, truth)
     ours = entry["models"]["corrector"]
     return {"one step": ours["one_step"]["crps"]["value"] * unit / float(scores[:count].mean()),
             "rollout": ours["crps"]["value"] / float(scores[count:].mean()),

@@ -31,8 +31,8 @@ from bench.bootstrapped import consistency_loss
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
 from ups.generative.student import draw_members, draw_starts, endpoint_loss, ensemble_loss, sample_student
-from ups.metrics.ensembles import energy_distance, fair_crps
 from ups.metrics.pairs import pairing
+from ups.metrics.proper import energy_distance, fair_crps
 from ups.seeds import generator
 from ups.training.optim import EMA
 
@@ -559,7 +559,7 @@ def judge_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: st
 
 def crps(members: Tensor, truth: Tensor) -> float:
     """Mean fair CRPS of one ensemble (M, D) against every truth (n, D)."""
-    return sum(float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)) / truth.numel()
+    return sum(float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)) / len(truth)
 
 
 # ---- controls and rivals

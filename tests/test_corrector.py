@@ -28,14 +28,12 @@ from ups.generative.residuals import refuse
 from ups.generative.student import (
     GAIN,
     SolvedPool,
-    almost_fair_crps,
     draw_starts,
-    energy_score,
     ensemble_loss,
     gate,
     pool_number,
 )
-from ups.metrics.ensembles import fair_crps
+from ups.metrics.proper import energy_score, fair_crps
 from ups.models.rollout import ensemble_rollout, guard, member_noise, rollout
 from ups.seeds import generator
 from ups.tasks import get_task
@@ -393,8 +391,10 @@ def test_tuning_passes_only_if_every_task_gains():
 
 def test_the_scores_are_the_known_ones():
     members, truth = noise(3, 5, 7, 2), noise(3, 7, 2, key=1)
-    torch.testing.assert_close(almost_fair_crps(members, truth, 1.0), fair_crps(members, truth).flatten(1).mean(1).float())
-    torch.testing.assert_close(almost_fair_crps(members, truth, 0.95), fair_crps(members, truth, 0.95).flatten(1).mean(1).float())
+    error = (members - truth[:, None]).abs().mean((1, 2, 3))
+    apart = (members[:, :, None] - members[:, None]).abs().mean((3, 4)).sum((1, 2)) / (5 * 4)
+    for alpha in (1.0, 0.95):
+        torch.testing.assert_close(fair_crps(members, truth, alpha), error - 0.5 * (1 - (1 - alpha) / 5) * apart)
     vectors, ref = members.flatten(2), truth.flatten(1)
     pairs = sum((vectors[:, i] - vectors[:, j]).norm(dim=-1) for i in range(5) for j in range(5)) / (5 * 4)
     expected = ((vectors - ref[:, None]).norm(dim=-1).mean(1) - 0.5 * pairs) / math.sqrt(14)
@@ -419,7 +419,7 @@ def test_the_rivals_score_sees_joint_structure_that_points_do_not():
     wrong = noise(3000, 4, 8, 1, key=2)
     right = float(ensemble_loss(members, truth, lambda z: z).mean())
     assert float(ensemble_loss(wrong, truth, lambda z: z).mean()) > 1.05 * right
-    assert float(almost_fair_crps(wrong, truth).mean()) == pytest.approx(float(almost_fair_crps(members, truth).mean()), rel=0.05)
+    assert float(fair_crps(wrong, truth).mean()) == pytest.approx(float(fair_crps(members, truth).mean()), rel=0.05)
 
 
 # ---------------------------------------------------------------- noise and ensembles

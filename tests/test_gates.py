@@ -17,7 +17,8 @@ from ups.evaluation import report
 from ups.evaluation.assess import pool, pool_spread
 from ups.evaluation.gates import check_gates, check_verdicts, gate, point
 from ups.metrics import ensembles as probabilistic
-from ups.metrics import errors as metrics
+from ups.metrics.intervals import bootstrap, halves
+from ups.metrics.intervals import entry as entry_of
 
 SETTINGS = load_config(None).evaluate
 CASES, MEMBERS, FRAMES, CELLS = 60, 8, 8, 16
@@ -184,8 +185,9 @@ def test_less_data_makes_a_gate_harder():
     ours, theirs = 0.9 + noise, torch.ones(400)
 
     def passed(count: int) -> bool:
-        value, low, high = metrics.bootstrap_ratio(ours[:count], theirs[:count], 500, 0)
-        return gate("rival", "score/t/rival", "score", {"value": value, "low": low, "high": high}, below=1.0)["passed"]
+        both = torch.stack([ours[:count], theirs[:count]], 1)
+        found = entry_of(bootstrap(both, lambda mean: halves(mean)[:, 0], 500, 0))
+        return gate("rival", "score/t/rival", "score", found, below=1.0)["passed"]
 
     assert [passed(count) for count in (400, 8)] == [True, False]
     small = {**copy.deepcopy(entry()), "num_initial_conditions": 5}   # intervals as narrow as they like

@@ -5,6 +5,7 @@ student, and each negative control must fail the criterion made for it.
 """
 
 import math
+from functools import partial
 
 import known_answers as known
 import pytest
@@ -12,8 +13,9 @@ import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
 from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
-from ups.generative.student import almost_fair_crps, draw_starts, endpoint_loss, sample_student
-from ups.metrics.ensembles import fair_crps, spread_skill
+from ups.generative.student import ALPHA, draw_starts, endpoint_loss, sample_student
+from ups.metrics.ensembles import spread_skill
+from ups.metrics.proper import fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise
 
 NUM = 8192   # draws per place: the standard error of a spread is 0.8 %
@@ -319,7 +321,7 @@ def test_the_undistilled_teacher_in_one_evaluation_is_caught(bimodal, truths, te
 def test_a_generator_trained_on_crps_alone_is_caught_though_its_crps_is_the_teachers(bimodal, truths, teacher_draws):   # N4
     model, _ = bimodal
     fake = known.PerDimension(model.problem, stream("N4"))
-    known.learn_ensemble(model, fake, "N4", 600, almost_fair_crps)
+    known.learn_ensemble(model, fake, "N4", 600, partial(fair_crps, alpha=ALPHA))
     drawn = from_student(model, fake, teacher_draws[0])
     for failures in judge(model, drawn, truths):
         assert {"coherence", "energy distance"} <= names(failures)
@@ -367,7 +369,7 @@ def judge_rollout(problem, draw):
     members = ensemble_rollout(step, start[:, None], LEADS, 1, MEMBERS)
     truth = torch.stack(path, 1)
     variance, error = (value[:, :, 0].mean(0) for value in spread_skill(members[:, :, :, None], truth[:, :, None]))
-    crps = fair_crps(members, truth).mean((0, 2))
+    crps = fair_crps(members.movedim(2, 0).flatten(0, 1), truth.movedim(1, 0).flatten(0, 1)).view(LEADS, -1).mean(1)
     measured, limits, mean, covariance = {}, {}, start.double(), torch.zeros_like(problem.q)
     for lead in range(LEADS):
         mean = mean @ problem.a.T

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from ups.metrics import errors as metrics
+from ups.metrics import intervals, spectra
+from ups.metrics.intervals import bootstrap, halves, plain_mean
 
 
 def make(seed=0, n=6, num_frames=5, channels=2, space=(16,), noise=0.1):
@@ -16,7 +18,16 @@ def make(seed=0, n=6, num_frames=5, channels=2, space=(16,), noise=0.1):
 
 
 def summary(u_pred, u_ref, boundary="periodic", **kwargs):
-    return metrics.summarise(metrics.score(u_pred, u_ref, boundary), num_bootstrap=50, seed=0, **kwargs)
+    return metrics.summarise_errors(metrics.score(u_pred, u_ref, boundary), num_bootstrap=50, seed=0, **kwargs)
+
+
+def interval(values, num_bootstrap, seed, groups=None):
+    return tuple(map(float, bootstrap(*plain_mean(values[:, None]), num_bootstrap, seed, groups)))
+
+
+def ratio_interval(values, baseline, num_bootstrap, seed):
+    both = torch.stack([values, baseline], 1)
+    return tuple(map(float, bootstrap(both, lambda mean: halves(mean)[:, 0], num_bootstrap, seed)))
 
 
 def numpy_pdebench(u_pred, u_ref):
@@ -106,45 +117,44 @@ def test_boundary_error_in_3d_times_root_channels_is_the_published_one():
 @pytest.mark.parametrize("space", [(15,), (12, 8), (4, 6, 5)])
 def test_spectrum_sums_to_the_mean_square(boundary, space):
     _, u = make(space=space)
-    assert torch.allclose(metrics.energy_spectrum(u, boundary).sum(3), u.double().square().mean(tuple(range(3, u.ndim))))
+    assert torch.allclose(spectra.energy_spectrum(u, boundary).sum(3), u.double().square().mean(tuple(range(3, u.ndim))))
 
 
 def test_spectrum_of_one_wave_sits_in_its_shell():
     x = torch.arange(64) / 64
     wave = (2 * math.pi * 5 * x).sin().expand(1, 1, 1, 64)
-    assert metrics.energy_spectrum(wave, "periodic")[0, 0, 0, 5].item() == pytest.approx(0.5)
+    assert spectra.energy_spectrum(wave, "periodic")[0, 0, 0, 5].item() == pytest.approx(0.5)
     half = (math.pi * 7 * (x + 0.5 / 64)).cos().expand(1, 1, 1, 64)  # 3.5 cycles per box, no flux at both ends
-    assert metrics.energy_spectrum(half, "no_flux")[0, 0, 0, 3].item() == pytest.approx(0.5)
+    assert spectra.energy_spectrum(half, "no_flux")[0, 0, 0, 3].item() == pytest.approx(0.5)
 
 
 def test_cosine_spectrum_has_no_edge_tail_where_the_fourier_spectrum_has_one():
     cell = torch.arange(64, dtype=torch.float64) + 0.5
     ramp = (math.pi * cell / 64).cos().expand(1, 1, 1, 64)  # smooth, but jumps when made periodic
-    tail = {name: metrics.energy_spectrum(ramp, name)[0, 0, 0, 8:].sum().item() for name in ("periodic", "dirichlet")}
+    tail = {name: spectra.energy_spectrum(ramp, name)[0, 0, 0, 8:].sum().item() for name in ("periodic", "dirichlet")}
     assert tail["dirichlet"] < 1e-20 < 1e-3 < tail["periodic"]
 
 
 def test_all_quadrants_hold_more_error_than_the_positive_one():
     u_pred, u_ref = make(space=(16, 16))
-    positive, everything = (metrics.error_shells(u_pred, u_ref, q) for q in ("positive", "all"))
+    positive = spectra.error_shells(u_pred - u_ref)
+    everything = spectra.energy_spectrum(u_pred - u_ref, "periodic")[..., :8]
     assert (everything >= positive - 1e-12).all() and 2 < (everything.sum() / positive.sum()).item() < 4
-    assert torch.allclose(everything[..., 0], metrics.bias(u_pred, u_ref).square())  # shell 0 is the squared mean
-    with pytest.raises(ValueError, match="quadrants is 'half'"):
-        metrics.error_shells(u_pred, u_ref, "half")
+    assert torch.allclose(positive[..., 0], metrics.bias(u_pred, u_ref).square(), atol=1e-9)  # shell 0: the squared mean
 
 
 def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
     u_pred, u_ref = make(n=7, space=(8, 8))
     whole = metrics.score(u_pred, u_ref, "periodic")
     batches = [metrics.score(u_pred[i:i + k], u_ref[i:i + k], "periodic") for i, k in ((0, 3), (3, 1), (4, 3))]
-    joined = metrics.merge(batches)
+    joined = intervals.merge(batches)
     monkeypatch.setattr(metrics, "CHUNK", 1)  # one trajectory at a time inside score
     single = metrics.score(u_pred, u_ref, "periodic")
     for name in whole:
         assert torch.allclose(whole[name], joined[name], rtol=1e-12, atol=1e-14), name
         assert torch.allclose(whole[name], single[name], rtol=1e-12, atol=1e-14), name
     monkeypatch.undo()
-    assert metrics.summarise(whole, 20, 0) == metrics.summarise(joined, 20, 0)
+    assert metrics.summarise_errors(whole, 20, 0) == metrics.summarise_errors(joined, 20, 0)
 
 
 def test_legacy_number_equals_averaging_over_perfect_context_frames():
@@ -231,53 +241,53 @@ def test_perfect_prediction_scores_zero_and_fakes_do_not():
 
 def test_bootstrap_interval_matches_the_standard_error_of_the_mean():
     values = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    value, low, high = metrics.bootstrap_interval(values, num_bootstrap=4000, seed=0)
+    value, low, high = interval(values, 4000, 0)
     error = values.std().item() / math.sqrt(400)
     assert value == pytest.approx(values.mean().item())
     assert (high - low) / (2 * 1.96 * error) == pytest.approx(1.0, abs=0.06)
-    assert (value, low, high) == metrics.bootstrap_interval(values, 4000, 0) != metrics.bootstrap_interval(values, 4000, 1)
+    assert (value, low, high) == interval(values, 4000, 0) != interval(values, 4000, 1)
 
 
 def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
     samples = torch.randn(200, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    covered = sum(low <= 0.0 <= high for _, low, high in (metrics.bootstrap_interval(s, 200, 0) for s in samples))
+    covered = sum(low <= 0.0 <= high for _, low, high in (interval(s, 200, 0) for s in samples))
     assert 0.88 <= covered / 200 <= 0.99
 
 
 def test_grouped_trajectories_are_drawn_together():
     values = torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    _, low, high = metrics.bootstrap_interval(values, 500, 0)
-    repeated = metrics.bootstrap_interval(values.repeat(4), 500, 0)  # the same thirty, four times: no new information
-    grouped = metrics.bootstrap_interval(values.repeat(4), 500, 0, groups=torch.arange(30).repeat(4))
+    _, low, high = interval(values, 500, 0)
+    repeated = interval(values.repeat(4), 500, 0)  # the same thirty, four times: no new information
+    grouped = interval(values.repeat(4), 500, 0, groups=torch.arange(30).repeat(4))
     assert grouped[1:] == pytest.approx((low, high))
     assert repeated[2] - repeated[1] < 0.6 * (high - low)
 
 
 def test_paired_ratio_is_tighter_than_unpaired_and_shuffling_the_pairs_shows():
     difficulty = torch.rand(200, dtype=torch.float64, generator=torch.Generator().manual_seed(4)) + 0.05
-    ratio, low, high = metrics.bootstrap_ratio(0.8 * difficulty, difficulty, 500, 0)
+    ratio, low, high = ratio_interval(0.8 * difficulty, difficulty, 500, 0)
     assert (ratio, low, high) == pytest.approx((0.8, 0.8, 0.8))  # every trajectory says the same
-    _, low, high = metrics.bootstrap_ratio(0.8 * difficulty.roll(1), difficulty, 500, 0)
+    _, low, high = ratio_interval(0.8 * difficulty.roll(1), difficulty, 500, 0)
     assert high - low > 0.1
-    with pytest.raises(ValueError, match="same trajectories in the same order"):
-        metrics.bootstrap_ratio(difficulty[1:], difficulty, 10, 0)
 
 
 def test_compare_is_the_ratio_of_the_two_summaries():
     u_pred, u_ref = make()
     ours, theirs = metrics.score(u_pred, u_ref, "periodic"), metrics.score(u_pred + 0.3, u_ref, "periodic")
     for metric in ("nrmse", "nrmse_pooled", "frmse_low"):
-        expected = metrics.summarise(ours, 10, 0)[metric]["value"] / metrics.summarise(theirs, 10, 0)[metric]["value"]
-        entry = metrics.compare(ours, theirs, 50, 0, metric)
+        expected = metrics.summarise_errors(ours, 10, 0)[metric]["value"] / metrics.summarise_errors(theirs, 10, 0)[metric]["value"]
+        entry = intervals.compare(metrics.ERROR[metric], ours, theirs, 50, 0)
         assert entry["value"] == pytest.approx(expected, rel=1e-5) and entry["low"] <= entry["value"] <= entry["high"]
+    with pytest.raises(ValueError, match="the same in the same order in compare"):
+        intervals.compare(metrics.ERROR["nrmse"], ours, {key: value[1:] for key, value in theirs.items()}, 10, 0)
 
 
 def test_spectra_keep_first_middle_and_last_lead_of_truth_and_models():
     u_pred, u_ref = make(num_frames=5, space=(8, 8))
     scores = metrics.score(u_pred, u_ref, "periodic")
-    spectra = metrics.summarise_spectra({"operator": scores})
-    assert spectra["leads"] == [0, 2, 4] and np.shape(spectra["truth"]) == np.shape(spectra["operator"]) == (3, 2, 6)
-    assert np.sum(spectra["truth"][2][1]) == pytest.approx(u_ref[:, 4, 1].double().square().mean().item(), rel=1e-4)
+    found = metrics.summarise_spectra({"operator": scores})
+    assert found["leads"] == [0, 2, 4] and np.shape(found["truth"]) == np.shape(found["operator"]) == (3, 2, 6)
+    assert np.sum(found["truth"][2][1]) == pytest.approx(u_ref[:, 4, 1].double().square().mean().item(), rel=1e-4)
     assert metrics.shown_leads(1) == [0] and metrics.shown_leads(2) == [0, 1]
 
 

@@ -9,25 +9,21 @@ import torch
 
 from ups.metrics import ensembles as probabilistic
 from ups.metrics import errors as metrics
-from ups.metrics import pairs
+from ups.metrics import pairs, proper
 from ups.metrics.ensembles import (
-    coherence,
     compare_ensembles,
     coverage,
-    crps_gaussian,
-    energy_distance,
-    energy_score,
-    fair_crps,
-    merge_ensembles,
     outlier_share,
     rank_histogram,
     score_ensemble,
-    spectrum_error,
     spread_skill_bins,
     spread_slope,
     summarise_ensemble,
 )
+from ups.metrics.intervals import merge
 from ups.metrics.pairs import pairing
+from ups.metrics.proper import energy_distance, energy_score, fair_crps
+from ups.metrics.spectra import coherence, spectrum_error
 
 SIGMAS = 5  # standard errors allowed to a random number
 IDEAL = 1 / math.sqrt(math.pi)  # mean CRPS of N(0, 1) members and truth
@@ -57,6 +53,15 @@ def close_to_mean(values, expected, scale=1.0):
     return abs(float(values.mean()) - expected) < SIGMAS * float(values.std()) / math.sqrt(len(values))
 
 
+def crps_gaussian(mean, std, y):
+    """CRPS of N(mean, std^2): std (w (2 Phi(w) - 1) + 2 phi(w) - 1/sqrt(pi)), w = (y - mean) / std (Gneiting & Raftery 2007)."""
+    mean, std, y = torch.broadcast_tensors(*(torch.as_tensor(v, dtype=torch.float64) for v in (mean, std, y)))
+    w = (y - mean) / torch.where(std > 0, std, 1.0)
+    density = (-w.square() / 2).exp() / math.sqrt(2 * math.pi)
+    value = std * (w * (2 * torch.special.ndtr(w) - 1) + 2 * density - 1 / math.sqrt(math.pi))
+    return torch.where(std > 0, value, (y - mean).abs())
+
+
 def summary(members, u_ref, boundary="periodic", **kwargs):
     return summarise_ensemble(score_ensemble(members, u_ref, boundary, **kwargs), 50, 0)
 
@@ -69,7 +74,8 @@ def test_crps_of_many_members_is_the_gaussian_formula(generator):
     count, mean, std = 40_000, 0.7, 1.8
     members = (mean + std * normal(generator, count)).reshape(1, count, 1).expand(1, count, 15)
     tolerance = SIGMAS * 2 * std / math.sqrt(count)  # the influence of one member is below 2 std, except for y far away
-    assert torch.allclose(fair_crps(members, y), crps_gaussian(mean, std, y), atol=tolerance, rtol=0)
+    found = fair_crps(members.transpose(1, 2)[0, :, :, None].float(), y[0, :, None].float())
+    assert torch.allclose(found.double(), crps_gaussian(mean, std, y)[0], atol=tolerance, rtol=0)
 
 
 def test_gaussian_formula_by_hand():
@@ -215,17 +221,18 @@ def test_spread_bins_join_into_equal_counts():
 
 def test_energy_score_by_hand():
     members = torch.tensor([[[3.0, 4.0], [0.0, 1.0]]])
-    expected = (5 + 1) / 2 - math.sqrt(9 + 9) / 2
+    expected = ((5 + 1) / 2 - math.sqrt(9 + 9) / 2) / math.sqrt(2)
     assert float(energy_score(members, torch.zeros(1, 2))) == pytest.approx(expected)
-    assert float(energy_score(members[:, :1], torch.zeros(1, 2))) == 5.0
-    marginal = fair_crps(members, torch.zeros(1, 2)).mean()  # blocks of one point
-    assert float(energy_score(members, torch.zeros(1, 2), block=[1])) == pytest.approx(float(marginal))
+    assert float(energy_score(members[:, :1], torch.zeros(1, 2))) == pytest.approx(5 / math.sqrt(2))
+    points = energy_score(members.flatten(0, 1).T[:, :, None], torch.zeros(2, 1))          # of single numbers: the CRPS
+    assert float(points.mean()) == pytest.approx(float(fair_crps(members, torch.zeros(1, 2))))
 
 
-def test_energy_score_of_blocks_is_the_mean_over_tiles(generator):
-    x, y = normal(generator, 2, 3, 5, 4, 6), normal(generator, 2, 5, 4, 6)
-    tiles = [energy_score(x[..., i:i + 2, j:j + 3], y[..., i:i + 2, j:j + 3]) for i in (0, 2) for j in (0, 3)]
-    assert torch.allclose(energy_score(x, y, block=(2, 3)), torch.stack(tiles).mean(0))
+def test_scores_have_a_gradient_where_draws_coincide():
+    members, truth = torch.zeros(2, 3, 4, requires_grad=True), torch.zeros(2, 4)
+    (fair_crps(members, truth, 0.95) + energy_score(members, truth, 1e-12)).sum().backward()
+    assert members.grad.isfinite().all()
+    assert float(energy_score(members.detach(), truth).abs().max()) == 0.0      # judged, equal draws are at no distance
 
 
 def test_energy_score_sees_structure_that_crps_cannot(generator):
@@ -259,7 +266,7 @@ def test_energy_distance_of_two_gaussians(mean, std, generator):
 def test_energy_distance_does_not_depend_on_the_chunk(generator, monkeypatch):
     x, y = normal(generator, 40, 3), normal(generator, 30, 3)
     whole = energy_distance(x, y)
-    monkeypatch.setattr(metrics, "CHUNK", 70)
+    monkeypatch.setattr(proper, "CHUNK", 70)
     assert energy_distance(x, y) == pytest.approx(whole, rel=1e-12)
     assert energy_distance(x, torch.full((3, 3), torch.nan)) == math.inf
 
@@ -360,14 +367,14 @@ def test_merged_batches_equal_one_scoring(boundary, space, generator, monkeypatc
     reference = members.mean(1)
     whole = score_ensemble(members, u_ref, boundary, reference)
     parts = [score_ensemble(members[i:j], u_ref[i:j], boundary, reference[i:j]) for i, j in ((0, 1), (1, 4), (4, 5))]
-    monkeypatch.setattr(metrics, "CHUNK", 6 * 2 * 2 * math.prod(space) + 1)  # two frames at a time
-    for other in (merge_ensembles(parts), score_ensemble(members, u_ref, boundary, reference)):
+    monkeypatch.setattr(probabilistic, "CHUNK", 6 * 2 * 2 * math.prod(space) + 1)  # two frames at a time
+    for other in (merge(parts), score_ensemble(members, u_ref, boundary, reference)):
         assert set(other) == set(whole) and all(value.dtype == torch.float64 for value in other.values())
         for name, value in whole.items():
             assert torch.allclose(other[name], value, rtol=1e-9, atol=1e-12, equal_nan=True), name
     assert all(value[0].numel() <= 3 * probabilistic.NUM_FINE for value in whole.values())
     monkeypatch.undo()
-    rows = [summarise_ensemble(scores, 50, 0) for scores in (whole, merge_ensembles(parts))]
+    rows = [summarise_ensemble(scores, 50, 0) for scores in (whole, merge(parts))]
     assert json.dumps(rows[0], allow_nan=False) == json.dumps(rows[1], allow_nan=False)
 
 
@@ -375,7 +382,7 @@ def test_one_member_is_a_deterministic_forecast(generator):
     u_ref = ensemble(generator)[1]
     u_pred = u_ref + 0.1 * normal(generator, *u_ref.shape)
     row = summary(u_pred[:, None], u_ref, reference=u_pred)
-    plain = metrics.summarise(metrics.score(u_pred, u_ref, "periodic"), 50, 0)
+    plain = metrics.summarise_errors(metrics.score(u_pred, u_ref, "periodic"), 50, 0)
     assert row["crps"]["value"] == pytest.approx(float((u_pred - u_ref).abs().mean()), rel=1e-5)
     assert row["nrmse_mean"] == row["nrmse_member"] == plain["nrmse"] and row["nrmse_mean_by_lead"] == plain["error_growth"]
     assert row["ssr"]["value"] == 0 and row["num_members"] == 1 and sum(row["rank_histogram"]) == u_ref.numel()
@@ -420,7 +427,7 @@ def test_a_member_that_is_not_finite_becomes_null_and_is_never_dropped(bad, gene
         assert values[1] is None and [values[0], values[2]] == [clean[f"{name}_by_lead"][i] for i in (0, 2)]
     assert set(row["rank_histogram"]) == {None} and row["nonfinite_trajectories"] == 1
     json.dumps(row, allow_nan=False)
-    assert float(fair_crps(members, u_ref)[2, 1, 0, 5]) == math.inf
+    assert fair_crps(members, u_ref).isinf().tolist() == [False, False, True, False, False, False]
     assert energy_score(members, u_ref).isinf().tolist() == [False, False, True, False, False, False]
     assert compare_ensembles(scores, scores, 20, 0)["crps"]["value"] is None
 
@@ -453,7 +460,7 @@ def scored(n=2, members=3):
 @pytest.mark.parametrize("call, text", [
     (lambda: fair_crps(torch.zeros(3, 4, 5), torch.zeros(3, 6)), r"members \(3, 4, 5\) and truth \(3, 6\).*in fair_crps"),
     (lambda: fair_crps(torch.zeros(3, 0, 5), torch.zeros(3, 5)), "M >= 1"),
-    (lambda: energy_score(torch.zeros(3, 4, 6), torch.zeros(3, 6), [4]), r"blocks of \(4,\) cells on a grid \(6,\)"),
+    (lambda: energy_score(torch.zeros(3, 4, 6), torch.zeros(3, 7)), "in energy_score. Put the member axis second"),
     (lambda: energy_distance(torch.zeros(3, 4), torch.zeros(1, 4)), r"expected \(a, d\) and \(b, d\) with a, b >= 2"),
     (lambda: pairing(torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)), "M >= 2 in pairing"),
     (lambda: score_ensemble(torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 8), "periodic"), "1 to 3 space axes"),
@@ -462,8 +469,8 @@ def scored(n=2, members=3):
      "expected two equal"),
     (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 8), torch.full((1, 1, 1, 8), math.nan), "periodic"), "truth .* holds NaN"),
     (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 1), torch.ones(1, 1, 1, 1), "periodic"), "at least 2 per axis in a spectrum"),
-    (lambda: merge_ensembles([]), "0 batches of 0 kinds"),
-    (lambda: merge_ensembles([scored(), scored(members=4)]), "2 batches of 2 kinds"),
+    (lambda: merge([]), "0 batches of 0 kinds"),
+    (lambda: merge([scored(), scored(members=4)]), "2 batches of 2 kinds"),
     (lambda: summarise_ensemble(scored(), 5, 0, [1.0]), "1 lead_times; expected 4"),
     (lambda: compare_ensembles(scored(), scored(n=3), 5, 0), "expected the same cases in compare_ensembles"),
 ])

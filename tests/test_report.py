@@ -24,6 +24,7 @@ from ups.evaluation.gates import check_gates, check_verdicts
 from ups.evaluation.summary import PAIR, network_share, overview, verdict
 from ups.evaluation.tables import number
 from ups.metrics import errors as metrics
+from ups.metrics.intervals import compare
 from ups.tasks import get_task
 
 CONTEXT = 4
@@ -57,7 +58,7 @@ def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     if has_rivals:
         predictions |= {"fno": u_ref + 1.7 * (u_pred - u_ref), "unet": u_ref + 2.9 * (u_pred - u_ref)}
     scores = {model: metrics.score(u, u_ref, boundary) for model, u in predictions.items()}
-    models = {model: metrics.summarise(s, 100, 0, None if steady else times) for model, s in scores.items()}
+    models = {model: metrics.summarise_errors(s, 100, 0, None if steady else times) for model, s in scores.items()}
     for row, milliseconds in zip(models.values(), (0.81, 0.4, 0.0, 0.12, 1.9, 4.4), strict=False):
         row |= {"ms_per_state": milliseconds, "evaluations_per_state": 1}
     errors = metrics.nrmse_per_trajectory(scores["operator"])
@@ -70,7 +71,7 @@ def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     if steady:
         for sample in samples:
             sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
-    comparisons = {f"operator / {other}": {key: metrics.compare(scores["operator"], scores[other], 100, 0, key)
+    comparisons = {f"operator / {other}": {key: compare(metrics.ERROR[key], scores["operator"], scores[other], 100, 0)
                                            for key in ("nrmse", "crmse")}
                    for other in ("base", "persistence", "train_mean") if other in scores}
     entry = {"num_initial_conditions": len(u_ref), "comparisons": comparisons, "network_is_used": True,

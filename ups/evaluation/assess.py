@@ -16,9 +16,9 @@ from ups.generative.observation import CASES, observe_case, row_generators
 from ups.generative.residuals import TransientResiduals
 from ups.generative.steady import SteadyResiduals, case_bank, judge_case, posterior_draws
 from ups.metrics import ensembles as probabilistic
-from ups.metrics import errors as metrics
 from ups.metrics import pairs
-from ups.metrics.errors import _entry as entry_of
+from ups.metrics.intervals import bootstrap
+from ups.metrics.intervals import entry as entry_of
 from ups.models.operator import Operator
 from ups.models.rollout import member_noise
 
@@ -130,7 +130,7 @@ def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_boot
     checks["ssr_of_64_steps"] = summarise(fine, torch.arange(few), ("ssr",))["ssr"]
     shuffled = score(one_step(ensembles, some, num_members, ["corrector"], shuffle=True)[0]["corrector"])
     losses = [rows["crps"][:some].flatten(1).mean(1) for rows in (shuffled, scores["corrector"], scores["dressed"])]
-    checks["shuffled_crps_rise_over_gain"] = entry_of(metrics.bootstrap(
+    checks["shuffled_crps_rise_over_gain"] = entry_of(bootstrap(
         torch.stack(losses, 1), lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1]), num_bootstrap, seed,
         groups[:some]))
     return {"models": models, "checks": checks}
@@ -243,7 +243,7 @@ def pool(scores: dict[str, dict], cases: list[str], other: str, num_bootstrap: i
     out = {}
     for name in ("crps", "energy_score"):
         parts = [scores[case][model][name].flatten(1).mean(1) for model in ("corrector", other) for case in cases]
-        out[name] = entry_of(metrics.bootstrap(
+        out[name] = entry_of(bootstrap(
             torch.stack(parts, 1), lambda mean: (mean[:, :len(cases)] / mean[:, len(cases):]).mean(1), num_bootstrap, seed,
             groups))
     return out
@@ -253,7 +253,7 @@ def pool_spread(scores: list[dict[str, Tensor]], num_bootstrap: int, seed: int, 
     """Spread/skill, mean over cases."""
     members = scores[0]["ranks"].shape[2] - 1
     parts = [part[key].flatten(1).mean(1) for key in ("variance", "squared_error") for part in scores]
-    return entry_of(metrics.bootstrap(torch.stack(parts, 1), lambda mean: (
+    return entry_of(bootstrap(torch.stack(parts, 1), lambda mean: (
         (members + 1) / members * mean[:, :len(scores)] / mean[:, len(scores):]).sqrt().mean(1), num_bootstrap, seed, groups))
 
 
@@ -262,10 +262,10 @@ def summarise_exact(rows: list[dict[str, float]], splits: Tensor, num_bootstrap:
     exact draws stay below 95 times of 100."""
     out: dict[str, Any] = {"fields": len(rows), "floor": float(torch.quantile(splits, 0.95))}
     values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
-    out["distance"] = entry_of(metrics.bootstrap(values["distance"][:, None], lambda mean: mean[:, 0], num_bootstrap, seed))
+    out["distance"] = entry_of(bootstrap(values["distance"][:, None], lambda mean: mean[:, 0], num_bootstrap, seed))
     for key in ("trace", "log_trace", "leading"):
         both = torch.stack([values[key], values[f"{key}_exact"]], 1)
-        out[key] = entry_of(metrics.bootstrap(both, lambda mean: mean[:, 0] / mean[:, 1], num_bootstrap, seed))
+        out[key] = entry_of(bootstrap(both, lambda mean: mean[:, 0] / mean[:, 1], num_bootstrap, seed))
     return out
 
 

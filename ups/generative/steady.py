@@ -24,7 +24,7 @@ from ups.data.tokenizer import patchify
 from ups.generative.corrector import Corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation, as_linear, block_average, draw_levels, observe, observe_case, row_generators
-from ups.metrics.ensembles import energy_distance
+from ups.metrics.proper import energy_distance
 from ups.models.augment import augment
 from ups.models.operator import Operator
 from ups.models.rollout import member_noise

@@ -12,7 +12,6 @@ distillation on ODE pairs is Luhman and Luhman 2021 (arXiv 2101.02388); starts a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,11 +22,13 @@ from ups.data.schedule import Batch
 from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_angles, sample
 from ups.generative.residuals import Residuals, validation
+from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
 
 STREAM = "consistency"   # of the random numbers
 HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
 ALPHA = 0.95          # of the almost fair CRPS (Lang et al. 2024): keeps two equal members from being free
+TINY = 1e-12          # squared distance to which equal draws are lifted, for a gradient
 MEMBERS = 16          # in validation
 GAIN = 0.995          # tuning is kept if CRPS falls to this share or below, and nothing else is worse
 
@@ -138,29 +139,6 @@ class SolvedPool:
 # ---------------------------------------------------------------- scores
 
 
-def almost_fair_crps(members: Tensor, truth: Tensor, alpha: float = ALPHA) -> Tensor:
-    """afCRPS (Lang et al. 2024, equation 4) per row, mean over elements: (batch, M, ...) and (batch, ...) to (batch,).
-
-    1/(2 M (M-1)) sum_{i != j} |x_i - y| + |x_j - y| - (1 - eps) |x_i - x_j|, eps = (1 - alpha) / M. alpha = 1 is
-    the fair CRPS.
-    """
-    num = members.shape[1]
-    error = (members - truth[:, None]).abs().flatten(2).mean((1, 2))
-    ranked = members.flatten(2).sort(1).values
-    weight = (2 * torch.arange(1, num + 1, device=members.device) - num - 1).to(ranked.dtype)
-    spread = 2 * (ranked * weight[:, None]).sum(1).mean(1) / (num * (num - 1))    # mean |x_i - x_j| over pairs i != j
-    return error - 0.5 * (1 - (1 - alpha) / num) * spread
-
-
-def energy_score(members: Tensor, truth: Tensor) -> Tensor:
-    """Fair energy score per row of vectors (batch, M, D), (batch, D), over sqrt(D): (batch,). Sees joint structure."""
-    num, scale = members.shape[1], math.sqrt(members.shape[2])
-    error = (members - truth[:, None]).square().sum(-1).clamp_min(1e-12).sqrt().mean(1)
-    i, j = torch.triu_indices(num, num, 1, device=members.device)
-    pairs = (members[:, i] - members[:, j]).square().sum(-1).clamp_min(1e-12).sqrt()
-    return (error - pairs.sum(1) / (num * (num - 1))) / scale
-
-
 def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor], block: int = 4) -> Tensor:
     """0.5 afCRPS of the field + 0.25 energy score of blocks of tokens + 0.25 of all tokens, per row (batch,).
 
@@ -168,15 +146,15 @@ def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Ten
     latents to the field (linear). The CRPS is taken where it means something, at points of the field; the norms of
     the energy scores, which no rotation changes, keep the joint structure that a pointwise score would trade away.
     """
-    crps = almost_fair_crps(decode(members), decode(truth))
-    whole = energy_score(members.flatten(2), truth.flatten(1))
+    crps = fair_crps(decode(members), decode(truth), ALPHA)
+    whole = energy_score(members, truth, TINY)
     lines, lines_ref = members.flatten(2, -2), truth.flatten(1, -2)               # tokens in storage order
     usable = lines.shape[2] // block * block
     if usable == 0:
         return 0.5 * crps + 0.5 * whole
     parts = lines[:, :, :usable].unflatten(2, (-1, block)).flatten(3).movedim(2, 1).flatten(0, 1)
     parts_ref = lines_ref[:, :usable].unflatten(1, (-1, block)).flatten(2).flatten(0, 1)
-    return 0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref).view(len(truth), -1).mean(1)
+    return 0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref, TINY).view(len(truth), -1).mean(1)
 
 
 def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: int, step: int) -> Tensor:
@@ -232,10 +210,10 @@ def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict
                 field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
                 sums[index] += torch.stack([
                     (draws[:, 0] - first).square().mean() * size, 0.5 * (first - second).square().mean() * size,
-                    almost_fair_crps(field, field_ref, 1.0).sum(),
+                    fair_crps(field, field_ref).sum(),
                     (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
                     (field.mean(1) - field_ref).square().mean() * size,
-                    energy_score(states.flatten(2), truth.flatten(1)).sum(),
+                    energy_score(states, truth).sum(),
                     torch.tensor(float(size), device=ranks.device)]).double()
         return sums
 

@@ -1,0 +1,127 @@
+"""Energy by wave number: of fields, of errors, and in octaves.
+
+Axes: u (n, T, C, *space), box length 1, wave numbers in cycles per box.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ups.boundary import PERIODIC
+from ups.spectral import apply_axes, cosine
+
+# share of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
+ROUNDING = 1e-13
+
+
+def space_axes(u: Tensor) -> tuple[int, ...]:
+    return tuple(range(3, u.ndim))
+
+
+def rms(u: Tensor) -> Tensor:
+    """Root mean square over space, sqrt(<u^2>_x): (n, T, C, *space) -> (n, T, C)."""
+    return u.double().square().mean(space_axes(u)).sqrt()
+
+
+def _shells(power: Tensor, waves: Sequence[Tensor], num_shells: int = 0) -> Tensor:
+    """Sums of `power` (n, T, C, *grid) over cells of equal floor(|k|), k from `waves` (one vector per axis).
+
+    -> (n, T, C, shells); num_shells = 0: all of them.
+    """
+    index = sum(k.square() for k in torch.meshgrid(*waves, indexing="ij")).sqrt().floor().long().flatten()
+    num_shells = num_shells or int(index.max()) + 1
+    kept = index < num_shells
+    out = torch.zeros(*power.shape[:3], num_shells, dtype=power.dtype, device=power.device)
+    return out.index_add_(3, index[kept], power.flatten(3)[..., kept])
+
+
+def _fourier(u: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """|u_hat|^2 / N^2 of every wave number, and the wave numbers of each axis."""
+    space = u.shape[3:]
+    waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device) for n in space]
+    return torch.fft.fftn(u, dim=space_axes(u)).abs().square() / math.prod(space) ** 2, waves
+
+
+def error_shells(error: Tensor) -> Tensor:
+    """sum over floor(|k|) = shell of |e_hat|^2 / N^2 of an error (n, T, C, *space) -> (n, T, C, shells).
+
+    PDEBench's fRMSE of shell k is F_k = sqrt(mean_n shells_k); bands are means of F_k over k < 4, 4..11 and
+    >= 12. As there,
+    1D: rfft, shells 0..nx/2; 2D, 3D: shells below min(n_i) / 2 of k_i >= 0 only (half or a quarter of the
+    energy).
+    """
+    error, space = error.double(), error.shape[3:]
+    if len(space) == 1:
+        return torch.fft.rfft(error).abs().square() / space[0] ** 2
+    power, waves = _fourier(error)
+    for axis in space_axes(error):
+        power = power.narrow(axis, 0, power.shape[axis] // 2)
+    return _shells(power, [k[: len(k) // 2] for k in waves], max(1, min(space) // 2))
+
+
+def energy_spectrum(u: Tensor, boundary: str) -> Tensor:
+    """Radial energy spectrum E_k -> (n, T, C, shells), with sum_k E_k = <u^2>_x (Parseval).
+
+    Periodic: |u_hat|^2 / N^2 summed over floor(|k|) = shell, every quadrant. Any other boundary: the
+    orthonormal cosine transform (an even extension), whose mode m has m/2 cycles per box, because a Fourier
+    transform would see a jump at the edge as a false 1/k^2 tail. Ours; shells reach the corner of the grid,
+    plot them up to min(n_i)/2.
+    """
+    u = u.double()
+    if boundary == PERIODIC:
+        return _shells(*_fourier(u))
+    space = u.shape[3:]
+    power = apply_axes(u, [cosine(n).to(u.device) for n in space]).square() / math.prod(space)
+    return _shells(power, [torch.arange(n, dtype=torch.float64, device=u.device) / 2 for n in space])
+
+
+def octaves(u: Tensor, boundary: str) -> Tensor:
+    """Energy of u in octaves 1, 2-3, 4-7, ... of the wave number -> (n, T, C, bands); the last reaches
+    min(n_i) / 2."""
+    space = u.shape[3:]
+    last = min(space) // 2
+    if last < 1:
+        raise ValueError(f"a grid of {tuple(space)} cells; expected at least 2 per axis in a spectrum. Leave "
+                         "spectra out.")
+    spectrum = energy_spectrum(u, boundary)
+    edges = [*(2**j for j in range(max(1, int(math.log2(last))))), last + 1]
+    return torch.stack([spectrum[..., a:b].sum(-1) for a, b in itertools.pairwise(edges)], -1)
+
+
+def spectrum_error(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None) -> Tensor:
+    """mean |log10(E_member / E_true)| over octaves of the wave number and over members -> (n, T, C); 2 = a
+    factor of 100.
+
+    members (n, M, T, C, *space). Of each member and not of the mean, whose small scales average out.
+    reference (n, T, C, *space), the operator's prediction: the same for the residuals member - reference and
+    u_ref - reference. Energies are not taken below ROUNDING of the truth's: float32 fields hold no smaller
+    ones. NaN where the truth is zero.
+    """
+    x, y = members.double(), u_ref.double()
+    floor = (ROUNDING * rms(y).square())[..., None]
+    if reference is not None:
+        x, y = x - reference.double()[:, None], y - reference.double()
+    member = octaves(x.flatten(0, 1), boundary).unflatten(0, x.shape[:2])
+    truth = torch.maximum(octaves(y, boundary), floor)
+    error = (torch.maximum(member, floor[:, None]) / truth[:, None]).log10().abs().mean((1, 4))
+    return torch.where(floor[..., 0] > 0, error, torch.nan)
+
+
+def coherence(a: Tensor, b: Tensor, boundary: str) -> Tensor:
+    """Correlation of two fields (n, T, C, *space) within each octave of the wave number -> (n, T, C, bands).
+
+    Re sum a_hat conj(b_hat) / sqrt(E_a E_b), the cross spectrum from E(a + b) - E(a - b). Between member and
+    truth as large as between two members where they are exchangeable. NaN where a band holds rounding errors
+    only.
+    """
+    a, b = a.double(), b.double()
+    plus, minus, energy_a, energy_b = (octaves(u, boundary) for u in (a + b, a - b, a, b))
+    share = torch.minimum(energy_a / rms(a).square()[..., None], energy_b / rms(b).square()[..., None])
+    known = share > ROUNDING
+    scale = torch.where(known, energy_a * energy_b, 1.0).sqrt()
+    return torch.where(known, (plus - minus) / (4 * scale), torch.nan)
