@@ -1,7 +1,9 @@
-"""What `--dry-run` prints: what a stage does, how long and how much, in a few lines, without writing anything.
+"""What `--dry-run` prints: what a stage does, how long and how much, in a few lines, without writing
+anything.
 
-All of it follows from the configuration, so it is known before data and caches exist. Times are estimates: a network of the
-stage's width and depth is run here, for a fraction of a second, on the tokens of each task; the rest is arithmetic.
+All of it follows from the configuration, so it is known before data and caches exist. Times are estimates: a
+network of the stage's width and depth is run here, for a fraction of a second, on the tokens of each task;
+the rest is arithmetic.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from ups.training.environment import asks_for_cpu
 from ups.training.stage import STAGES
 
 STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
-MEASURED = 1024       # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
+# tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
+MEASURED = 1024
 REPEATS = 2           # the fastest counts
 
 
 @dataclass(frozen=True)
 class Work:
-    """Rows that go through the network per row of a batch: there and back, and only there; steps per task before the loop."""
+    """Rows that go through the network per row of a batch: there and back, and only there; steps per task
+    before the loop."""
 
     trained: float
     evaluated: float = 0.0
@@ -61,7 +65,8 @@ def operator_work(config: Config) -> Work:
 
 
 def corrector_work(config: Config, stage: str) -> Work:
-    """Of diffusion, consistency, rival or steady; two evaluations per sampler step, a solved batch every fourth step."""
+    """Of diffusion, consistency, rival or steady; two evaluations per sampler step, a solved batch every
+    fourth step."""
     if stage in ("diffusion", "steady"):
         settings = getattr(config, stage)
         return Work(settings.noises, evaluated=1, fitted=settings.scale_steps)
@@ -71,8 +76,8 @@ def corrector_work(config: Config, stage: str) -> Work:
     return Work(1 + settings.tune_fraction * settings.members, evaluated=2 * config.diffusion.sampler_steps / 4)
 
 
-def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfig, names: list[str], work: Work,
-               parents: dict[Path, str]) -> None:
+def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfig, names: list[str],
+               work: Work, parents: dict[Path, str]) -> None:
     """Batch, parents (file: make target), parameters, memory, disk and time of a training stage."""
     if not names:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
@@ -84,7 +89,8 @@ def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfi
     world = int(os.environ.get("WORLD_SIZE") or os.environ.get("UPS_EXPECT_WORLD") or 1)
     share = -(-train.batch_size // world)
     micro = min(train.micro_batch, share)
-    print(f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {share}, in micro-batches of {micro}")
+    print(f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {share}, in "
+          f"micro-batches of {micro}")
     count, seconds, tokens = 0, [], 0
     for name in names:
         network, x = _network(config, name, model, is_operator=stage == "operator")
@@ -96,15 +102,16 @@ def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfi
         shared = kind({"model": to_dict(model), "precision": train.precision, "tasks": []})
     count += sum(p.numel() for p in shared.parameters()) + len(names) * model.width
     state = STATE_COPIES * 4 * count
-    # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4 bytes each
+    # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4
+    # bytes each
     kept = micro * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3 * work.trained
-    print(f"  some {count:,} parameters; per process {state / 2**20:.0f} MiB of state, {kept / 2**20:.0f} MiB of activations; "
-          f"on disk {train.keep} checkpoints of {state / 2**20:.0f} MiB")
+    print(f"  some {count:,} parameters; per process {state / 2**20:.0f} MiB of state, {kept / 2**20:.0f} "
+          f"MiB of activations; on disk {train.keep} checkpoints of {state / 2**20:.0f} MiB")
     step = sum(share * (work.trained * both + work.evaluated * forth) for forth, both in seconds) / len(names)
     fits = sum(train.batch_size * work.fitted * both for _, both in seconds) / min(world, len(names))
     device = "the GPU" if _device().type == "cuda" else f"{torch.get_num_threads()} thread(s) of this CPU"
-    print(f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now on {device}; "
-          "bases and validation come on top")
+    print(f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now "
+          f"on {device}; bases and validation come on top")
 
 
 def print_corrector_plan(config: Config, stage: str) -> None:
@@ -115,7 +122,8 @@ def print_corrector_plan(config: Config, stage: str) -> None:
                {config.run_dir / parent / "done.json": parent for parent in kind.parents})
 
 
-def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., object], num_workers: int) -> None:
+def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., object],
+                    num_workers: int) -> None:
     """Per task: files, bytes, how much is there, and the time that the rest takes to solve.
 
     files: (task, parameter, path, bytes, what it is made from) of each; solve: what makes a trajectory.
@@ -134,10 +142,12 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
                     given = {key: made[key] for key in ("seed", "resolution", "num_frames", "t_end")}
                     started = time.process_time()
                     solve(task, np.arange(1), parameter=parameter, **given)
-                    seconds += (time.process_time() - started) * (1 - share) * made["num_trajectories"] / num_workers
+                    seconds += (time.process_time()
+                                - started) * (1 - share) * made["num_trajectories"] / num_workers
             there += have
         total = sum(size for _, _, size, _ in mine)
-        checked = sum(is_verified(path, made[1]) for _, path, _, made in mine) if source == "published" else None
+        checked = (sum(is_verified(path, made[1]) for _, path, _, made in mine) if source == "published"
+                   else None)
         state = "up to date" if there == total else f"{there / total:.0%} there"
         print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}"
               f"{'' if checked is None else f', MD5 of {checked} compared'}")
@@ -151,20 +161,24 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
 def print_report_plan(config: Config) -> None:
     """What the report reads and writes, and the time of its ensembles, which is most of it."""
     settings, total = config.evaluate, 0.0
-    print(f"report: to {config.report_dir}: results.json, report.html, figures; on {', '.join(config.evaluated)}")
+    print(f"report: to {config.report_dir}: results.json, report.html, figures; on "
+          f"{', '.join(config.evaluated)}")
     for is_steady, section in ((False, config.diffusion), (True, config.steady)):
         for name in config.corrected(is_steady, config.evaluated):
             network, x = _network(config, name, section.model, is_operator=False)
-            forth, _ = _seconds(network, x, settings.batch_size, get_task(name).boundary, section.train.precision)
+            forth, _ = _seconds(network, x, settings.batch_size, get_task(name).boundary,
+                                section.train.precision)
             states = settings.ensemble_trajectories * (4 if is_steady else 24 + settings.ensemble_frames)
             total += 2 * config.diffusion.sampler_steps * settings.members * states * forth
-    print(f"  about {duration(total)} for ensembles of {settings.members} members of what is corrected: an estimate "
-          "from one evaluation per task, measured now; the operator's rollouts take seconds per task")
+    print(f"  about {duration(total)} for ensembles of {settings.members} members of what is corrected: an "
+          "estimate from one evaluation per task, measured now; the operator's rollouts take seconds per "
+          "task")
 
 
 def duration(seconds: float) -> str:
     """Seconds as one reads them: no more digits than an estimate has."""
-    return next(f"{float(f'{seconds / size:.2g}'):g} {unit}" for size, unit in ((3600, "h"), (60, "min"), (1, "s"))
+    return next(f"{float(f'{seconds / size:.2g}'):g} {unit}"
+                for size, unit in ((3600, "h"), (60, "min"), (1, "s"))
                 if seconds >= 1.5 * size or size == 1)
 
 
@@ -178,21 +192,26 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and not asks_for_cpu() else "cpu")
 
 
-def _network(config: Config, name: str, model: ModelConfig, is_operator: bool) -> tuple[_Network, tuple[int, ...]]:
-    """A network of the stage's size for one task, and the task's grid of tokens. Latents count at full rank."""
+def _network(config: Config, name: str, model: ModelConfig,
+             is_operator: bool) -> tuple[_Network, tuple[int, ...]]:
+    """A network of the stage's size for one task, and the task's grid of tokens. Latents count at full
+    rank."""
     task, settings, shapes = get_task(name), config.task[name], plan(config, name)["shapes"]
     *tokens, dim = shapes["state"][2:]
     outputs = dim * (1 if task.is_steady else settings.bundle)
     if is_operator:
         inputs = dim + (shapes["input"][-1] if task.is_steady else settings.history * dim)
-    elif task.is_steady:   # ups/generative/steady.py: what was seen, the guess, its spread, the mask; then the noisy residual, m and h
+    elif task.is_steady:
+        # ups/generative/steady.py: what was seen, the guess, its spread, the mask; then the noisy residual, m
+        # and h
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
         inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs
     return _Network(model, inputs, outputs), tuple(tokens)
 
 
-def _seconds(network: _Network, tokens: tuple[int, ...], micro: int, boundary: str, precision: str) -> tuple[float, float]:
+def _seconds(network: _Network, tokens: tuple[int, ...], micro: int, boundary: str,
+             precision: str) -> tuple[float, float]:
     """Seconds per row of a pass there, and there and back."""
     device = _device()
     rows = micro if device.type == "cuda" else max(1, min(micro, MEASURED // math.prod(tokens)))

@@ -1,4 +1,5 @@
-"""Fields with names: xarray in and out of a forecast, for those who have it installed. Nothing else here needs it."""
+"""Fields with names: xarray in and out of a forecast, for those who have it installed. Nothing else here
+needs it."""
 
 from __future__ import annotations
 
@@ -19,15 +20,18 @@ def is_labelled(u: Any) -> bool:
 
 
 def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float) -> np.ndarray:
-    """u as ([batch,] [time,] C, *space): a Dataset with a variable per field, or a DataArray with a dimension "channel".
+    """u as ([batch,] [time,] C, *space): a Dataset with a variable per field, or a DataArray with a dimension
+    "channel".
 
-    Dimensions are found by name: the task's axes, "time", "channel" (not needed of a single field), and one other at
-    most, the batch. Raises ValueError, by name, for what is missing and for coordinates of another domain or time step.
+    Dimensions are found by name: the task's axes, "time", "channel" (not needed of a single field), and one
+    other at most, the batch. Raises ValueError, by name, for what is missing and for coordinates of another
+    domain or time step.
     """
     if hasattr(u, "data_vars"):
         if missing := [name for name in fields if name not in u]:
-            raise ValueError(f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected {', '.join(fields)}, "
-                             f"as it was trained: {', '.join(missing)} missing. Rename or add them.")
+            raise ValueError(f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected "
+                             f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename "
+                             "or add them.")
         u = u[list(fields)].to_array("channel")
     elif "channel" not in u.dims:
         u = u.expand_dims("channel")
@@ -35,20 +39,23 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float) -> np.ndarra
         u = u.sel(channel=list(fields))
     others = [name for name in u.dims if name not in (*task.axes, "time", "channel")]
     if len(others) > 1 or (missing := [axis for axis in task.axes if axis not in u.dims]):
-        raise ValueError(f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected {', '.join(task.axes)}, and "
-                         f"besides time and channel one more at most, the batch. Rename or select them.")
+        raise ValueError(f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected "
+                         f"{', '.join(task.axes)}, and besides time and channel one more at most, the batch. "
+                         "Rename or select them.")
     low, high = task.domain
     wanted = {axis: (high - low) / u.sizes[axis] for axis in task.axes} | ({"time": dt} if dt else {})
     for name, step in wanted.items():
         found = np.diff(u[name].values.astype(float)) if name in u.coords and name in u.dims else np.empty(0)
         if found.size and np.abs(found - step).max() > CLOSE * step * max(1, u.sizes[name] / 100):
-            raise ValueError(f"{task.name} was given the coordinate {name} with steps of {found.min():g} to {found.max():g}; expected "
-                             f"{step:g}, as it was trained on [{low:g}, {high:g}]. Put the field on such cells, or mend it.")
+            raise ValueError(f"{task.name} was given the coordinate {name} with steps of {found.min():g} to "
+                             f"{found.max():g}; expected {step:g}, as it was trained on [{low:g}, {high:g}]. "
+                             "Put the field on such cells, or mend it.")
     return u.transpose(*others, *[name for name in ("time",) if name in u.dims], "channel", *task.axes).values
 
 
 def label(values: np.ndarray, like: Any, task: Task, axes: tuple[str, ...], dt: float) -> Any:
-    """An answer ([batch,] *axes, C, *space) to the labelled field `like`, with its coordinates; axes: such as member and time."""
+    """An answer ([batch,] *axes, C, *space) to the labelled field `like`, with its coordinates; axes: such as
+    member and time."""
     import xarray
 
     others = [name for name in like.dims if name not in (*task.axes, "time", "channel")]
@@ -58,7 +65,8 @@ def label(values: np.ndarray, like: Any, task: Task, axes: tuple[str, ...], dt: 
     if "time" in axes:
         last = float(like["time"].values.reshape(-1)[-1]) if "time" in like.coords else 0.0
         coordinates["time"] = last + dt * np.arange(1, sizes["time"] + 1)
-    coordinates |= {"channel": list(task.fields)} | ({"member": np.arange(sizes["member"])} if "member" in axes else {})
+    coordinates |= {"channel": list(task.fields)} | ({"member": np.arange(sizes["member"])}
+                                                     if "member" in axes else {})
     out = xarray.DataArray(values, coordinates, dims, attrs={"task": task.name})
     if hasattr(like, "data_vars"):
         return out.to_dataset("channel").assign_attrs(like.attrs | {"task": task.name})

@@ -1,10 +1,11 @@
 """The machine doctor: whether training can run here, one line per check, and what to do about every failure.
 
-    python -m ups.machine --config configs/small.yaml [--topology accelerate_configs/2gpu.yaml] [section.key=value ..]
+    python -m ups.machine --config configs/small.yaml [--topology accelerate_configs/2gpu.yaml]
+    [section.key=value ..]
 
-Levels: ok; note (nothing to do); ill (with the next step). Exit status 1 if any check is ill. The checks run in a process of
-their own, in the order of their cost, and whatever one of them does the whole ends within LIMIT_S: a broken driver can block
-`import torch`, and a dead file server any look at a disk.
+Levels: ok; note (nothing to do); ill (with the next step). Exit status 1 if any check is ill. The checks run
+in a process of their own, in the order of their cost, and whatever one of them does the whole ends within
+LIMIT_S: a broken driver can block `import torch`, and a dead file server any look at a disk.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from ups.config import Config, load_config
 LIMIT_S = 55.0           # for everything; the caller was promised a minute
 RANKS_S = 20.0           # for two ranks to meet and reduce
 COMMAND_S = 5.0          # for nvidia-smi, and for a connection to W&B
-MIN_FILES = 1024         # open files per process: every rank holds sockets to its peers, loader workers and caches
-SHARED_BYTES = 64 * 2**20  # of /dev/shm per GPU: NCCL's buffers between two of them; docker's default is this for all together
+# open files per process: every rank holds sockets to its peers, loader workers and caches
+MIN_FILES = 1024
+# of /dev/shm per GPU: NCCL's buffers between two of them; docker's default is this for all together
+SHARED_BYTES = 64 * 2**20
 RUN_BYTES = 2**30        # a run's folder: checkpoints of two steps, report
 REDUCED = 2**20          # float32 numbers in the timed all-reduce, 4 MiB
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS")
@@ -55,7 +58,8 @@ class Verdict:
 
 def check_python() -> Verdict:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Verdict("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {cores} cores")
+    return Verdict("ok", "python", f"{platform.python_version()} on {platform.system()} "
+                                   f"{platform.machine()}, {cores} cores")
 
 
 def check_port() -> Verdict:
@@ -65,20 +69,25 @@ def check_port() -> Verdict:
             return Verdict("ok", "port", f"a free one is given on request (now {probe.getsockname()[1]})")
     except OSError as error:
         return Verdict("ill", "port", f"none can be bound on 127.0.0.1 ({error})",
-                       "bring up the loopback interface (ip link set lo up), or allow sockets in the container")
+                       "bring up the loopback interface (ip link set lo up), or allow sockets in the "
+                       "container")
 
 
 def check_interfaces(environment: dict[str, str], present: Iterable[str]) -> Iterator[Verdict]:
-    """Variables that steer communication. One that names a network interface which is not there hangs every start."""
+    """Variables that steer communication. One that names a network interface which is not there hangs every
+    start."""
     present = sorted(present)
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         asked = environment.get(name, "")
         is_exact = asked.startswith("=") or name.startswith("GLOO")
         names = [part for part in asked.lstrip("=").split(",") if part]
-        missing = [part for part in names if not any(there == part if is_exact else there.startswith(part) for there in present)]
+        missing = [part for part in names
+                   if not any(there == part if is_exact else there.startswith(part) for there in present)]
         if missing and not asked.startswith("^"):
-            yield Verdict("ill", "network", f"{name} is {asked!r}, but there is no interface {missing[0]} (there are: "
-                          f"{', '.join(present)})", f"unset {name}, or name one that is there; see docs/distributed.md")
+            yield Verdict("ill", "network",
+                          f"{name} is {asked!r}, but there is no interface {missing[0]} (there are: "
+                          f"{', '.join(present)})",
+                          f"unset {name}, or name one that is there; see docs/distributed.md")
     found = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith(VARIABLES)]
     yield Verdict("note", "variables", ", ".join(found) if found else "none set that steers communication")
 
@@ -86,7 +95,9 @@ def check_interfaces(environment: dict[str, str], present: Iterable[str]) -> Ite
 def check_limits() -> Verdict:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < MIN_FILES:
-        do = f"ulimit -n {MIN_FILES}" if not 0 <= hard < MIN_FILES else f"docker run --ulimit nofile={MIN_FILES}, or limits.conf"
+        do = (f"ulimit -n {MIN_FILES}" if not 0 <= hard < MIN_FILES else "docker run --ulimit "
+                                                                         f"nofile={MIN_FILES}, or "
+                                                                         "limits.conf")
         return Verdict("ill", "open files", f"limit {soft} per process; expected at least {MIN_FILES}", do)
     return Verdict("ok", "open files", f"limit {soft} per process")
 
@@ -98,7 +109,8 @@ def check_shared_memory(num_gpus: int, folder: str = "/dev/shm") -> Verdict:
     size = shutil.disk_usage(folder)
     what = f"{size.total / 2**20:.0f} MiB at {folder}, {size.free / 2**20:.0f} MiB free"
     if num_gpus > 1 and size.free < num_gpus * SHARED_BYTES:
-        return Verdict("ill", "shared memory", f"{what}; NCCL between {num_gpus} GPUs may need {num_gpus * SHARED_BYTES >> 20}",
+        return Verdict("ill", "shared memory",
+                       f"{what}; NCCL between {num_gpus} GPUs may need {num_gpus * SHARED_BYTES >> 20}",
                        "docker run --shm-size=1g (or --ipc=host), or delete what lies there")
     return Verdict("ok", "shared memory", what)
 
@@ -116,7 +128,8 @@ def check_disk(name: str, root: Path, needed: int) -> Verdict:
     if needed > free:
         return Verdict("ill", f"disk {name}", what, f"free some, or {key}")
     if state.f_files and not state.f_favail:
-        return Verdict("ill", f"disk {name}", f"no file fits on {folder}: its inodes are used up", f"delete files, or {key}")
+        return Verdict("ill", f"disk {name}", f"no file fits on {folder}: its inodes are used up",
+                       f"delete files, or {key}")
     return Verdict("ok", f"disk {name}", what)
 
 
@@ -138,7 +151,8 @@ def check_tracker(config: Config) -> Verdict:
     url = wandb.setup().settings.base_url
     host, _, port = url.split("//")[-1].split("/")[0].partition(":")
     try:
-        socket.create_connection((host, int(port or (443 if url.startswith("https") else 80))), COMMAND_S).close()
+        socket.create_connection((host, int(port or (443 if url.startswith("https") else 80))),
+                                 COMMAND_S).close()
     except OSError as error:
         return Verdict("ill", name, f"wandb online, but {url} cannot be reached ({error})",
                        "mend the network or its proxy, or set tracker.mode=offline and `wandb sync` later")
@@ -146,20 +160,24 @@ def check_tracker(config: Config) -> Verdict:
 
 
 def check_gpus(asked: int, is_gpu_asked: bool) -> Iterator[Verdict]:
-    """torch, its backends, and every GPU by a small product. asked: processes of the topology on this machine."""
+    """torch, its backends, and every GPU by a small product. asked: processes of the topology on this
+    machine."""
     listed = listed_gpus()
     import torch
     import torch.distributed as dist
 
     cuda = torch.version.cuda
-    yield Verdict("ok", "torch", f"{torch.__version__}, " + (f"built for CUDA {cuda}" if cuda else "built without CUDA"))
+    yield Verdict("ok", "torch", f"{torch.__version__}, " + (f"built for CUDA {cuda}" if cuda else "built "
+                                                                                                   "without "
+                                                                                                   "CUDA"))
     num, hidden = torch.cuda.device_count() if cuda else 0, os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed > 0 and num == 0 and hidden is None:
         yield Verdict("ill", "gpus", f"nvidia-smi lists {listed}, torch sees none",
                       "install torch with CUDA (pip install torch==2.13.0)" if cuda is None
                       else f"install a driver for CUDA {cuda} or later (nvidia-smi shows what it supports)")
     elif listed < 0:
-        yield Verdict("ill", "gpus", f"nvidia-smi does not answer within {COMMAND_S:.0f} s", "reboot, or look for Xid in dmesg")
+        yield Verdict("ill", "gpus", f"nvidia-smi does not answer within {COMMAND_S:.0f} s",
+                      "reboot, or look for Xid in dmesg")
     elif is_gpu_asked and num < asked:
         yield Verdict("ill", "gpus", f"the topology asks for {asked}, torch sees {num}"
                       f"{f' (CUDA_VISIBLE_DEVICES={hidden})' if hidden is not None else ''}",
@@ -171,8 +189,10 @@ def check_gpus(asked: int, is_gpu_asked: bool) -> Iterator[Verdict]:
     if num > 1:
         pairs = [(i, j) for i in range(num) for j in range(num) if i != j]
         cut = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-        yield Verdict("note" if cut else "ok", "peer access", f"{len(pairs) - len(cut)} of {len(pairs)} pairs of GPUs" + (
-            f"; not {cut[0][0]} to {cut[0][1]}: NCCL goes through host memory there, which is slower but right" if cut else ""))
+        yield Verdict("note" if cut else "ok", "peer access",
+                      f"{len(pairs) - len(cut)} of {len(pairs)} pairs of GPUs" + (
+f"; not {cut[0][0]} to {cut[0][1]}: NCCL goes through host memory there, which is slower but right" if cut
+else ""))
     if not dist.is_available() or not dist.is_gloo_available():
         yield Verdict("ill", "backend", "this torch has no gloo", "install torch==2.13.0 from PyPI")
     elif num and not dist.is_nccl_available():
@@ -192,15 +212,19 @@ def check_gpu(index: int) -> Verdict:
         ones = torch.ones(256, 256, device=f"cuda:{index}", dtype=torch.bfloat16)
         is_right = float((ones @ ones).float().mean()) == 256.0
     except RuntimeError as error:
-        return Verdict("ill", name, " ".join(str(error).split())[:200], "end what uses it (nvidia-smi), or look for Xid in dmesg")
+        return Verdict("ill", name, " ".join(str(error).split())[:200],
+                       "end what uses it (nvidia-smi), or look for Xid in dmesg")
     what = f"{properties.name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if not is_right:
-        return Verdict("ill", name, f"{what}; a product of ones is wrong", "take it out of use: CUDA_VISIBLE_DEVICES")
-    return Verdict("note", name, f"{what}; something else uses it") if free < total / 2 else Verdict("ok", name, what)
+        return Verdict("ill", name, f"{what}; a product of ones is wrong",
+                       "take it out of use: CUDA_VISIBLE_DEVICES")
+    return (Verdict("note", name, f"{what}; something else uses it") if free < total / 2
+            else Verdict("ok", name, what))
 
 
 class Ranks:
-    """Two ranks that meet, reduce and wait for each other, as training does; started at once, judged by `verdict`."""
+    """Two ranks that meet, reduce and wait for each other, as training does; started at once, judged by
+    `verdict`."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -209,12 +233,14 @@ class Ranks:
             port = str(probe.getsockname()[1])
         command = [sys.executable, "-c", "from ups.machine import rank; rank()", backend]
         self.processes = [subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[1],
-            env={**os.environ, "RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index), "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": port}) for index in range(2)]
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index),
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for index in range(2)]
 
     def verdict(self) -> Verdict:
-        texts, limit, see = [], time.monotonic() + RANKS_S, "see 'From a hang to its cause' in docs/distributed.md"
+        texts, limit, see = ([], time.monotonic() + RANKS_S,
+                             "see 'From a hang to its cause' in docs/distributed.md")
         try:
             for process in self.processes:
                 texts.append(process.communicate(timeout=max(0.1, limit - time.monotonic()))[0].strip())
@@ -223,13 +249,17 @@ class Ranks:
                 process.kill()
             texts = [process.communicate()[0] for process in self.processes]
             if not all("torch is here" in text for text in texts):
-                return Verdict("ill", self.backend, f"two processes could not import torch within {RANKS_S:.0f} s",
-                               "try again when the machine is less busy, or put the environment on a local disk")
+                return Verdict("ill", self.backend,
+                               f"two processes could not import torch within {RANKS_S:.0f} s",
+                               "try again when the machine is less busy, or put the environment on a local "
+                               "disk")
             return Verdict("ill", self.backend, f"2 ranks did not reduce within {RANKS_S:.0f} s",
                            f"unset what steers {self.backend} (line variables); {see}")
-        failed = next((text for process, text in zip(self.processes, texts, strict=True) if process.returncode), None)
+        failed = next((text for process, text in zip(self.processes, texts, strict=True)
+                       if process.returncode), None)
         if failed is not None:
-            return Verdict("ill", self.backend, f"2 ranks: {(failed.splitlines() or ['no word'])[-1][:200]}", see)
+            return Verdict("ill", self.backend, f"2 ranks: {(failed.splitlines() or ['no word'])[-1][:200]}",
+                           see)
         return Verdict("ok", self.backend, f"2 ranks: {texts[0].splitlines()[-1]}")
 
 
@@ -261,7 +291,8 @@ def rank() -> None:
     wait = seconds(dist.barrier)
     if not bool((numbers == 2.0**6).all()):  # six sums over two ranks
         sys.exit("an all-reduce gave a wrong sum")
-    print(f"all-reduce of {4 * REDUCED >> 20} MiB {reduce * 1e3:.1f} ms, barrier {wait * 1e3:.2f} ms", flush=True)
+    print(f"all-reduce of {4 * REDUCED >> 20} MiB {reduce * 1e3:.1f} ms, barrier {wait * 1e3:.2f} ms",
+          flush=True)
     dist.destroy_process_group()
 
 
@@ -273,7 +304,8 @@ def check_cache(config: Config, task: str) -> tuple[Verdict, int]:
     if is_current:
         return Verdict("ok", "cache", f"{task}: {reason}"), 0
     state = "stale" if config.cache_path(task).exists() else "missing"
-    first = "; `make cache` builds it" if state == "missing" else f" and will be built anew: {reason.split('; expected')[0]}"
+    first = ("; `make cache` builds it" if state == "missing" else " and will be built anew: "
+                                                                   f"{reason.split('; expected')[0]}")
     return Verdict("note", "cache", f"{task}: {state}{first}"), plan(config, task)["bytes"]
 
 
@@ -287,14 +319,16 @@ def missing_data(config: Config) -> int:
         entry = config.task[name]
         for value in entry.parameters or [None]:
             path = config.data_dir(name) / get_task(name).file_for(value)
-            sizes[path] = 0 if path.exists() else data_bytes(name, entry.num_trajectories, entry.num_frames, entry.resolution)
+            sizes[path] = (0 if path.exists()
+                           else data_bytes(name, entry.num_trajectories, entry.num_frames, entry.resolution))
     return sum(sizes.values())
 
 
 def listed_gpus() -> int:
     """How many GPUs nvidia-smi lists; -1 if it does not answer."""
     try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=COMMAND_S,
+                              check=False)
     except FileNotFoundError:
         return 0
     except subprocess.TimeoutExpired:
@@ -349,8 +383,8 @@ def work(config: Config, topology: dict) -> int:
 
 def supervise(arguments: list[str], limit_s: float) -> int:
     """Run the checks in a process of their own and give up on them after `limit_s`; the exit status."""
-    process = subprocess.Popen([sys.executable, "-m", "ups.machine", "--work", *arguments], stdout=subprocess.PIPE,
-                               text=True, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-m", "ups.machine", "--work", *arguments],
+                               stdout=subprocess.PIPE, text=True, start_new_session=True)
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
@@ -378,7 +412,8 @@ def supervise(arguments: list[str], limit_s: float) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
     parser.add_argument("--topology", help="a file of accelerate_configs/ that training is to use")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for everything")
