@@ -27,11 +27,9 @@ import numpy as np
 
 import ups
 from ups.data.generate import generation_settings, write_data
-from ups.data.pdebench import Trajectories, coordinate_key, data_bytes, open_data
+from ups.data.pdebench import Trajectories, coordinate_key, open_data
 from ups.files import file_hash, flush
-from ups.forecaster import Forecaster
 from ups.labelled import CLOSE
-from ups.tasks import get_task
 
 STATES = 64   # fields in one call of the network
 
@@ -39,32 +37,24 @@ STATES = 64   # fields in one call of the network
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, what in (("run", "folder of a finished run, such as runs/small"), ("task", "name of a task it "
-                                                                                         "was trained on"),
-                       ("input", "HDF5 file in the task's layout"), ("output", "file to write; must not be "
-                                                                               "there")):
-        parser.add_argument(f"--{name}", required=True, help=what)
-    parser.add_argument("--frames", type=int, default=1, help="frames to forecast (1)")
-    parser.add_argument("--members", type=int, default=0, help="draws per row; 0: the operator's forecast "
-                                                               "alone")
-    parser.add_argument("--by", default="student", help="what draws the members: student or teacher")
-    parser.add_argument("--seed", type=int, default=0, help="of the members")
-    parser.add_argument("--rows", default=":", metavar="FIRST:LAST", help="trajectories of the input (all)")
-    parser.add_argument("--shown", type=int, metavar="N", help="use the first N frames of the input only "
-                                                               "(all)")
-    parser.add_argument("--parameters", nargs="*", default=[], metavar="NAME=VALUE", help="in place of the "
-                                                                                          "input's "
-                                                                                          "attributes")
-    parser.add_argument("--space-stride", type=int, default=1, metavar="N", help="every N-th cell of the "
-                                                                                 "input")
-    parser.add_argument("--time-stride", type=int, default=1, metavar="N", help="every N-th frame of the "
-                                                                                "input")
-    parser.add_argument("--resample", action="store_true", help="take another grid to the trained one and "
-                                                                "back")
-    parser.add_argument("--extrapolate", action="store_true", help="allow parameters outside the trained "
-                                                                   "range")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
+    option = parser.add_argument
+    option("--run", required=True, help="folder of a finished run, such as runs/small")
+    option("--task", required=True, help="name of a task it was trained on")
+    option("--input", required=True, help="HDF5 file in the task's layout")
+    option("--output", required=True, type=Path, help="file to write; must not be there")
+    option("--frames", type=int, default=1, help="frames to forecast (1)")
+    option("--members", type=int, default=0, help="draws per row; 0: the operator's forecast alone")
+    option("--by", default="student", help="what draws the members: student or teacher")
+    option("--seed", type=int, default=0, help="of the members")
+    option("--rows", default=":", metavar="FIRST:LAST", help="trajectories of the input (all)")
+    option("--shown", type=int, metavar="N", help="use the first N frames of the input only (all)")
+    option("--parameters", nargs="*", default=[], metavar="NAME=VALUE", help="in place of the input's")
+    option("--space-stride", type=int, default=1, metavar="N", help="every N-th cell of the input")
+    option("--time-stride", type=int, default=1, metavar="N", help="every N-th frame of the input")
+    option("--resample", action="store_true", help="take another grid to the trained one and back")
+    option("--extrapolate", action="store_true", help="allow parameters outside the trained range")
+    option("--device", default="cpu")
+    option("--dry-run", action="store_true", help="print what would be done and write nothing")
     return parser.parse_args(arguments)
 
 
@@ -97,89 +87,66 @@ def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories)
 def main(arguments: list[str] | None = None) -> int:
     # ---- config
     args = parse(arguments)
-    output = Path(args.output)
-    if output.exists() or not output.absolute().parent.is_dir():
+    output, folder = args.output, args.output.absolute().parent
+    if output.exists() or not folder.is_dir():
         raise ValueError(f"--output is {output}; expected a new file in a folder that is there. Delete it, "
                          "or name another.")
-    for name in ("space_stride", "time_stride"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; expected at least 1. "
-                             "Leave it out for all.")
 
     # ---- model
     model = ups.load(args.run, args.device)
-    head, task = model.operator.head(args.task), get_task(args.task)
-    known = model.tasks[args.task]
+    head, known = model.operator.head(args.task), model.tasks.get(args.task)
+    weights = file_hash(Path(args.run) / "operator" / "model.safetensors")
 
     # ---- data
     source = open_data(args.input, args.task, space_stride=args.space_stride, time_stride=args.time_stride)
     rows, shown = rows_of(args.rows, source.num_trajectories), args.shown or source.num_frames
     if not head.history <= shown <= source.num_frames:
-        raise ValueError(f"--shown is {shown} of the {source.num_frames} frames of {args.input}; expected "
-                         f"{head.history} or more, the history of {args.task}. Give more frames.")
-    values = parameters_of(args.parameters, known["parameters"], source)
-    repeats, is_steady = max(1, args.members), task.is_steady
-    num_frames = 1 if is_steady else head.history + args.frames
+        raise ValueError(f"--shown is {shown} of the {source.num_frames} frames of {args.input}; expected at "
+                         f"least {head.history}, the history of {args.task}, and no more than there are. "
+                         "Correct it.")
+    values, is_steady = parameters_of(args.parameters, known["parameters"], source), head.task.is_steady
+    repeats, num_frames = max(1, args.members), 1 if is_steady else head.history + args.frames
+    is_near = shown == 1 or abs(source.dt - known["dt"]) <= CLOSE * known["dt"]   # times in files are float32
+    options = {"parameters": values, "num_frames": 1 if is_steady else args.frames, "resample": args.resample,
+               "extrapolate": args.extrapolate, "dt": None if is_near else source.dt}
     settings = generation_settings(
-        args.task, f"forecast of {file_hash(Path(args.run) / 'operator' / 'model.safetensors')}",
-        seed=args.seed,
-        num_trajectories=len(rows) * repeats, resolution=source.space[0], num_frames=num_frames,
-        t_end=known["dt"] * (num_frames - 1),
-        parameter=(values or {}).get(next(iter(task.parameters), ""), source.parameter))
-    size = data_bytes(args.task, len(rows) * repeats, num_frames, source.space[0]) / 2**20
-    print(f"{args.output}: {len(rows)} rows of {args.task} x {repeats} member(s) x {num_frames} frames, "
-          f"{size:.1f} MiB{', not written' if args.dry_run else ''}")
+        args.task, f"forecast of {weights}", seed=args.seed, num_trajectories=len(rows) * repeats,
+        resolution=source.space[0], num_frames=num_frames, t_end=known["dt"] * (num_frames - 1),
+        parameter=(values or {}).get(next(iter(head.task.parameters), ""), source.parameter))
+    print(f"{output}: {len(rows)} rows of {args.task} x {repeats} member(s) x {num_frames} frames"
+          f"{', not written' if args.dry_run else ''}")
     if args.dry_run:
         return 0
 
     # ---- loop
-    with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".predict-") as folder:
-        path = Path(folder) / output.name
-        write_data(path, args.task, lambda indices,
-                   **_: predict(model, args, source, rows, indices, values, shown), settings,
-                   chunk=repeats * max(1, STATES // repeats))
-        describe(path, args, source, shown, head.history, rows, values, known["dt"])
+    def predict(indices: np.ndarray, **_: object) -> np.ndarray:
+        """Trajectories of the output, all members of neighbouring rows: (n, frames, channels, *space)
+        float32."""
+        first, last = rows[indices[0] // repeats], rows[indices[-1] // repeats] + 1
+        u = source.read(first, last)
+        u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, shown - head.history : shown]
+        if args.members:
+            options.update(members=args.members, by=args.by, seed=args.seed, rows=range(first, last))
+        u_pred = (model.sample if args.members else model.forecast)(args.task, u, **options)
+        u_pred = u_pred.reshape(-1, *u_pred.shape[2:]) if args.members else u_pred
+        return np.concatenate([u.repeat(repeats, 0), u_pred], 2 if is_steady else 1)
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".predict-") as temporary:
+        path = Path(temporary) / output.name
+        write_data(path, args.task, predict, settings, chunk=repeats * max(1, STATES // repeats))
+        with h5py.File(path, "r+", locking=False) as file:
+            file.attrs.update({"task": args.task, "run": args.run, "first_row": rows[0],
+                               "members": args.members, "shown_frames": head.history, **(values or {})})
+            for place in [] if is_steady else file.values() if head.task.layout == "groups" else [file]:
+                times = place[coordinate_key(head.task, "t")]   # those that follow the input's
+                begin = source.coordinates["t"][shown - head.history]
+                times[...] = begin + known["dt"] * np.arange(times.shape[-1])
         os.replace(path, output)
-    flush(output.absolute().parent)
+
+    # ---- finish
+    flush(folder)
     print(f"{output}: written")
     return 0
-
-
-def predict(model: Forecaster, args: argparse.Namespace, source: Trajectories, rows: range,
-            indices: np.ndarray, values: dict[str, float] | None, shown: int) -> np.ndarray:
-    """Trajectories `indices` of the output, all members of neighbouring rows: (n, frames, channels, *space)
-    float32."""
-    repeats, task = max(1, args.members), get_task(args.task)
-    first, last = rows[indices[0] // repeats], rows[indices[-1] // repeats] + 1
-    u = source.read(first, last)
-    context = (u[:, :, : len(task.inputs)] if task.is_steady
-               else u[:, :shown][:, -model.operator.head(args.task).history :])
-    trained = model.tasks[args.task]["dt"]
-    # times are float32
-    step = None if abs(source.dt - trained) <= CLOSE * trained or shown == 1 else source.dt
-    options = {"parameters": values, "num_frames": 1 if task.is_steady else args.frames,
-               "resample": args.resample, "extrapolate": args.extrapolate, "dt": step}
-    if args.members:
-        u_pred = model.sample(args.task, context, members=repeats, by=args.by, seed=args.seed,
-                              rows=range(first, last), **options)
-        u_pred = u_pred.reshape(-1, *u_pred.shape[2:])
-    else:
-        u_pred = model.forecast(args.task, context, **options)
-    return np.concatenate([context.repeat(repeats, 0), u_pred], 2 if task.is_steady else 1)
-
-
-def describe(path: Path, args: argparse.Namespace, source: Trajectories, shown: int, history: int,
-             rows: range, values: dict[str, float] | None, dt: float) -> None:
-    """Times of the frames as they follow the input's, and attributes."""
-    task = get_task(args.task)
-    with h5py.File(path, "r+", locking=False) as file:
-        file.attrs.update({"task": args.task, "run": args.run, "first_row": rows[0], "members": args.members,
-                           "shown_frames": history, **(values or {})})
-        if not task.is_steady:
-            begin = source.coordinates["t"][shown - history]
-            for place in file.values() if task.layout == "groups" else [file]:
-                times = place[coordinate_key(task, "t")]
-                times[...] = begin + dt * np.arange(times.shape[-1])
 
 
 if __name__ == "__main__":

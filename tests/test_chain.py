@@ -32,14 +32,6 @@ loop_stage._context.set_forkserver_preload(["closed_form", "train_steady"])
 MEMBERS = 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """The folder of the world's data and caches and of what other stages need: operator and corrector."""

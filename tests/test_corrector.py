@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,14 +44,6 @@ OPTIM = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, ada
                     adamw_weight_decay=0.0, warmup_steps=10, decay_fraction=0.7, clip_norm=1.0, ema_decay=0.99)
 TASKS = [{"name": "burgers1d_hidden", "dim": 3, "num_conditions": 5}, {"name": "diff_react2d", "dim": 4, "num_conditions": 2}]
 TOKENS = {"burgers1d_hidden": (8,), "diff_react2d": (6, 4)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def noise(*shape: int, key: int | str = 0) -> Tensor:

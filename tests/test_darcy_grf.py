@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import h5py
 import numpy as np
@@ -20,14 +19,6 @@ from ups.tasks.darcy_grf_posterior import LinearObservation, draw_log_coefficien
 from ups.tasks.solvers import SOLVERS
 
 NUM = 4000
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def covariance(n: int) -> Tensor:

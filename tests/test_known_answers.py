@@ -21,14 +21,6 @@ from ups.models.rollout import ensemble_rollout, member_noise
 NUM = 8192   # draws per place: the standard error of a spread is 0.8 %
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def seed():
     print(f"repeat with UPS_TEST_SEED={SEED}")

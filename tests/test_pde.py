@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,14 +23,6 @@ from ups.tasks.solvers import SOLVERS
 SHAPES = {"advection1d": (1, 32), "burgers1d": (1, 32), "darcy2d": (2, 32, 32), "darcy2d_grf": (2, 32, 32),
           "diff_react2d": (2, 32, 32)}
 PARAMETERS = {"advection1d": 0.4, "burgers1d": 0.01, "darcy2d": 1.0, "darcy2d_grf": 1.0, "diff_react2d": None}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def request(task: str, **changes: object) -> dict[str, object]:

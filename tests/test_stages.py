@@ -69,14 +69,6 @@ TUNED = 14   # first step of the tuning phase
 EXACT = "donot_use_mm_for_euclid_dist"   # of torch.cdist, which would lose small distances
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # ---------------------------------------------------------------- runs
 
 
