@@ -24,7 +24,8 @@ Values = Mapping[str, Any] | Sequence | Tensor | float | None
 
 @dataclass(frozen=True)
 class Start:
-    """z (batch, time, *tokens, dim) on the operator's device and raw parameters (batch, P); u: the field that was given."""
+    """z (batch, time, *tokens, dim) on the operator's device and raw parameters (batch, P); u: the field that
+    was given."""
 
     head: TaskHead
     u: Tensor
