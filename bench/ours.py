@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ups.forecaster import Forecaster
 from ups.models.choose import base_error, candidates, residual_scale, spread
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
+from ups.training.fit import fit
 from ups.training.optim import EMA, build_optimizer, learning_rate
 
 SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
@@ -56,37 +57,40 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     operator.to(place)
     settings = config.operator
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
-    parameters = [p for p in operator.parameters() if p.requires_grad]
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=SHARES))
     config = dataclasses.replace(config, operator=scaled)
     schedule = build_schedule({task: cache}, config)
 
-    history, chosen, step, times = [], None, 0, []
-    marks = [0.7, 0.85, 1.0]
-    history.append({"share": 0.0, "error": best, "base": best})
-    while marks:
-        share = min(watch() / budget_seconds, 1.0)
-        if share < 1.0:
-            begun = time.perf_counter()
-            now = int(share * SHARES)
-            loss, _ = loss_of(operator, cache, config, schedule.batch(step), now, slice(0, settings.train.batch_size))
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
-                parameter.grad = gradient
-            torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], settings.optim.clip_norm)
-            optimizer.scale_lr(learning_rate(now, SHARES, settings.optim))
-            optimizer.step()
-            ema.update()
-            step += 1
-            times.append(time.perf_counter() - begun)
-        if share >= marks[0]:
-            marks.pop(0)
-            with watch, ema.swap():
-                rows = spread(cache, "val", settings.train.validate_trajectories)
-                reference, *squares = squared_errors(operator, cache, rows, config.context(task), place)
-                errors = [float(torch.nan_to_num((square / reference).sqrt().mean(), nan=torch.inf)) for square in squares]
-            history.append({"share": share, "error": min(errors), "network": errors[0], "base": errors[1]})
-            if chosen is None or min(errors) < chosen[0]:
-                chosen = (min(errors), errors[0] < errors[1], ema.snapshot())
+    history, chosen, times = [{"share": 0.0, "error": best, "base": best}], None, []
+
+    def shares() -> Iterator[int]:
+        """Steps until the budget is spent, each by its share of it; validates at the marks."""
+        nonlocal chosen
+        marks = [0.7, 0.85, 1.0]
+        while marks:
+            share = min(watch() / budget_seconds, 1.0)
+            if share < 1.0:
+                begun = time.perf_counter()
+                yield int(share * SHARES)
+                times.append(time.perf_counter() - begun)
+            if share >= marks[0]:
+                marks.pop(0)
+                with watch, ema.swap():
+                    rows = spread(cache, "val", settings.train.validate_trajectories)
+                    reference, *squares = squared_errors(operator, cache, rows, config.context(task), place)
+                    errors = [float(torch.nan_to_num((square / reference).sqrt().mean(), nan=torch.inf)) for square in squares]
+                history.append({"share": share, "error": min(errors), "network": errors[0], "base": errors[1]})
+                if chosen is None or min(errors) < chosen[0]:
+                    chosen = (min(errors), errors[0] < errors[1], ema.snapshot())
+
+    def loss(now: int) -> Tensor:
+        return loss_of(operator, cache, config, schedule.batch(len(times)), now, slice(0, settings.train.batch_size))[0]
+
+    stopped = fit(operator, loss, shares(), optimizer, lambda now: learning_rate(now, SHARES, settings.optim),
+                  settings.optim.clip_norm, ema)
+    if stopped is not None:
+        raise ValueError(f"the gradient of {task} is not finite at step {len(times)}; expected numbers. Lower the learning "
+                         f"rates of the operator.")
     operator.load_state_dict(chosen[2], strict=False)
     operator.heads[task].description["is_network_used"] = chosen[1]
     if best < chosen[0]:                                     # the fitted base before any gradient step was better still
@@ -98,5 +102,5 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         return Forecaster(operator).forecast(task, given, values, num_steps)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
-    return Trained(predict, sum(p.numel() for p in operator.parameters()), step, step_ms, watch(),
+    return Trained(predict, sum(p.numel() for p in operator.parameters()), len(times), step_ms, watch(),
                    time.process_time() - cpu_before, 0, history)

@@ -370,9 +370,7 @@ def test_transport_finds_burgers_equation_from_data():
         rows = shown[torch.arange(16 * step, 16 * step + 16) % len(shown)]
         return u[rows], Known.of(logs[rows], rows * 0), u_next[rows]
 
-    seen = []
-    fit_by_gradient(base, draw, 400, progress=lambda step, loss: seen.append(loss))
-    assert len(seen) == 400 and seen[0] > 0.3
+    fit_by_gradient(base, draw, 400)
     assert relative(base(u[held], Known.of(logs[held], held * 0)), u_next[held]) < 2e-3
 
 

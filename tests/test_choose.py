@@ -31,6 +31,7 @@ from ups.models.choose import (
     spread,
 )
 from ups.models.head import TaskHead
+from ups.models.known import Known
 from ups.training.fitted import find_fit, fit_once
 from ups.training.stage import stage_folder
 
@@ -130,16 +131,14 @@ def test_the_chosen_base_scores_what_was_recorded_after_loading(config, facts):
         assert base_error(loaded(config, facts, name), cache, config.evaluate.context_frames) == pytest.approx(best, rel=1e-4)
 
 
-class Broken(torch.nn.Module):
+class Broken(Persistence):
     """A base that goes to NaN or infinity in its second step."""
-
-    history = 1
 
     def __init__(self, value: float):
         super().__init__()
         self.value = value
 
-    def forward(self, u: torch.Tensor, parameters: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def forward(self, u: torch.Tensor, known: Known) -> torch.Tensor:
         return torch.where(u[:, -1] == 123.0, self.value, 123.0)
 
 

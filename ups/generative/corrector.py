@@ -24,6 +24,7 @@ from ups.generative.diffusion import Velocity
 from ups.models.backbone import Backbone
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
+from ups.training.fit import fit
 from ups.training.optim import EMA, build_optimizer, learning_rate
 
 MAX_FACTS = 8
@@ -170,27 +171,20 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
     head.c_std.copy_(tokens.std(0).clamp_min(1e-6))
 
     fitted = nn.ModuleList(head.gaussian_parts())
-    for parameter in fitted.parameters():
-        parameter.requires_grad_(True)
-    parameters = list(fitted.parameters())
-    optimizer, ema = build_optimizer(fitted, optim), EMA(fitted, optim.ema_decay)
-    for step in range(steps):
-        r, mean, log_scale = _gaussian(head, *draw(step))
-        loss = gaussian_nll(r, mean, log_scale).mean()
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient if gradient is not None else torch.zeros_like(parameter)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
-        if not math.isfinite(float(norm)):
-            raise ValueError(f"the likelihood of {head.name}'s residuals is not finite at step {step} of their scale; expected "
-                             f"finite residuals. Look at the data with the doctor, or lower the learning rates of this stage.")
-        optimizer.scale_lr(learning_rate(step, steps, optim))
-        optimizer.step()
-        ema.update()
+    fitted.requires_grad_(True)
+    ema = EMA(fitted, optim.ema_decay)
+
+    def loss_of(step: int) -> Tensor:
+        return gaussian_nll(*_gaussian(head, *draw(step))).mean()
+
+    stopped = fit(fitted, loss_of, range(steps), build_optimizer(fitted, optim),
+                  lambda step: learning_rate(step, steps, optim), optim.clip_norm, ema)
+    if stopped is not None:
+        raise ValueError(f"the likelihood of {head.name}'s residuals is not finite at step {stopped} of their scale; "
+                         f"expected finite residuals. Look at the data with the doctor, or lower the learning rates of "
+                         f"this stage.")
     ema.write(ema.averages)
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-        parameter.grad = None
+    fitted.requires_grad_(False)
     with torch.no_grad():
         white = torch.cat([_whitened(head, *part) for part in (draw(-1 - i) for i in range(16))])
         # the last word on the scale: unit variance per coefficient on training residuals

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -158,7 +157,7 @@ def candidates(cache: Cache, config: Config, seed: int, device: torch.device) ->
 
             if kind == "elliptic":
                 head.base.calibrate(*draw(0))
-            fit_by_gradient(head.base, draw, steps, partial(_note_step, what, steps))
+            fit_by_gradient(head.base, draw, steps, _told(what, steps))
         yield kind, head
 
 
@@ -196,8 +195,11 @@ def choose_base(cache: Cache, config: Config, seed: int, device: torch.device) -
     return best, scores
 
 
-def _note_step(what: str, steps: int, step: int, loss: float) -> None:
-    note(f"{what}, step {step + 1} of {steps}")
+def _told(what: str, num_steps: int) -> Iterator[int]:
+    """The steps of a fit, each noted when it was taken."""
+    for step in range(num_steps):
+        yield step
+        note(f"{what}, step {step + 1} of {num_steps}")
 
 
 def fit_base(cache: Cache, config: Config, seed: int, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:

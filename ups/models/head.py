@@ -80,7 +80,7 @@ class TaskHead(nn.Module):
         values, logs = self.description["parameter_values"], parameters.double().log()
         trained = torch.tensor(values, dtype=torch.float64).log()
         distance, nearest = (logs[:, :1] - trained).abs().min(1)
-        if self.description["base"]["kind"] == "propagator" and not bool((distance <= 1e-6).all()):   # NaN as well
+        if self.base.knows_fitted_only and not bool((distance <= 1e-6).all()):   # NaN as well
             bad = float(parameters[int(distance.argmax()), 0])
             raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of {values}, for "
                              f"which its propagator was fitted. Add the value to "

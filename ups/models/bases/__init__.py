@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ups.boundary import DIRICHLET, PERIODIC
 from ups.models.known import Known
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
+from ups.training.fit import fit
 
 
 def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
@@ -37,7 +38,7 @@ def dictionary(u: Tensor, degree: int) -> Tensor:
 class Persistence(nn.Module):
     """The last frame again."""
 
-    history = 1
+    history, knows_fitted_only = 1, False
 
     def __init__(self, **_: Any):
         super().__init__()
@@ -57,6 +58,8 @@ class Propagator(nn.Module):
 
     weight_real, weight_imag: (values, modes, terms, C), terms newest frame first. Zero until fitted, which is persistence.
     """
+
+    knows_fitted_only = True
 
     def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int, history: int,
                  **_: Any):
@@ -132,7 +135,7 @@ class Transport(nn.Module):
     width depend on the parameters through affine functions of their logarithms. The head is ours.
     """
 
-    history = 1
+    history, knows_fitted_only = 1, False
     TAPS = 5
     LEARNING_RATE = 1e-2   # Adam, 600 steps on Burgers nu 0.01: 4e-4; 3e-2 gives 7e-3
     RATE_SCALE = 10.0   # so that a unit step of the optimizer moves the potential as much as the width
@@ -194,7 +197,7 @@ class Elliptic(nn.Module):
     of u = 0, which a Dirichlet wall holds.
     """
 
-    history = 1
+    history, knows_fitted_only = 1, False
     # Of conjugate gradients, twice as many where no gradient is kept. Validation error of fits with 8, 16 and 24: contrast 10
     # (darcy2d) 3.7e-3, 1.9e-3; log-normal (darcy2d_grf) 9.1e-2, 2.4e-2, 5e-3; 16 in training and 32 after it: 4.5e-3.
     ITERATIONS = 16
@@ -310,30 +313,22 @@ def make_base(kind: str, settings: dict[str, Any]) -> nn.Module:
     return BASES[kind](**settings)
 
 
-def fit_by_gradient(base: nn.Module, draw: Callable[[int], tuple[Tensor, Known, Tensor]], steps: int,
-                    progress: Callable[[int, float], None] = lambda step, loss: None) -> float:
-    """Fit a transport or elliptic base on one-call relative errors with Adam; returns the mean loss of the last tenth.
+def fit_by_gradient(base: nn.Module, draw: Callable[[int], tuple[Tensor, Known, Tensor]], num_steps: int,
+                    steps: Iterable[int] | None = None) -> None:
+    """Fit a transport or elliptic base on one-call relative errors with Adam.
 
-    draw(step): (u, known, u_next). Linear warm-up and decay; the loss is relative to the change (to the field
-    for a steady task, whose input is not a frame).
+    draw(step): (u, known, u_next). Linear warm-up and decay; the loss is relative to the change (to the field for a steady
+    task, whose input is not a frame). steps: range(num_steps), perhaps by way of something that tells of them.
     """
-    lr = base.LEARNING_RATE
-    optimizer = torch.optim.Adam(base.parameters(), lr=lr)
-    tail: list[float] = []
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / steps))
+    def loss_of(step: int) -> Tensor:
         u, known, u_next = draw(step)
-        u_pred = base(u, known)
         axes = tuple(range(1, u_next.ndim))
         against = u_next if isinstance(base, Elliptic) else u_next - u[:, -1]
-        loss = ((u_pred - u_next).square().mean(axes) / against.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
-        for parameter, gradient in zip(base.parameters(), torch.autograd.grad(loss, list(base.parameters()), allow_unused=True),
-                                       strict=True):
-            parameter.grad = gradient
-        nn.utils.clip_grad_norm_(base.parameters(), 1.0)
-        optimizer.step()
-        progress(step, loss.item())
-        if step >= 0.9 * steps - 1:
-            tail.append(loss.item())
-    return sum(tail) / max(len(tail), 1)
+        error = (base(u, known) - u_next).square().mean(axes)
+        return (error / against.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
+
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / num_steps))
+
+    optimizer = torch.optim.Adam([{"params": list(base.parameters()), "base_lr": base.LEARNING_RATE}])
+    fit(base, loss_of, range(num_steps) if steps is None else steps, optimizer, rate, clip_norm=1.0)
