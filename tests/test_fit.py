@@ -37,7 +37,7 @@ def test_the_steps_are_those_of_the_rate_and_the_clipped_gradient():
     third = second - 0.025 * 3 * second
     assert [step for step, _ in seen] == [3, 7, 8]
     assert [value for _, value in seen] == pytest.approx([10, first, second], rel=1e-6)
-    assert float(model.weight) == pytest.approx(third, rel=1e-6) and model.weight.grad is None
+    assert model.weight.item() == pytest.approx(third, rel=1e-6) and model.weight.grad is None
     average = 10.0
     for k, value in enumerate((first, second, third)):
         average += (1 - min(0.5, (1 + k) / (10 + k))) * (value - average)
@@ -55,7 +55,7 @@ def test_it_stops_before_a_gradient_that_is_not_finite(bad):
 
     stopped = fit(model, lambda step: model.weight.sum() * (bad if step == 2 else 1.0), steps(), sgd(model, 0.1),
                   lambda step: 1.0, clip_norm=10.0)
-    assert stopped == 2 and begun == [0, 1, 2] and float(model.weight) == pytest.approx(0.8) and model.weight.grad is None
+    assert stopped == 2 and begun == [0, 1, 2] and model.weight.item() == pytest.approx(0.8) and model.weight.grad is None
 
 
 def test_what_asks_for_no_gradient_stays_as_it_is():
@@ -63,4 +63,4 @@ def test_what_asks_for_no_gradient_stays_as_it_is():
     model[0].requires_grad_(False)
     optimizer = sgd(model[1], 0.1)
     assert fit(model, lambda step: model(torch.ones(1, 1)).square().sum(), range(3), optimizer, lambda step: 1.0, 1.0) is None
-    assert float(model[0].weight) == 1.0 and float(model[1].weight) < 2.0
+    assert model[0].weight.item() == 1.0 and model[1].weight.item() < 2.0
