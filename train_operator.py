@@ -1,10 +1,12 @@
-"""Operator: the next frames of every task from the last ones, in latents; one network over a base predictor per task.
+"""Operator: the next frames of every task from the last ones, in latents; one network over a base predictor
+per task.
 
     z_next = encode( base(decode z) ) + scale * network(z, base, condition)
     loss   = mean over samples of |z_pred - z_ref| / |z_ref - z_base|, summed over an unrolled phase at the end
 
 Reads:  cache/TASK.h5 of every task in data.tasks.
-Writes: RUN/operator/: bases/ (fitted once, chosen on validation rollouts), state/, metrics.jsonl, model.safetensors, done.json.
+Writes: RUN/operator/: bases/ (fitted once, chosen on validation rollouts), state/, metrics.jsonl,
+model.safetensors, done.json.
 
     accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py --config configs/small.yaml
     python train_operator.py --config configs/small.yaml --dry-run
@@ -57,8 +59,10 @@ def loss_of(operator: Operator, cache: Cache, config: Config, batch: Batch, step
 
 
 @torch.no_grad()
-def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device) -> Tensor:
-    """Sums over `rows` and space of u_ref^2 and of the squared rollout errors of operator and base: (3, T, C), float64."""
+def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
+                   device: torch.device) -> Tensor:
+    """Sums over `rows` and space of u_ref^2 and of the squared rollout errors of operator and base: (3, T,
+    C), float64."""
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     if len(rows) == 0:   # fewer trajectories than processes
         return torch.zeros(3, num_frames, head.codec.num_channels, dtype=torch.float64, device=device)
@@ -73,8 +77,10 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
     return torch.stack(sums)
 
 
-def validate(operator: Operator, caches: dict[str, Cache], config: Config, run: Run) -> dict[str, dict[str, float]]:
-    """Task -> pooled nRMSE of validation rollouts by the full operator and by its base alone. A collective."""
+def validate(operator: Operator, caches: dict[str, Cache], config: Config,
+             run: Run) -> dict[str, dict[str, float]]:
+    """Task -> pooled nRMSE of validation rollouts by the full operator and by its base alone. A
+    collective."""
     def local() -> list[Tensor]:
         sums = []
         for cache in caches.values():
@@ -86,33 +92,36 @@ def validate(operator: Operator, caches: dict[str, Cache], config: Config, run: 
     for name, sums in zip(caches, run.agreed(local, "validating"), strict=True):
         reference, *squares = run.reduce_sum(sums)
         pooled = [float((square / reference).sqrt().mean()) for square in squares]
-        errors[name] = {k: v if math.isfinite(v) else math.inf for k, v in zip(("network", "base"), pooled, strict=True)}
+        errors[name] = {k: v if math.isfinite(v) else math.inf
+                        for k, v in zip(("network", "base"), pooled, strict=True)}
     return errors
 
 
 def score_of(errors: dict[str, dict[str, float]]) -> float:
-    """Geometric mean over tasks of the better of network and base; what early stopping and the export go by."""
+    """Geometric mean over tasks of the better of network and base; what early stopping and the export go
+    by."""
     return math.exp(sum(math.log(max(min(e.values()), 1e-12)) for e in errors.values()) / len(errors))
 
 
 def build_schedule(caches: dict[str, Cache], config: Config) -> Schedule:
     """Which task, trajectories and window starts each step sees.
 
-    Raises ValueError for a task with too few frames to train on, or a context that its history does not fit in or that
-    leaves nothing to validate on.
+    Raises ValueError for a task with too few frames to train on, or a context that its history does not fit
+    in or that leaves nothing to validate on.
     """
     settings, windows, complexity = config.operator, {}, {}
     for name, cache in caches.items():
         task, context = config.task[name], config.context(name)
         if not cache.task.is_steady and not task.history <= context < cache.num_frames:
-            raise ValueError(f"evaluate.context_frames is {context}; expected at least the history of {name}, {task.history}, "
-                             f"and fewer than its {cache.num_frames} frames. Change it, or task.{name}.history or num_frames.")
+            raise ValueError(f"evaluate.context_frames is {context}; expected at least the history of "
+                             f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. Change "
+                             f"it, or task.{name}.history or num_frames.")
         length = task.history + settings.unroll_steps * task.bundle
         starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
         windows[name] = (len(cache.split["train"]), starts)
         complexity[name] = cache.task.ndim + len(cache.task.fields) / 10
-    return Schedule(windows, settings.train.batch_size, config.run.seed, config.sampling.strategy, config.sampling.temperature,
-                    complexity, settings.train.steps)
+    return Schedule(windows, settings.train.batch_size, config.run.seed, config.sampling.strategy,
+                    config.sampling.temperature, complexity, settings.train.steps)
 
 
 def build(caches: dict[str, Cache], config: Config, descriptions: list[dict]) -> Operator:
@@ -129,7 +138,8 @@ def main() -> None:
     if is_dry_run:
         from ups.dry_run import operator_work, print_plan
         parents = {config.cache_path(name): "cache" for name in config.data.tasks}
-        print_plan(config, STAGE, train, config.operator.model, config.data.tasks, operator_work(config), parents)
+        print_plan(config, STAGE, train, config.operator.model, config.data.tasks, operator_work(config),
+                   parents)
         raise SystemExit(0)
 
     # ---- setup
@@ -142,7 +152,8 @@ def main() -> None:
     run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
 
     # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
-    fits = {name: partial(fit_base, cache, config, config.run.seed, run.device) for name, cache in caches.items()}
+    fits = {name: partial(fit_base, cache, config, config.run.seed, run.device)
+            for name, cache in caches.items()}
     bases = fit_once(run, "bases", fits, "fitting the bases")
     facts = {name: fact for name, (fact, _) in bases.items()}
     for name, fact in facts.items():
@@ -156,9 +167,11 @@ def main() -> None:
         load_base(operator.heads[name], weights)
     operator = run.attach(operator)
 
-    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()}))
+    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes
+                                                     for name, cache in caches.items()}))
     batch = batch.share(run.rank, run.world)
-    run.probe(partial(loss_of, operator, caches[batch.task], config, batch, train.steps - 1), len(batch))   # unrolled
+    # unrolled
+    run.probe(partial(loss_of, operator, caches[batch.task], config, batch, train.steps - 1), len(batch))
 
     # ---- loop
     for step in run.steps():
@@ -168,9 +181,11 @@ def main() -> None:
             with run.ema_weights():
                 errors = validate(operator, caches, config, run)
             score = score_of(errors)
-            run.validated({"score": score, **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}})
+            run.validated({"score": score,
+                           **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}})
             run.keep_best(score)
-            shown = ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items())
+            shown = ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
+                              for name, e in errors.items())
             run.print(f"step {run.step}: validation nRMSE {shown}")
 
     # ---- finish: the network serves a task only where it helps
@@ -178,7 +193,8 @@ def main() -> None:
     errors = validate(operator, caches, config, run)
     for name, error in errors.items():
         operator.heads[name].description["is_network_used"] = error["network"] < error["base"]
-    run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"] for name, fact in facts.items()}},
+    run.finish({"validation": errors,
+                "bases": {name: fact["description"]["base"]["kind"] for name, fact in facts.items()}},
                operator.description)
 
 

@@ -179,7 +179,7 @@ class EvaluateConfig:
     ensemble_frames: int
     truth_members: int
     truth_fields: int
-    guard: bool
+    conserve: bool
     max_crps_ratio: float
     max_student_ratio: float
     spread_skill: list[float]

@@ -27,7 +27,7 @@ from ups.generative.corrector import Condition, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.residuals import Residuals, TransientResiduals, schedule_of
 from ups.generative.student import sample_student
-from ups.models.rollout import ensemble_rollout, guard, member_noise
+from ups.models.rollout import conserve, ensemble_rollout, member_noise
 from ups.seeds import generator
 
 BANK = 1024           # residuals that B3 draws from
@@ -123,9 +123,9 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
             noise, second = (part.flatten(0, 1) for part in ensembles.noise(some, lead, num_members))
             z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
             z_next = z_next.unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-            if not config.evaluate.guard:
+            if not config.evaluate.conserve:
                 return z_next
-            u = guard(head.task, head.codec.denormalise(head.codec.decode(z_next)), start)
+            u = conserve(head.task, head.physical(z_next), start)
             return head.codec.encode(head.codec.normalise(u))
 
         z = ensemble_rollout(step, context, num_frames, 1 + head.history, num_members)

@@ -13,14 +13,19 @@ from ups.tasks import Task
 
 
 def symmetries(task: Task) -> bool:
-    """Whether mirror images and axis swaps of a solution are solutions: scalar fields on a square without transport."""
-    return task.ndim >= 2 and task.boundary in (NO_FLUX, DIRICHLET) and not any(f.startswith("V") for f in task.fields)
+    """Whether mirror images and axis swaps of a solution are solutions: scalar fields on a square without
+    transport."""
+    return (task.ndim >= 2 and task.boundary in (NO_FLUX, DIRICHLET)
+            and not any(f.startswith("V") for f in task.fields))
 
 
-def augment(task: Task, parts: Sequence[tuple[Tensor, Tokenizer]], generator: torch.Generator) -> list[Tensor]:
-    """The same random symmetry of the equation applied to several latents: a shift if periodic, else one of the cube's.
+def augment(task: Task, parts: Sequence[tuple[Tensor, Tokenizer]],
+            generator: torch.Generator) -> list[Tensor]:
+    """The same random symmetry of the equation applied to several latents: a shift if periodic, else one of
+    the cube's.
 
-    parts: (latents (batch, time, *tokens, dim), their codec). One symmetry per call; exact for a full-rank codec.
+    parts: (latents (batch, time, *tokens, dim), their codec). One symmetry per call; exact for a full-rank
+    codec.
     """
     axes = list(range(-task.ndim, 0))
     out = []

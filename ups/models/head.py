@@ -14,16 +14,17 @@ from ups.models.bases import make_base
 from ups.models.known import Known
 from ups.tasks import get_task
 
-BASE_LR = 0.2        # of the rate: how fast a learnt base moves while the network learns what it leaves; at 1 it wanders
+# of the rate: how fast a learnt base moves while the network learns what it leaves; at 1 it wanders
+BASE_LR = 0.2
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
 class TaskHead(nn.Module):
     """What one task adds to the shared network: codec, base predictor, input and output map, scales.
 
-    description (JSON-able; ups/models/choose.py makes it): all that the tensors do not hold. name; history, bundle (frames);
-    what it is trained on, as `describe_data` says; base: {kind, settings}; is_network_used, by validation. Raises ValueError
-    where that is missing or not the task's.
+    description (JSON-able; ups/models/choose.py makes it): all that the tensors do not hold. name; history,
+    bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings}; is_network_used,
+    by validation. Raises ValueError where that is missing or not the task's.
     """
 
     def __init__(self, description: dict[str, Any], width: int):
@@ -40,7 +41,8 @@ class TaskHead(nn.Module):
         self.description = description
         self.log_dt = math.log(description["dt"]) if description["dt"] > 0 else 0.0
         self.codec = _empty_tokenizer(description["codec"])
-        self.coefficient_codec = _empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
+        self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
+                                  else None)
         self.base = make_base(description["base"]["kind"], description["base"]["settings"])
         for parameter in self.base.parameters():
             parameter.lr_factor = BASE_LR
@@ -57,7 +59,8 @@ class TaskHead(nn.Module):
 
     @property
     def is_network_used(self) -> bool:
-        """Whether the network serves the task: it does where it helps on validation, else the base alone does."""
+        """Whether the network serves the task: it does where it helps on validation, else the base alone
+        does."""
         return self.description["is_network_used"]
 
     def physical(self, z: Tensor) -> Tensor:
@@ -65,7 +68,8 @@ class TaskHead(nn.Module):
         return self.codec.denormalise(self.codec.decode(z))
 
     def known(self, parameters: Tensor) -> Known:
-        """What raw parameters (batch, P) say of the rows; they wait for no device where they come from the host.
+        """What raw parameters (batch, P) say of the rows; they wait for no device where they come from the
+        host.
 
         Raises ValueError for another number of parameters than the task shows, or a value the base cannot
         serve: a propagator knows the fitted values only.
@@ -82,8 +86,8 @@ class TaskHead(nn.Module):
         distance, nearest = (logs[:, :1] - trained).abs().min(1)
         if self.base.knows_fitted_only and not bool((distance <= 1e-6).all()):   # NaN as well
             bad = float(parameters[int(distance.argmax()), 0])
-            raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of {values}, for "
-                             f"which its propagator was fitted. Add the value to "
+            raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of "
+                             f"{values}, for which its propagator was fitted. Add the value to "
                              f"task.{self.name}.parameters and train, or choose another base.")
         spread = trained.std(correction=0) if len(values) > 1 else 1.0
         return Known.of(((logs - trained.mean()) / spread).float(), nearest, device)
@@ -106,16 +110,18 @@ def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The facts and tensor shapes of a codec, JSON-able: an operator is built from these and filled by a state_dict."""
-    return {**tokenizer.meta(), "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()}}
+    """The facts and tensor shapes of a codec, JSON-able: an operator is built from these and filled by a
+    state_dict."""
+    return {**tokenizer.meta(),
+            "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()}}
 
 
 def describe_data(cache: Cache) -> dict[str, Any]:
     """What a task's weights are trained on, and hold for alone, JSON-able.
 
     codec and input_codec (None unless steady), with grid, fields and patch; boundary; domain of every axis;
-    dt between frames (0 if steady); parameters: name -> smallest and largest value, empty where the task hides
-    or has none; parameter_values of the first.
+    dt between frames (0 if steady); parameters: name -> smallest and largest value, empty where the task
+    hides or has none; parameter_values of the first.
     """
     shown = cache.parameters.unbind(1)   # none where they are hidden
     steady = cache.input_tokenizer is not None
@@ -137,5 +143,6 @@ def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_learnt(base: nn.Module) -> bool:
-    """Whether a base has weights that gradient steps train (transport, elliptic) rather than a closed form."""
+    """Whether a base has weights that gradient steps train (transport, elliptic) rather than a closed
+    form."""
     return any(True for _ in base.parameters())

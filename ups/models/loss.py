@@ -8,15 +8,17 @@ from torch import Tensor
 from ups.models.head import is_learnt
 from ups.models.operator import Operator
 
-FLOOR = 1e-4         # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
+# of the field's spread; an error this small is left alone: float32 rollouts end an order below it
+FLOOR = 1e-4
 
 
 def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
-    """Mean over samples of |z_pred - z_ref| / sqrt((|z_ref - z_base|^2 + scale^2) / 2), RMS over tokens and dim.
+    """Mean over samples of |z_pred - z_ref| / sqrt((|z_ref - z_base|^2 + scale^2) / 2), RMS over tokens and
+    dim.
 
-    scale (batch,). In units of what the base leaves: about 1 means that nothing was learnt. The scale keeps samples that
-    the base already solves from dominating, FLOOR those that it solves to rounding. Latents are orthonormal coordinates,
-    so this is the error of the normalised field (Parseval).
+    scale (batch,). In units of what the base leaves: about 1 means that nothing was learnt. The scale keeps
+    samples that the base already solves from dominating, FLOOR those that it solves to rounding. Latents are
+    orthonormal coordinates, so this is the error of the normalised field (Parseval).
     """
     axes = tuple(range(1, z_ref.ndim))
     error = (z_pred - z_ref).square().mean(axes) + FLOOR**2
@@ -27,15 +29,18 @@ def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor)
 def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
     """Mean over samples of |z_pred - z_ref| / |z_ref|; both (batch, time, *tokens, dim)."""
     axes = tuple(range(1, z_ref.ndim))
-    return ((z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
+    return ((z_pred - z_ref).square().mean(axes)
+            / z_ref.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
 
 
 def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, parameters: Tensor,
                   field_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call after call.
+    """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call
+    after call.
 
-    The sum of the network's relative error, the learnt base's own and field_weight times that of the field, averaged over
-    the calls; gradients flow through the rollout. Returns it with the detached errors of network and base.
+    The sum of the network's relative error, the learnt base's own and field_weight times that of the field,
+    averaged over the calls; gradients flow through the rollout. Returns it with the detached errors of
+    network and base.
     """
     head = operator.heads[task]
     known = head.known(parameters)

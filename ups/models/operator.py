@@ -2,10 +2,10 @@
 
     z_next = encode( base(decode z) ) + scale * network(z, base, condition)
 
-The base (ups/models/bases/__init__.py) is cheap and chosen per task; the network is shared, sees the history and the base's answer and
-learns what the base leaves, in units of `scale`, the base's own residual on training windows. A base with weights is also
-trained on its own error, so that it never hides behind the network, and the network serves only the tasks where it helps
-on validation (`TaskHead.is_network_used`).
+The base (ups/models/bases/__init__.py) is cheap and chosen per task; the network is shared, sees the history
+and the base's answer and learns what the base leaves, in units of `scale`, the base's own residual on
+training windows. A base with weights is also trained on its own error, so that it never hides behind the
+network, and the network serves only the tasks where it helps on validation (`TaskHead.is_network_used`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ Part = Literal["full", "base"]   # of the operator: network and base, or the bas
 
 
 class Operator(nn.Module):
-    """All tasks in one network. Built from a description, whose tensors a state_dict fills; `load_operator` does both.
+    """All tasks in one network. Built from a description, whose tensors a state_dict fills; `load_operator`
+    does both.
 
-    description (JSON-able): model (ModelConfig's keys), precision ("no" or "bf16", inside the trunk), tasks (see `TaskHead`).
-    Raises ValueError for a periodic token grid that the local mixing would wrap around more than once.
+    description (JSON-able): model (ModelConfig's keys), precision ("no" or "bf16", inside the trunk), tasks
+    (see `TaskHead`). Raises ValueError for a periodic token grid that the local mixing would wrap around more
+    than once.
     """
 
     def __init__(self, description: dict[str, Any]):
@@ -43,15 +45,17 @@ class Operator(nn.Module):
         self.description = description
         self.precision = description["precision"]
         self.names = [task["name"] for task in description["tasks"]]
-        self.heads = nn.ModuleDict({task["name"]: TaskHead(task, model.width) for task in description["tasks"]})
+        self.heads = nn.ModuleDict({task["name"]: TaskHead(task, model.width)
+                                    for task in description["tasks"]})
         for head in self.heads.values():
             if head.task.boundary == PERIODIC and min(head.codec.tokens) < model.kernel_size // 2:
-                raise ValueError(f"{head.name} has {min(head.codec.tokens)} tokens along an axis; expected at least half of "
-                                 f"operator.model.kernel_size = {model.kernel_size}. Lower it, or task.{head.name}.patch.")
+                raise ValueError(f"{head.name} has {min(head.codec.tokens)} tokens along an axis; expected "
+                                 f"at least half of operator.model.kernel_size = {model.kernel_size}. Lower "
+                                 f"it, or task.{head.name}.patch.")
         self.backbone = Backbone(model)
         self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
-        self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width), nn.SiLU(),
-                                       nn.Linear(model.width, model.width))
+        self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width),
+                                       nn.SiLU(), nn.Linear(model.width, model.width))
 
     def head(self, task: str) -> TaskHead:
         """The head of a task. Raises ValueError for one that it was not trained on."""
@@ -67,7 +71,8 @@ class Operator(nn.Module):
         wrong = [(f"the {fact} {now[fact]}", then[fact]) for fact in now if now[fact] != then[fact]]
         for here, there in ((cache.tokenizer, head.codec), (cache.input_tokenizer, head.coefficient_codec)):
             if here is not None and not wrong and not all(
-                    torch.equal(a.cpu(), b.cpu()) for a, b in zip(here.buffers(), there.buffers(), strict=True)
+                    torch.equal(a.cpu(), b.cpu())
+                    for a, b in zip(here.buffers(), there.buffers(), strict=True)
             ):
                 wrong = [("another codec", "the codec of its cache")]
         if wrong:
@@ -76,7 +81,8 @@ class Operator(nn.Module):
         return head
 
     def predict(self, z: Tensor, task: str, known: Known, part: Part = "full") -> tuple[Tensor, Tensor]:
-        """z (batch, history, *tokens, dim) and `TaskHead.known` to (full, base), each (batch, bundle, *tokens, dim).
+        """z (batch, history, *tokens, dim) and `TaskHead.known` to (full, base), each (batch, bundle,
+        *tokens, dim).
 
         For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for a task, token
         grid or number of frames that is not the trained one; by shapes alone: nothing waits for the device.
@@ -87,10 +93,11 @@ class Operator(nn.Module):
             raise ValueError(f"{task} was given {frames} frames; expected its history of {head.history}. "
                              f"Slice the context.")
         if found != [*codec.tokens, codec.dim] or len(known.index) != len(z):
-            raise ValueError(f"{task} was given {len(z)} latents of shape {tuple(found)} and {len(known.index)} rows "
-                             f"of parameters; expected {(*codec.tokens, codec.dim)} and as many rows: it was trained "
-                             f"on a grid of {codec.space} cells. Give the field to "
-                             f"ups.load(..).forecast(.., resample=True), or train on the other grid.")
+            raise ValueError(f"{task} was given {len(z)} latents of shape {tuple(found)} and "
+                             f"{len(known.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
+                             f"and as many rows: it was trained on a grid of {codec.space} cells. Give the "
+                             "field to ups.load(..).forecast(.., resample=True), or train on the other "
+                             "grid.")
         z_base = head.predict_base(z, known)
         if part == "base" or not head.is_network_used:
             return z_base, z_base
@@ -106,11 +113,15 @@ class Operator(nn.Module):
         """One call from raw parameters (batch, P): (batch, bundle, *tokens, dim)."""
         return self.predict(z, task, self.head(task).known(parameters))[0]
 
-    def rollout(self, z: Tensor, task: str, parameters: Tensor, num_frames: int, part: Part = "full") -> Tensor:
-        """The `num_frames` frames (batch, num_frames, *tokens, dim) that follow z (batch, history or more, *tokens, dim).
+    def rollout(self, z: Tensor, task: str, parameters: Tensor, num_frames: int,
+                part: Part = "full") -> Tensor:
+        """The `num_frames` frames (batch, num_frames, *tokens, dim) that follow z (batch, history or more,
+        *tokens, dim).
 
-        parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone. z of a steady
-        task: the coefficient. Raises ValueError as `TaskHead.known`, `predict` and `ups.models.rollout.rollout`.
+        parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone.
+        z of a steady
+        task: the coefficient. Raises ValueError as `TaskHead.known`, `predict` and
+        `ups.models.rollout.rollout`.
         """
         head = self.head(task)
         known = head.known(parameters)
@@ -129,5 +140,6 @@ class Operator(nn.Module):
 
 
 def load_operator(directory: str | Path, device: torch.device | str = "cpu") -> Operator:
-    """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on `device`."""
+    """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on
+    `device`."""
     return load_stage(directory, Operator, "operator stage", "Run make operator.").to(device).eval()

@@ -17,16 +17,16 @@ from ups.tasks import Task
 def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, history: int) -> Tensor:
     """The `num_frames` frames (batch, num_frames, ...) that follow `context` (batch, time, ...).
 
-    step: maps the last `history` frames (batch, history, ...) to the next few (batch, bundle, ...); what it is shown and what
-    it gives may differ in shape when one call is enough (steady tasks). Raises ValueError when the context is shorter than
-    the history or no frame is asked for.
+    step: maps the last `history` frames (batch, history, ...) to the next few (batch, bundle, ...); what it
+    is shown and what it gives may differ in shape when one call is enough (steady tasks). Raises ValueError
+    when the context is shorter than the history or no frame is asked for.
     """
     if num_frames < 1:
-        raise ValueError(f"a rollout of {num_frames} frames was asked for; expected at least 1. Lower evaluate.context_frames or "
-                         f"keep more frames.")
+        raise ValueError(f"a rollout of {num_frames} frames was asked for; expected at least 1. Lower "
+                         f"evaluate.context_frames or keep more frames.")
     if context.shape[1] < history:
-        raise ValueError(f"the context has {context.shape[1]} frames; expected at least the history of {history}. "
-                         f"Raise evaluate.context_frames or lower task.TASK.history.")
+        raise ValueError(f"the context has {context.shape[1]} frames; expected at least the history of "
+                         f"{history}. Raise evaluate.context_frames or lower task.TASK.history.")
     frames, done = [], 0
     window = context[:, -history:]
     while done < num_frames:
@@ -39,12 +39,15 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
     return torch.cat(frames, 1)[:, :num_frames]
 
 
-def member_noise(shape: Sequence[int], seed: int, rows: Sequence[int], lead: int, num_members: int, key: str = "noise") -> Tensor:
-    """Standard normal (len(rows), num_members, *shape): a function of (seed, key, row, lead) alone, whatever the batch holds.
+def member_noise(shape: Sequence[int], seed: int, rows: Sequence[int], lead: int, num_members: int,
+                 key: str = "noise") -> Tensor:
+    """Standard normal (len(rows), num_members, *shape): of (seed, key, row, lead) alone, whatever the batch
+    holds.
 
     Independent over rows, members, leads and keys. rows: row numbers that name the trajectories.
     """
-    return torch.stack([torch.randn(num_members, *shape, generator=generator(seed, key, int(row), lead)) for row in rows])
+    return torch.stack([torch.randn(num_members, *shape, generator=generator(seed, key, int(row), lead))
+                        for row in rows])
 
 
 @torch.no_grad()
@@ -52,28 +55,30 @@ def ensemble_rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num
                      num_members: int) -> Tensor:
     """Members (batch, num_members, num_frames, ...) that follow `context` (batch, time, ...).
 
-    step(window, lead): (batch * num_members, history, ...) to the next frames (batch * num_members, bundle, ...); members of a
-    trajectory are neighbours, lead counts calls from 0. Raises ValueError for fewer than one member, else as `rollout`.
+    step(window, lead): (batch * num_members, history, ...) to the next frames (batch * num_members, bundle,
+    ...); members of a trajectory are neighbours, lead counts calls from 0. Raises ValueError for fewer than
+    one member, else as `rollout`.
     """
     if num_members < 1:
-        raise ValueError(f"an ensemble of {num_members} members was asked for; expected at least 1. Raise evaluate.members.")
-    calls = iter(range(num_frames))
-    frames = rollout(lambda window: step(window, next(calls)), context.repeat_interleave(num_members, 0), num_frames, history)
+        raise ValueError(f"an ensemble of {num_members} members was asked for; expected at least 1. Raise "
+                         f"evaluate.members.")
+    calls, members = iter(range(num_frames)), context.repeat_interleave(num_members, 0)
+    frames = rollout(lambda window: step(window, next(calls)), members, num_frames, history)
     return frames.unflatten(0, (-1, num_members))
 
 
-def guard(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
-    """u (batch, T, C, *space), physical units, with what the equation keeps put right; u_start (batch, C, *space), its start.
+def conserve(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
+    """u (batch, T, C, *space) with what the equation keeps put right; u_start (batch, C, *space), its start;
+    physical.
 
-    Conserved channels get the start's mean over space; a task with a maximum principle is clipped to the start's range. Both
-    are projections that leave a right answer as it is.
+    Conserved channels get the start's mean over space; a task with a maximum principle is clipped to the
+    start's range. Both are projections that leave a right answer as it is.
     """
-    space = tuple(range(3, u.ndim))
-    for channel in (task.fields.index(name) for name in task.conserved):
-        drift = u[:, :, channel].mean(tuple(range(2, u.ndim - 1)), keepdim=True) - u_start[:, None, channel].mean(
-            tuple(range(2, u.ndim - 1)), keepdim=True)
-        u = torch.cat([u[:, :, :channel], (u[:, :, channel] - drift)[:, :, None], u[:, :, channel + 1 :]], 2)
+    space, u_start = tuple(range(3, u.ndim)), u_start[:, None]
+    for channel in (slice(i, i + 1) for i in map(task.fields.index, task.conserved)):
+        drift = u[:, :, channel].mean(space, keepdim=True) - u_start[:, :, channel].mean(space, keepdim=True)
+        u = torch.cat([u[:, :, : channel.start], u[:, :, channel] - drift, u[:, :, channel.stop :]], 2)
     if task.is_bounded:
-        low, high = u_start[:, None].amin(space, keepdim=True), u_start[:, None].amax(space, keepdim=True)
-        u = torch.minimum(torch.maximum(u, low), high)
+        u = torch.minimum(torch.maximum(u, u_start.amin(space, keepdim=True)),
+                          u_start.amax(space, keepdim=True))
     return u
