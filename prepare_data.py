@@ -34,23 +34,21 @@ from ups.data.doctor import examine_all, report
 from ups.data.download import fetch, is_verified, published_file
 from ups.data.generate import generation_settings, num_done, write_data
 from ups.data.pdebench import data_bytes
-from ups.tasks import get_task
+from ups.tasks import TASKS, get_task
 
 MIN_SHARE = 16   # trajectories of a file per worker: a worker imports torch for seconds before it solves the first
 NUM_SLICES = 4   # slices of a chunk per worker, so that all end at about the same time
 
 
 def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
-    """Trajectories `indices` of `task` by its solver in ups/pde, (n, time, channel, *space) float32, on one thread: for arrays
-    this small a second one only waits (diff_react2d under load: 0.3 s per trajectory on one, 9 s on two)."""
+    """Trajectories `indices` of `task` by its solver, (n, time, channel, *space) float32, on one thread: for arrays this
+    small a second one only waits (diff_react2d under load: 0.3 s per trajectory on one, 9 s on two)."""
     import torch
-
-    from ups.tasks.solvers import SOLVERS
 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return np.asarray(SOLVERS[task](indices, **settings))
+        return np.asarray(get_task(task).simulate(indices, **settings))
     finally:
         torch.set_num_threads(num_threads)
 
@@ -156,12 +154,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     # ------------------------------------------------------------------------------------------------------------ loop
     missing = [] if is_published else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()]
-    if missing:
-        from ups.tasks.solvers import SOLVERS  # imports torch, which a call that finds nothing to do goes without
-
-        if unsolved := [task for task, *_ in files if task not in SOLVERS]:
-            raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {', '.join(SOLVERS)}. "
-                             "Change data.tasks, or set data.source=published, or data.source=own for files of yours.")
+    if missing and (unsolved := [task for task, *_ in files if not get_task(task).simulate]):
+        solved = ", ".join(name for name, task in TASKS.items() if task.simulate)
+        raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. Change data.tasks, or "
+                         "set data.source=published, or data.source=own for files of yours.")
     with solver_pool(max(missing, default=0), args.workers) as solver:
         for task, _, path, _, source in files:
             if is_published:

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from bench import ours
 from bench.compare import OUT, number, save
+from ups.boundary import PERIODIC
 from ups.config import ROOT, Config, load_config
 from ups.data.cache import open_cache
 from ups.models.backbone import Block
 from ups.models.choose import choose_base
 from ups.models.operator import Operator
-from ups.tasks import PERIODIC
 
 HEAD_DIM, WINDOW = 32, 8  # channels per attention head (3 heads at the default width); tokens per axis of a window
 

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
 WRAP = {PERIODIC: "circular", NO_FLUX: "replicate", OUTFLOW: "replicate", DIRICHLET: "zeros"}
 CHANGE_FLOOR = 0.05  # share of the typical change below which loss "change" stops dividing by the change

@@ -46,8 +46,6 @@ OUT = FOLDER
 BASELINES = ("fno", "fno_library", "unet")
 BEST_ON = ROOT / "configs" / "small.yaml"   # the data that BEST was tuned on
 TOLERANCE = 1.05  # a model that took more than this share of its budget is marked, and so are its ratios
-# Scalar fields on a square, laws and boundaries without a preferred direction: all eight symmetries map solutions to solutions.
-SYMMETRIC = ("darcy2d", "diff_react2d", "shallow_water2d")
 
 
 # ---- ours ----------------------------------------------------------------------------------------------------------------
@@ -119,7 +117,7 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
         splits[name] = Split(given, truth, parameters[name], cache.trajectory[rows])
     offset = torch.tensor([0.0 if field in spec.positive else float(mean / std) for field, mean, std in
                            zip(spec.fields, cache.tokenizer.mean, cache.tokenizer.std, strict=True)])
-    problem = Problem(task, spec.ndim, spec.boundary, spec.is_steady, task in SYMMETRIC, context, u["train"], u["val"],
+    problem = Problem(task, spec.ndim, spec.boundary, spec.is_steady, spec.is_symmetric, context, u["train"], u["val"],
                       parameters["train"], parameters["val"], cache.tokenizer.normalise, cache.tokenizer.denormalise, offset,
                       a["train"], a["val"], cache.input_tokenizer.normalise if spec.is_steady else None)
     return problem, splits

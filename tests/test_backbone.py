@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import ModelConfig
 from ups.models.backbone import Backbone, Block, LocalMixing, SpectralMixing
-from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
 MODEL = ModelConfig(width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.models.bases import (
     Elliptic,
     Persistence,
@@ -21,7 +22,7 @@ from ups.models.bases import (
 )
 from ups.models.known import Known
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
-from ups.tasks import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, burgers, darcy
+from ups.tasks import burgers, darcy
 
 NONE = torch.zeros(0)   # no parameter
 

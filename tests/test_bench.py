@@ -17,12 +17,13 @@ import train_operator
 from bench import ablate, baselines, compare, ours
 from bench.baselines import Problem, Settings, Trainer, settings_for
 from bench.compare import Errors
+from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config import ModelConfig, load_config
 from ups.data.tokenizer import Tokenizer
 from ups.evaluation.rivals import find_rivals
 from ups.models.backbone import Backbone
 from ups.models.choose import choose_base
-from ups.tasks import DIRICHLET, NO_FLUX, PERIODIC, get_task
+from ups.tasks import get_task
 from ups.training.optim import EMA, split_parameters
 
 TINY = {"width": 8, "modes": 4, "depth": 2, "batch_size": 4}

@@ -1,5 +1,6 @@
 """Configuration: what is refused, that all of it is said at once, and that every message ends with what to do next."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ups.config import TaskConfig, load_config
-from ups.config.checks import section_text
+from ups.config import DEFAULT, load_config, read_yaml
 from ups.tasks import TASKS
-from ups.tasks.published import UNPUBLISHED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -147,43 +146,45 @@ def test_a_reach_beyond_the_grid_says_the_setting_to_use():
     )
 
 
-def sections(text):
-    """The YAML of a message that offers some to paste."""
-    return text[text.index("task:\n") :]
+# ---------------------------------------------------------------- what a task knows
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name not in UNPUBLISHED])
-def test_a_task_without_a_section_is_given_one_that_can_be_pasted(name, tmp_path):
-    overlay = f"data: {{tasks: [{name}]}}\n"
-    if f"{name}:" in (ROOT / "configs" / "default.yaml").read_text(encoding="utf-8"):
-        pasted = section_text(name, TaskConfig.__dataclass_fields__)
-    else:
-        said = refusal(overlay=overlay, tmp_path=tmp_path)
-        assert (
-            f"section task.{name} is missing; expected settings for each task. Add it to your overlay, such as:\n"
-            in said
-        )
-        pasted = sections(said)
-    (tmp_path / "overlay.yaml").write_text(overlay + pasted, encoding="utf-8")
-    config = load_config(tmp_path / "overlay.yaml")
-    assert config.task[name].resolution == TASKS[name].resolution and bool(
-        config.task[name].parameters
-    ) == bool(TASKS[name].parameters)
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_without_a_section_has_the_settings_of_its_file(name, tmp_path):
+    (tmp_path / "overlay.yaml").write_text(f"data: {{tasks: [{name}]}}\n", encoding="utf-8")
+    settings = load_config(tmp_path / "overlay.yaml").task[name]
+    known = {**TASKS[name].settings, **read_yaml(DEFAULT)["task"].get(name, {})}
+    assert dataclasses.asdict(settings) == known and settings.resolution == TASKS[name].resolution
 
 
-def test_keys_that_a_section_lacks_are_all_named_and_can_be_pasted(tmp_path):
-    overlay = "data: {tasks: [cfd1d]}\ntask:\n  cfd1d: {patch: 8, resolution: 512}\n"
-    said = refusal(overlay=overlay, tmp_path=tmp_path)
-    assert "missing task.cfd1d.num_trajectories, task.cfd1d.num_frames, task.cfd1d.t_end" in said
-    assert (
-        "Add to your overlay what is missing, such as:\ntask:\n  cfd1d: {num_trajectories: 10000, num_frames: 101"
-        in said
-    )
-    given = yaml.safe_load(overlay)
-    given["task"]["cfd1d"] |= yaml.safe_load(sections(said))["task"]["cfd1d"]
-    (tmp_path / "overlay.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
-    settings = load_config(tmp_path / "overlay.yaml").task["cfd1d"]
-    assert (settings.patch, settings.resolution, settings.num_frames) == (8, 512, 101)
+def test_a_section_and_an_override_say_only_what_differs(tmp_path):
+    (tmp_path / "overlay.yaml").write_text("data: {tasks: [cfd1d]}\ntask:\n  cfd1d: {patch: 8, resolution: 512}\n")
+    config = load_config(tmp_path / "overlay.yaml", ["task.cfd1d.history=2"])
+    settings = config.task["cfd1d"]
+    assert (settings.patch, settings.resolution, settings.history, settings.num_frames) == (8, 512, 2, 101)
+    assert set(config.task) == {"cfd1d", *read_yaml(DEFAULT)["task"]}
+
+
+def test_default_yaml_repeats_nothing_that_a_task_knows():
+    repeated = [f"{name}.{key}" for name, section in read_yaml(DEFAULT)["task"].items()
+                for key, value in section.items() if value == TASKS[name].settings[key]]
+    assert not repeated
+
+
+def test_a_section_of_an_unknown_task_is_refused(tmp_path):
+    said = refusal(overlay="task: {bugers1d: {patch: 8}}", tmp_path=tmp_path)
+    assert "unknown task 'bugers1d'; did you mean 'burgers1d'?" in said
+
+
+@pytest.mark.parametrize("overlay", ["task: 5", "task: {burgers1d: 5}", "data: [1]", "data: {tasks: 5}", "task: {5: {}}"])
+def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
+    assert "; expected " in refusal(overlay=overlay, tmp_path=tmp_path) or "unknown task '5'" in refusal(
+        overlay=overlay, tmp_path=tmp_path)
+
+
+def test_tasks_and_the_configuration_import_without_torch():
+    code = "import sys, ups.config, ups.tasks; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 # ---------------------------------------------------------------- what to do next

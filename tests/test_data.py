@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,6 @@ from ups.data.download import fetch, md5_of, published_file
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data, partial_path
 from ups.tasks import TASKS, get_task
-from ups.tasks.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENT = np.random.default_rng(0).bytes(3 * 2**20 + 17)
@@ -36,21 +36,19 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 def test_every_task_names_its_published_files():
+    published = {name: where for task in TASKS.values() for name, where in task.published.items()}
     known = set()
-    for task in TASKS.keys() - set(UNPUBLISHED):
-        spec = get_task(task)
-        if not spec.parameters:
-            known.add(published_file(task, None)[0])
-            continue
-        values = [spec.parameter_in(name) for name in PUBLISHED if name.startswith(spec.filename.split("{")[0])]
-        assert values
-        known |= {published_file(task, value)[0] for value in values}  # the name made from the number is the published one
-    assert known == set(PUBLISHED)
-    assert set(WITHDRAWN) <= set(PUBLISHED)
-    assert len({number for number, _ in PUBLISHED.values()}) == len({md5 for _, md5 in PUBLISHED.values()}) == len(PUBLISHED)
-    assert all(re.fullmatch("[0-9a-f]{32}", md5) for _, md5 in PUBLISHED.values())
-    assert all(re.fullmatch("[0-9a-f]{8}", start) for start in WITHDRAWN.values())
-    assert not any(PUBLISHED[name][1].startswith(start) for name, start in WITHDRAWN.items())
+    for task in [task for task in TASKS.values() if task.published]:
+        values = task.settings["parameters"] if not task.parameters else [task.parameter_in(name) for name in task.published]
+        files = {published_file(task.name, value)[0] for value in values or [None]}
+        assert files == set(task.published)   # the name made from the number is the published one
+        assert set(task.withdrawn) <= files
+        assert not any(task.published[name][1].startswith(start) for name, start in task.withdrawn.items())
+        assert all(re.fullmatch("[0-9a-f]{8}", start) for start in task.withdrawn.values())
+        known |= files
+    assert known == set(published) and {name for name, task in TASKS.items() if not task.published} == {"darcy2d_grf"}
+    assert len({number for number, _ in published.values()}) == len({md5 for _, md5 in published.values()}) == len(published)
+    assert all(re.fullmatch("[0-9a-f]{32}", md5) for _, md5 in published.values())
 
 
 def test_file_names_spell_numbers_as_pdebench_does():
@@ -180,7 +178,7 @@ def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, mon
     path.write_bytes(CONTENT)
     with pytest.raises(ValueError, match="has MD5 .*If it is yours, set data.source=own; else delete it and run"):
         get(server, path, md5="0" * 32)
-    monkeypatch.setitem(WITHDRAWN, path.name, MD5[:8])
+    monkeypatch.setitem(TASKS["advection1d"].withdrawn, path.name, MD5[:8])
     with pytest.raises(ValueError, match=r"withdrawn first edition, which is wrong \(PDEBench issues 46 and 51\)"):
         get(server, path, md5="0" * 32)
     assert path.read_bytes() == CONTENT and server.ranges == []
@@ -400,9 +398,9 @@ def test_md5_of_a_published_name_is_compared(tmp_path, monkeypatch):
     with h5py.File(path, "r+") as file:  # as if it were not ours
         del file.attrs["ups_settings"], file.attrs["ups_progress"]
     assert "is not the published" in said(examine(path, "advection1d", **SPLIT), "warning")
-    monkeypatch.setitem(WITHDRAWN, path.name, md5_of(path)[:8])
+    monkeypatch.setitem(TASKS["advection1d"].withdrawn, path.name, md5_of(path)[:8])
     assert "withdrawn first edition" in said(examine(path, "advection1d", **SPLIT), "error")
-    monkeypatch.setitem(PUBLISHED, path.name, (1, md5_of(path)))
+    monkeypatch.setitem(TASKS["advection1d"].published, path.name, (1, md5_of(path)))
     assert "the MD5 is the published one" in said(examine(path, "advection1d", **SPLIT), "info")
     monkeypatch.setattr(doctor, "MD5_BYTES", 0)
     assert "MD5 was not compared" in said(examine(path, "advection1d", **SPLIT), "info")
@@ -447,7 +445,9 @@ def fake_solvers(monkeypatch):
         u = [np.random.default_rng([seed, i]).random((num_frames, 2, 1, 1)) + np.cos(x) * np.cos(x[:, None]) for i in indices]
         return np.stack(u).astype(np.float32)
 
-    monkeypatch.setitem(sys.modules, "ups.tasks.solvers", SimpleNamespace(SOLVERS={"advection1d": advection, "diff_react2d": react}))
+    fakes = {"advection1d": advection, "diff_react2d": react}
+    for name, task in list(TASKS.items()):
+        monkeypatch.setitem(TASKS, name, replace(task, simulate=fakes.get(name)))
 
 
 def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):
@@ -486,7 +486,7 @@ def test_a_task_without_a_solver_is_refused_before_anything_is_made(tmp_path, fa
 
 def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys):
     for name in ("1D_Advection_Sols_beta0.4.hdf5", "1D_Advection_Sols_beta1.0.hdf5"):
-        monkeypatch.setitem(PUBLISHED, name, (1, MD5))
+        monkeypatch.setitem(TASKS["advection1d"].published, name, (1, MD5))
     config = small(tmp_path, source="published", url=server.url[:-2], tasks=["advection1d"])
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     out = capsys.readouterr().out

@@ -8,17 +8,12 @@ from test_data import SPLIT, moving, said, saved
 
 from ups.data.doctor import examine, report
 from ups.data.pdebench import open_data
-from ups.tasks import SOLVED, TASKS
+from ups.tasks import TASKS, get_task
 from ups.tasks.darcy import apply_operator
-from ups.tasks.solvers import SOLVERS
 
 
 def complaints(findings):
     return said(findings, "error") + said(findings, "warning")
-
-
-def test_the_tasks_that_are_said_to_have_a_solver_have_one():
-    assert set(SOLVED) == set(SOLVERS)
 
 
 def reacting(num=12, resolution=32, frames=21):
@@ -71,7 +66,7 @@ def without_a_word(path):
 def test_what_no_attribute_tells_the_mean_does(tmp_path):
     """Burgers keeps the mean, a reaction moves it; each under the other's name, and each under its own."""
     burgers = np.asarray(
-        SOLVERS["burgers1d"](range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0)
+        get_task("burgers1d").simulate(range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0)
     )
     for u, task, severity, text in (
         (reacting(), "burgers1d", "error", "moves by 0.3"),
@@ -95,7 +90,7 @@ def test_what_no_attribute_tells_the_mean_does(tmp_path):
 
 def darcy(num=6, resolution=16):
     return np.asarray(
-        SOLVERS["darcy2d"](range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0)
+        get_task("darcy2d").simulate(range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0)
     )
 
 
@@ -157,7 +152,7 @@ def test_noise_of_the_grid_at_a_wall_is_found_and_a_sharp_front_is_not_taken_for
 
 def test_a_field_that_is_rough_everywhere_is_not_taken_for_noise_at_a_wall(tmp_path):
     u = np.asarray(
-        SOLVERS["diff_react2d"](range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6)
+        get_task("diff_react2d").simulate(range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6)
     )
     assert complaints(examine(saved(tmp_path, u, "diff_react2d", None), "diff_react2d", **SPLIT)) == ""
 

@@ -16,6 +16,7 @@ from test_choose import make_caches
 from torch import Tensor
 
 from train_operator import build, build_schedule, loss_of
+from ups.boundary import NO_FLUX, PERIODIC
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
@@ -24,7 +25,6 @@ from ups.generative.steady import SteadyResiduals
 from ups.models.choose import choose_base
 from ups.models.operator import Operator, load_operator
 from ups.spectral import interpolation, resample
-from ups.tasks import NO_FLUX, PERIODIC
 from ups.training.optim import build_optimizer
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")

@@ -170,17 +170,10 @@ def test_own_files_without_times_say_which_array_to_add(overlay):
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.of])
 def test_a_file_written_as_the_layout_says_can_be_read(name, tmp_path):
     task = get_task(name)
-    base = "elliptic" if task.is_steady else "persistence"
     frames = 1 if task.is_steady else 5
-    settings = load_config(
-        None,
-        [
-            f"task.{name}={{num_trajectories: 4, resolution: 8, num_frames: {frames}, t_end: 1.0, parameters: "
-            f"{[0.1] if task.parameters else []}, space_stride: 1, time_stride: 1, first_frame: 0, train_from: 0, "
-            f"patch: 4, dim: 0, "
-            f"energy: 1.0, history: 1, bundle: 1, base: [{base}], degree: 0, reach: 0, reserve: 0.0}}"
-        ],
-    ).task[name]
+    settings = load_config(None, [
+        f"data.tasks=[{name}]", f"task.{name}={{num_trajectories: 4, resolution: 8, num_frames: {frames}, time_stride: 1, "
+        f"space_stride: 1, train_from: 0, history: 1, base: [{'elliptic' if task.is_steady else 'persistence'}]}}"]).task[name]
     said = describe_layout(name, settings)
     with h5py.File(tmp_path / task.file_for(0.1 if task.parameters else None), "w") as file:
         folders = [file.create_group(f"{i:04d}") for i in range(4)] if "HDF5 groups" in said else [file]

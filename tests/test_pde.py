@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.tasks import advection, burgers, darcy, darcy_grf, diff_react
+from ups.tasks import TASKS, advection, burgers, darcy, darcy_grf, diff_react
 from ups.tasks.initial import (
     Wave,
     cell_centres,
@@ -18,8 +18,8 @@ from ups.tasks.initial import (
     random_stream,
     sample_wave,
 )
-from ups.tasks.solvers import SOLVERS
 
+SOLVERS = {name: task.simulate for name, task in TASKS.items() if task.simulate and not task.of}
 SHAPES = {"advection1d": (1, 32), "burgers1d": (1, 32), "darcy2d": (2, 32, 32), "darcy2d_grf": (2, 32, 32),
           "diff_react2d": (2, 32, 32)}
 PARAMETERS = {"advection1d": 0.4, "burgers1d": 0.01, "darcy2d": 1.0, "darcy2d_grf": 1.0, "diff_react2d": None}

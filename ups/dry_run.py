@@ -28,7 +28,7 @@ from ups.data.pdebench import partial_path
 from ups.generative.corrector import Corrector
 from ups.models.backbone import Backbone
 from ups.models.operator import Operator
-from ups.tasks import SOLVED, get_task
+from ups.tasks import get_task
 from ups.training.environment import asks_for_cpu
 from ups.training.stage import STAGES
 
@@ -138,7 +138,7 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
             if source == "generate":
                 share = num_done(path, made) / made["num_trajectories"]
                 have = size if path.exists() else int(size * share)
-                if have < size and task in SOLVED:
+                if have < size and get_task(task).simulate:
                     given = {key: made[key] for key in ("seed", "resolution", "num_frames", "t_end")}
                     started = time.process_time()
                     solve(task, np.arange(1), parameter=parameter, **given)

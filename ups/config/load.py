@@ -1,8 +1,7 @@
 """Configuration: configs/default.yaml, then overlays, then dotted overrides, into frozen dataclasses.
 
-Every number of a run has one home: default.yaml. The dataclasses below give names and types only; a value that is not in
-default.yaml does not exist. Unknown, duplicate, missing or mistyped keys and impossible combinations are errors that
-name the key, what was expected and the nearest spelling.
+Every number of a run has one home: default.yaml or, of a task, its file (ups/tasks). Unknown, duplicate,
+missing or mistyped keys and impossible combinations are errors that name the key, what was expected and the nearest spelling.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from typing import Any, Literal
 
 import yaml
 
-from ups.config.schema import Config, TaskConfig
+from ups.config.checks import check
+from ups.config.schema import ROOT, Config
+from ups.tasks import TASKS, get_task
 
-ROOT = Path(__file__).resolve().parents[2]
 DEFAULT = ROOT / "configs" / "default.yaml"
 
 
@@ -159,11 +159,8 @@ def _build(cls: type, data: Any, where: str = "") -> Any:
     hints = typing.get_type_hints(cls)
     problems = [str(_unknown(str(key), hints, where)) for key in data if key not in hints]
     if missing := [key for key in hints if key not in data]:
-        from ups.config.checks import section_text  # which knows this module's classes
-
-        paste = f", such as:\n{section_text(where.split('.')[1], missing)}" if cls is TaskConfig else "."
         problems.append(f"missing {', '.join(where + key for key in missing)}; expected every key in {DEFAULT} or in an "
-                        f"overlay. Add to your overlay what is missing{paste}")
+                        f"overlay. Add to your overlay what is missing.")
     present = ((key, data[key], kind, f"{where}{key}") for key, kind in hints.items() if key in data)
     return cls(**_convert_all(present, problems))
 
@@ -188,7 +185,7 @@ def _override(data: dict, text: str) -> None:
         raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote it.") from error
     # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
     is_text = isinstance(node.get(parts[-1]), str) and not isinstance(read, (str, list, dict))
-    node[parts[-1]] = value.strip() if is_text else read
+    node[parts[-1]] = value.strip() if is_text else _merge(node.get(parts[-1]), read)
 
 
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
@@ -200,13 +197,25 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     data = read_yaml(DEFAULT)
     for overlay in _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []:
         data = _merge(data, overlay)
+    data, named = _with_settings(data)
     for text in overrides:
         _override(data, text)
+    named |= {text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task.")}
+    tasks = data["data"].get("tasks") if isinstance(data["data"], dict) else None
+    if isinstance(data["task"], dict) and isinstance(tasks, list):
+        data["task"] = {name: section for name, section in data["task"].items() if name in tasks or name in named}
     config = _build(Config, data)
-    from ups.config.checks import check  # which knows this module's classes
-
     check(config)
     return config
+
+
+def _with_settings(data: dict) -> tuple[dict, set[str]]:
+    """`data` with a full section for every task, what it says laid over the task's settings; the tasks it has sections of."""
+    said = data["task"]
+    named = set(said) if isinstance(said, dict) else set()
+    for name in named:
+        get_task(str(name))
+    return {**data, "task": _merge({name: task.settings for name, task in TASKS.items()}, said)}, named
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:

@@ -1,62 +1,93 @@
-"""What a configuration says: one frozen dataclass per section, names and types; the numbers are in default.yaml."""
+"""What a configuration says: one frozen dataclass per section, names, types and bounds.
+
+The numbers are in configs/default.yaml and, of a task, in its file (ups/tasks): a value that is in neither does not exist.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from ups.tasks import get_task
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a value must be beside its type: `holds` says whether, `expected` and `do` say it to the user ({key})."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+    do: str = "Change it."
+
+
+Positive = Bound(lambda value: value > 0, "a positive number", "Set {key} above zero.")
+Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
+WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
+Odd = Bound(lambda value: value % 2 == 1, "an odd number", "Use 5 or 7.")
+Kept = Bound(lambda value: value >= 2, "at least 2 (the newest may be damaged)", "Raise it.")
+Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
+Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
+Angle = Bound(lambda value: 0 < value < 1.57, "an angle in (0, 1.57)", "Use 1.1.")
+Fourfold = Bound(lambda value: value > 0 and value % 4 == 0, "a multiple of 4: a quarter is replaced at a time")
+AboveOne = Bound(lambda value: value > 1, "a number above 1", "Use 1.15.")
+Interval = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound", "Use [0.5, 2.0].")
+Split = Bound(lambda value: value >= 3, "at least 3 (training, validation, test)", "Raise it.")
+Energy = Bound(lambda value: 0 < value <= 1, "a share in (0, 1]", "Use 1.0 to keep all.")
+Reserve = Bound(lambda value: 0 <= value < 1, "a share in [0, 1)", "Use 0.5, or 0 for a task that is not corrected.")
 
 
 @dataclass(frozen=True)
 class RunConfig:
     name: str
-    root: str
+    root: Annotated[str, Folder]
     seed: int
 
 
 @dataclass(frozen=True)
 class DataConfig:
     tasks: list[str]
-    root: str
+    root: Annotated[str, Folder]
     source: Literal["generate", "published", "own"]
     url: str
     seed: int
-    chunk: int
-    val_fraction: float
-    test_fraction: float
+    chunk: Annotated[int, Positive]
+    val_fraction: Annotated[float, Share]
+    test_fraction: Annotated[float, Share]
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    root: str
+    root: Annotated[str, Folder]
     dtype: Literal["float32", "float16"]
     place: Literal["auto", "mmap", "device"]
-    device_fraction: float
-    chunk: int
+    device_fraction: Annotated[float, Share]
+    chunk: Annotated[int, Positive]
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    num_trajectories: int
-    resolution: int
-    num_frames: int
+    num_trajectories: Annotated[int, Split]
+    resolution: Annotated[int, Positive]
+    num_frames: Annotated[int, Positive]
     t_end: float
     parameters: list[float]
-    space_stride: int
-    time_stride: int
+    space_stride: Annotated[int, Positive]
+    time_stride: Annotated[int, Positive]
     first_frame: int
-    patch: int
+    patch: Annotated[int, Positive]
     dim: int
-    energy: float
+    energy: Annotated[float, Energy]
     train_from: int
-    history: int
-    bundle: int
+    history: Annotated[int, Positive]
+    bundle: Annotated[int, Positive]
     base: list[Literal["persistence", "propagator", "transport", "elliptic"]]
     degree: int
     reach: int
-    reserve: float
+    reserve: Annotated[float, Reserve]
 
 
 @dataclass(frozen=True)
@@ -67,43 +98,43 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    width: int
-    depth: int
-    modes: int
-    kernel_size: int
-    mlp_ratio: float
+    width: Annotated[int, Positive]
+    depth: Annotated[int, Positive]
+    modes: Annotated[int, Positive]
+    kernel_size: Annotated[int, Odd]
+    mlp_ratio: Annotated[float, Positive]
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    muon_lr: float
+    muon_lr: Annotated[float, Positive]
     muon_momentum: float
     muon_weight_decay: float
-    adamw_lr: float
+    adamw_lr: Annotated[float, Positive]
     adamw_betas: list[float]
     adamw_weight_decay: float
     warmup_steps: int
-    decay_fraction: float
-    clip_norm: float
-    ema_decay: float
+    decay_fraction: Annotated[float, WholeShare]
+    clip_norm: Annotated[float, Positive]
+    ema_decay: Annotated[float, Share]
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    steps: int
-    batch_size: int
-    micro_batch: int
+    steps: Annotated[int, Positive]
+    batch_size: Annotated[int, Positive]
+    micro_batch: Annotated[int, Positive]
     precision: Literal["no", "bf16"]
     compile: bool
     log_every: int
     validate_every: int
-    validate_trajectories: int
+    validate_trajectories: Annotated[int, Positive]
     save_every: int
-    keep: int
+    keep: Annotated[int, Kept]
     patience: int
-    max_skips: int
-    hang_s: float
-    timeout_s: float
+    max_skips: Annotated[int, Positive]
+    hang_s: Annotated[float, Positive]
+    timeout_s: Annotated[float, Positive]
 
 
 @dataclass(frozen=True)
@@ -118,8 +149,8 @@ class OperatorConfig:
     train: TrainConfig
     base_steps: int
     field_weight: float
-    unroll_steps: int
-    unroll_fraction: float
+    unroll_steps: Annotated[int, Positive]
+    unroll_fraction: Annotated[float, Share]
 
 
 @dataclass(frozen=True)
@@ -127,28 +158,28 @@ class DiffusionConfig:
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
-    noises: int
-    scale_steps: int
-    sampler_steps: int
-    min_residual_ratio: float
-    max_whitened_std: float
+    noises: Annotated[int, Positive]
+    scale_steps: Annotated[int, Positive]
+    sampler_steps: Annotated[int, Positive]
+    min_residual_ratio: Annotated[float, Positive]
+    max_whitened_std: Annotated[float, AboveOne]
 
 
 @dataclass(frozen=True)
 class ConsistencyConfig:
     optim: OptimConfig
     train: TrainConfig
-    pool_batches: int
-    mid_angle: float
-    members: int
-    tune_fraction: float
+    pool_batches: Annotated[int, Fourfold]
+    mid_angle: Annotated[float, Angle]
+    members: Annotated[int, Members]
+    tune_fraction: Annotated[float, Share]
 
 
 @dataclass(frozen=True)
 class RivalConfig:
     optim: OptimConfig
     train: TrainConfig
-    members: int
+    members: Annotated[int, Members]
 
 
 @dataclass(frozen=True)
@@ -156,9 +187,9 @@ class SteadyConfig:
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
-    noises: int
-    scale_steps: int
-    sampler_steps: int
+    noises: Annotated[int, Positive]
+    scale_steps: Annotated[int, Positive]
+    sampler_steps: Annotated[int, Positive]
 
 
 @dataclass(frozen=True)
@@ -166,23 +197,23 @@ class EvaluateConfig:
     split: Literal["test", "val"]
     tasks: list[str]
     context_frames: int
-    batch_size: int
+    batch_size: Annotated[int, Positive]
     max_trajectories: int
-    num_bootstrap: int
+    num_bootstrap: Annotated[int, Positive]
     legacy: bool
     stages: list[Literal["operator", "diffusion", "consistency", "rival", "steady"]]
     max_ratio_to_persistence: float
     max_ratio_to_base: float
     max_nrmse: dict[str, float]
-    members: int
-    ensemble_trajectories: int
-    ensemble_frames: int
-    truth_members: int
-    truth_fields: int
+    members: Annotated[int, Members]
+    ensemble_trajectories: Annotated[int, Positive]
+    ensemble_frames: Annotated[int, Positive]
+    truth_members: Annotated[int, Positive]
+    truth_fields: Annotated[int, Positive]
     conserve: bool
     max_crps_ratio: float
     max_student_ratio: float
-    spread_skill: list[float]
+    spread_skill: Annotated[list[float], Interval]
     min_initial_conditions: int
 
 

@@ -14,15 +14,12 @@ import numpy as np
 
 from ups.data.download import edition, md5_of
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
-from ups.tasks.published import PUBLISHED
 from ups.boundary import PERIODIC
-from ups.tasks import SOLVED, get_task
+from ups.tasks import Finding, get_task
 
 BLOCK_BYTES = 32 * 2**20
 LOOKED_AT = 8         # trajectories, spread over the file, of checks that cost more than reading
-UNSTEADY = 0.05       # relative distance from the steady solution; PDEBench's wall, a cell further out, makes some 0.02
 DRIFT = 1e-2          # of a conserved mean, over the field's RMS; ours keep it to 1e-6
-STILL = 1e-3          # a mean that moves less, where a reaction should move it, stays
 ALTERNATIONS = 3      # in a row, of the second difference, each above ROUGH of the range: no resolved field does it
 ROUGH = 0.02
 WALL_WINDOWS = 4      # how many windows of them, which begin a cell apart, are at a wall
@@ -31,19 +28,6 @@ FROZEN_CHANGE = 1e-5  # a frame is unchanged if no cell moves by this share of t
 FROZEN_SHARE = 0.5    # stay equal to 4 digits for 90 % of their frames (PDEBench issue 94)
 MD5_BYTES = 10**9     # larger files are hashed on request only
 SHOWN = 5             # indices listed per finding
-
-
-@dataclass(frozen=True)
-class Finding:
-    """severity: error (do not train on it), warning (look at it) or info. where: file, and trajectories if any.
-
-    do: the next step; empty where `what` ends with it.
-    """
-
-    severity: str
-    what: str
-    where: str
-    do: str
 
 
 def examine(path: str | Path, task: str, *, val_fraction: float, test_fraction: float, hash_all: bool = False,
@@ -110,7 +94,7 @@ def _examine(path: Path, task: str, val_fraction: float, test_fraction: float, h
         return [Finding("error", str(error).rstrip("."), where, "")], []
     found = [Finding("info", note, where, "nothing") for note in data.notes]
     found += [] if is_own else _edition(data, hash_all)
-    found += _meaning(data) + _mean(data, scan.drift)
+    found += _name(data) + _mean(data, scan.drift)
 
     def add(severity: str, rows: list[int], what: str, do: str) -> None:
         if rows:
@@ -128,17 +112,15 @@ def _examine(path: Path, task: str, val_fraction: float, test_fraction: float, h
     add("error", [i for i, _ in leaks], f"trajectories start as one in another split does (first: {leaks[:1]}), so test results "
         f"are too good", "remove the repeated trajectories, or report test results on the others only")
     if scan.frozen_share > FROZEN_SHARE:
-        is_known = task == "reacdiff1d"
         found.append(Finding(
-            "warning" if is_known else "info",
-            f"{scan.frozen_share:.0%} of the frames equal the one before" + (
-                ": the reaction is missing, as in the published files (PDEBench issue 94)" if is_known else ""), where,
-            _solved(task) if is_known else
+            "info", f"{scan.frozen_share:.0%} of the frames equal the one before", where,
             "nothing if the field has come to rest; persistence will look good, so compare with it"))
+    if not scan.not_finite:
+        found += [finding for check in get_task(task).checks for finding in check(data, scan)]
     if not any(finding.severity == "error" for finding in found):
         chosen = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
         u = np.concatenate([data.read(i, i + 1) for i in chosen.tolist()])
-        found += _steadiness(data, u) + _wall_noise(data, u)
+        found += _wall_noise(data, u)
     return found, scan.initial
 
 
@@ -191,83 +173,40 @@ def _copies(digests: list[bytes]) -> list[tuple[int, int]]:
 
 def _edition(data: Trajectories, hash_all: bool) -> list[Finding]:
     """Whether a file with a published name is the published file (by MD5)."""
-    name, where = data.path.name, str(data.path)
-    if SETTINGS in data.attributes or name not in PUBLISHED:
+    name, where, published = data.path.name, str(data.path), get_task(data.task).published
+    if SETTINGS in data.attributes or name not in published:
         return []
     if data.path.stat().st_size > MD5_BYTES and not hash_all:
         return [Finding("info", "the MD5 was not compared with the published one", where,
                         "add --md5 to do so (reads the file again)")]
     md5 = md5_of(data.path)
-    if md5 == PUBLISHED[name][1]:
+    if md5 == published[name][1]:
         return [Finding("info", "the MD5 is the published one", where, "nothing")]
     old = edition(name, md5)
-    what = f"the MD5 {md5} is not the published {PUBLISHED[name][1]}"
+    what = f"the MD5 {md5} is not the published {published[name][1]}"
     if old:
         return [Finding("error", f"{what}. {old.rstrip('. ')}", where, "delete it and run `make data` again")]
     return [Finding("warning", what, where, "make sure you know where it comes from")]
 
 
-def _meaning(data: Trajectories) -> list[Finding]:
-    """Whether the file means what its name says: the parameter, Burgers' domain, the speed of advection."""
-    where, task = str(data.path), get_task(data.task)
-    found = []
+def _name(data: Trajectories) -> list[Finding]:
+    """Whether the parameter is the one in the file's name."""
+    task = get_task(data.task)
     named = task.parameter_in(data.path.name)
-    if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
-        found.append(Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}", where,
-                             "find out which is true and mend the other"))
-    if data.task == "burgers1d" and "x" in data.coordinates and data.coordinates["x"][0] < 0:
-        found.append(Finding("error", "x starts below zero: the withdrawn first edition of Burgers, with a wrong flux (PDEBench "
-                             "issue 51)", where, "delete it and run `make data`"))
-    if data.task == "advection1d" and "x" in data.coordinates and data.num_frames > 1 and data.space[0] > 1:
-        right, double = (_transport_error(data, factor * data.parameter) for factor in (1.0, 2.0))
-        if double < 0.5 * right:
-            found.append(Finding("error", f"the field moves at twice beta (relative error {double:.2g}, at beta {right:.2g}): "
-                                 f"the withdrawn first edition (PDEBench issue 46)", where, "delete it and run `make data`"))
-    return found
-
-
-def _solved(task: str) -> str:
-    """What to do about data that do not solve their equation."""
-    if task in SOLVED:
-        return "set data.source=generate, which solves the stated equation, or train on it for what it is"
-    return f"train on it for what it is, or write data of your own (data.source=own): {task} has no solver here"
+    if named is None or np.isclose(named, data.parameter, rtol=1e-4):
+        return []
+    return [Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}",
+                    str(data.path), "find out which is true and mend the other")]
 
 
 def _mean(data: Trajectories, drift: list[float]) -> list[Finding]:
-    """Whether the mean stays where the equation conserves it, and moves where a reaction moves it."""
-    where, task = str(data.path), get_task(data.task)
-    median = float(np.median(drift)) if drift else 0.0
-    if task.conserved == task.fields and median > DRIFT:
-        return [Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} conserves it: "
-                        "this is another equation, such as reacdiff1d, or an open boundary", where,
-                        "name the right task in data.tasks")]
-    if data.task == "reacdiff1d" and drift and median < STILL:
-        return [Finding("warning", f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and a reaction moves "
-                        "it: as in the published files (PDEBench issue 94), or another equation, such as burgers1d", where,
-                        f"name the right task in data.tasks; if it is the right one, {_solved(data.task)}")]
-    return []
-
-
-def _steadiness(data: Trajectories, u: np.ndarray) -> list[Finding]:
-    """Whether the answer of a Darcy file solves -div(a grad u) = beta."""
-    if data.task not in ("darcy2d", "darcy2d_grf"):
+    """Whether the mean stays where the equation conserves it."""
+    task, median = get_task(data.task), float(np.median(drift)) if drift else 0.0
+    if task.conserved != task.fields or median <= DRIFT:
         return []
-    import torch
-
-    from ups.tasks.darcy import solve
-
-    a, u_stored = torch.from_numpy(u[:, 0]).double().unbind(1)
-    where = str(data.path)
-    if not bool((a > 0).all()):
-        return [Finding("error", f"the coefficient falls to {float(a.min()):g}; expected it positive", where,
-                        "write a, not its logarithm, to the array nu")]
-    u_steady = solve(a, torch.full_like(a, data.parameter), tolerance=1e-6)
-    error = ((u_stored - u_steady).flatten(1).norm(dim=1) / u_steady.flatten(1).norm(dim=1)).max()
-    if error <= UNSTEADY:
-        return []
-    return [Finding("warning", f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad u) = beta: not yet "
-                    "steady, as published files are (a relaxation stopped at t = 1.75), or of another equation", where,
-                    _solved(data.task))]
+    return [Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} conserves it: "
+                    "this is another equation, such as reacdiff1d, or an open boundary", str(data.path),
+                    "name the right task in data.tasks")]
 
 
 def _wall_noise(data: Trajectories, u: np.ndarray) -> list[Finding]:
@@ -290,18 +229,3 @@ def _wall_noise(data: Trajectories, u: np.ndarray) -> list[Finding]:
     return [Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at "
                     f"there, {max(inside):.1%} elsewhere): noise of the grid, not of the equation", str(data.path),
                     "look at the boundary condition and the time step of the solver that made it")]
-
-
-def _transport_error(data: Trajectories, speed: float) -> float:
-    """Median relative error of u(t, x) = u(0, x - speed t) over the first trajectories, shifted in Fourier space.
-
-    The frame is the one whose shift is nearest to half the domain, so that whole turns cannot hide a wrong speed.
-    """
-    x, times = data.coordinates["x"], data.coordinates["t"] - data.coordinates["t"][0]
-    length = len(x) * (x[1] - x[0])
-    frame = int(np.argmin(np.abs((data.parameter * times) % length - length / 2)))
-    u = data.read(0, min(8, data.num_trajectories))[:, :, 0].astype(np.float64)
-    waves = 2j * np.pi * np.fft.rfftfreq(len(x), d=length / len(x))
-    moved = np.fft.irfft(np.fft.rfft(u[:, 0]) * np.exp(-waves * speed * times[frame]), n=len(x))
-    scale = np.linalg.norm(u[:, 0] - u[:, 0].mean(-1, keepdims=True), axis=-1) + np.finfo(np.float64).tiny
-    return float(np.median(np.linalg.norm(u[:, frame] - moved, axis=-1) / scale))

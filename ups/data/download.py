@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from ups.files import explained, held, write_atomic
 from ups.data.pdebench import make_room, partial_path
-from ups.tasks.published import PUBLISHED, UNPUBLISHED, WITHDRAWN
-from ups.tasks import SOLVED, get_task
+from ups.tasks import TASKS, get_task
 
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
@@ -36,18 +35,16 @@ TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.H
 def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are published."""
     spec = get_task(task)
-    if task in UNPUBLISHED:
+    if not spec.published:
         raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench with "
                          f"data.source=published. Set data.source=generate (data.source=own for files of yours), or take "
                          f"{task} out of data.tasks.")
     name = spec.file_for(parameter)
-    if name not in PUBLISHED:
-        head = spec.filename.split("{")[0]
-        solve = " or, to solve the equation, data.source=generate" if task in SOLVED else ""
-        raise ValueError(f"{task} has no published file {name}; expected one of: "
-                         f"{', '.join(known for known in PUBLISHED if known.startswith(head))}. Change "
+    if name not in spec.published:
+        solve = " or, to solve the equation, data.source=generate" if spec.simulate else ""
+        raise ValueError(f"{task} has no published file {name}; expected one of: {', '.join(spec.published)}. Change "
                          f"task.{task}.parameters, or set data.source=own for files of yours{solve}.")
-    return name, *PUBLISHED[name]
+    return name, *spec.published[name]
 
 
 def md5_of(path: Path, show_progress: bool = False) -> str:
@@ -63,7 +60,7 @@ def md5_of(path: Path, show_progress: bool = False) -> str:
 
 def edition(name: str, md5: str) -> str:
     """A sentence about a file called `name` whose MD5 is not the published one; empty if nothing is known of it."""
-    if md5.startswith(WITHDRAWN.get(name, "no")):
+    if any(md5.startswith(task.withdrawn.get(name, "no")) for task in TASKS.values()):
         return "It is the withdrawn first edition, which is wrong (PDEBench issues 46 and 51). "
     return ""
 
@@ -205,7 +202,7 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
                              "another data.root.")
         file.unlink()
         raise ValueError(f"{what}The download was deleted. Run `make data` again; if the MD5 stays, the publisher has changed "
-                         f"the file: see ups/tasks/published.py.")
+                         f"the file: see its task in ups/tasks.")
     if file != path:
         file.rename(path)
     write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")

@@ -20,7 +20,7 @@ import yaml
 
 from ups.files import explained, flush, held, reserve
 from ups.data.hdf5 import node
-from ups.data.pdebench import PROGRESS, SETTINGS, arrays_of, data_bytes, make_room, partial_path, plain
+from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, make_room, partial_path, plain
 from ups.tasks import Task, get_task
 
 GROUP_BYTES = 2**15   # at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
@@ -91,7 +91,7 @@ def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], se
             u = np.asarray(solve(indices, **{k: settings[k] for k in ("seed", "resolution", "num_frames", "parameter", "t_end")}))
             expected = (len(indices), settings["num_frames"], len(spec.channels), *[settings["resolution"]] * spec.ndim)
             if u.shape != expected or u.dtype != np.float32:
-                raise ValueError(f"the solver of {task} returned {u.dtype} {u.shape}; expected float32 {expected}. Mend ups/pde.")
+                raise ValueError(f"the solver of {task} returned {u.dtype} {u.shape}; expected float32 {expected}. Mend ups/tasks.")
             if not np.isfinite(u).all():
                 bad = indices[~np.isfinite(u).reshape(len(u), -1).all(1)].tolist()
                 raise ValueError(f"the solver of {task} returned non-finite numbers for trajectories {bad[:5]}; expected finite "
@@ -152,16 +152,16 @@ def _create(file: h5py.File, spec: Task, settings: dict[str, Any]) -> None:
     file.attrs.update(spec.attributes(settings["parameter"]))
     num, frames = settings["num_trajectories"], settings["num_frames"]
     for axis, values in _grid(spec, settings, frames + 1).items():  # one time more than frames, as published
-        if spec.name == "ns_incom2d" and axis == "t":
+        if spec.has_own_times and axis == "t":
             file["t"] = np.tile(values[:frames], (num, 1))
         else:
             file[f"{axis}-coordinate"] = values
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    for array in arrays_of(spec):
+    for array in spec.arrays:
         sizes = {"time": frames, "channel": array.channels}
-        shape = (num, *(sizes.get(axis, settings["resolution"]) for axis in array.axes(spec)))
+        shape = (num, *(sizes.get(axis, settings["resolution"]) for axis in array.axes(spec.axes)))
         file.create_dataset(array.key, shape, np.float32, dcpl=properties)
 
 
@@ -176,7 +176,7 @@ def _pieces(spec: Task, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, n
         yield from ((f"{index:04d}/data", (), values) for index, values in enumerate(np.moveaxis(u, 2, -1), first))
         return
     channel = 0
-    for array in arrays_of(spec):
+    for array in spec.arrays:
         values = u[:, 0, channel] if array.steady else u[:, :, channel]
         if array.vector:
             values = np.moveaxis(u[:, :, channel:channel + array.channels], 2, -1)

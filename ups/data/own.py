@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ups.data.build_cache import data_files, open_sources
 from ups.config import Config, TaskConfig
-from ups.data.pdebench import arrays_of, coordinate_key
+from ups.data.pdebench import coordinate_key
 from ups.tasks import get_task
 
 
@@ -14,8 +14,8 @@ def describe_layout(task: str, wanted: TaskConfig) -> str:
     num, sizes = wanted.num_trajectories, dict.fromkeys(spec.axes, wanted.resolution)
     sizes |= {"trajectory": num, "time": wanted.num_frames}
     parts = []
-    for array in arrays_of(spec):
-        axes = (() if is_grouped else ("trajectory",)) + array.axes(spec)
+    for array in spec.arrays:
+        axes = (() if is_grouped else ("trajectory",)) + array.axes(spec.axes)
         shape = tuple({**sizes, "channel": array.channels}[axis] for axis in axes)
         parts.append(f"{array.key} ({', '.join(axes)}) = {shape} of floats")
     parts += (

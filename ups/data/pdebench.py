@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 
 from ups.data.hdf5 import node
-from ups.tasks import TASKS, Task, get_task
+from ups.tasks import TASKS, Array, Task, get_task
 
 BLOCK_BYTES = 16 * 2**20  # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
 SETTINGS, PROGRESS = "ups_settings", "ups_progress"  # attributes of files we generate
@@ -30,31 +30,11 @@ AGAIN = ("If it is yours, write it again (README, Your own data); else delete it
          "again.")
 
 
-@dataclass(frozen=True)
-class Array:
-    """One array of a task's layout. channels: how many it holds; vector: they are a trailing axis; steady: no time axis."""
-
-    key: str
-    channels: int
-    vector: bool
-    steady: bool
-
-    def axes(self, task: Task) -> tuple[str, ...]:
-        """Axes of one trajectory, such as ("time", "x")."""
-        return (() if self.steady else ("time",)) + task.axes + (("channel",) if self.vector else ())
-
-
-def arrays_of(task: Task) -> list[Array]:
-    """The arrays that hold one trajectory of `task`, in channel order."""
-    channels = {"velocity": task.ndim, "data": len(task.fields)}
-    return [Array(key, channels.get(key, 1), key in ("velocity", "particles", "data"), key == "nu") for key in task.keys]
-
-
 def coordinate_key(task: Task, axis: str) -> str:
     """Where the coordinate of an axis is; in the group layout, within each group."""
     if task.layout == "groups":
         return f"grid/{axis}"
-    return "t" if axis == "t" and task.name == "ns_incom2d" else f"{axis}-coordinate"
+    return "t" if axis == "t" and task.has_own_times else f"{axis}-coordinate"
 
 
 def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: int) -> int:
@@ -153,7 +133,7 @@ class Trajectories:
         out = np.empty((last - first, self.num_frames, len(task.channels), *self.space), np.float32)
         with _open(self.path, self.task) as file:
             channel = 0
-            for array in arrays_of(task):
+            for array in task.arrays:
                 view = out[:, :, channel:channel + array.channels]
                 for row, name in enumerate(self.groups[first:last]):
                     self._fill(_group_data(file, self.path, name), array, view[row:row + 1], ())
@@ -212,11 +192,11 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
             raise ValueError(f"{path} is unfinished ({done} trajectories); expected a complete file. Run `make data`, which "
                              f"continues it.")
         num, frames, space, squeezed, notes = None, None, None, set(), []
-        for array in arrays_of(spec):
+        for array in spec.arrays:
             dataset = _group_data(file, path, groups[0]) if groups else node(file, array.key)
             if not isinstance(dataset, h5py.Dataset):
-                raise ValueError(f"{path} has no array {array.key!r}; expected {', '.join(spec.keys)} for {task}. {_found(file)}")
-            axes = (() if groups else ("trajectory",)) + array.axes(spec)
+                raise ValueError(f"{path} has no array {array.key!r}; expected {', '.join(array.key for array in spec.arrays)} for {task}. {_found(file)}")
+            axes = (() if groups else ("trajectory",)) + array.axes(spec.axes)
             shape = dataset.shape
             if not groups and len(shape) == len(axes) + 1 and shape[0] == 1:
                 squeezed.add(array.key)
@@ -237,7 +217,7 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
                                  f"{AGAIN}")
             if num is not None and found != (num, frames, space):
                 raise ValueError(f"{path}: {dataset.name} has (trajectories, frames, space) = {found}; expected "
-                                 f"{(num, frames, space)} as in {spec.keys[0]}. {AGAIN}")
+                                 f"{(num, frames, space)} as in {spec.arrays[0].key}. {AGAIN}")
             num, frames, space = found
         if groups and int(groups[-1]) != len(groups) - 1:
             notes.append(f"{len(groups)} groups named {groups[0]} to {groups[-1]}: some are missing; counted by position")
@@ -317,7 +297,7 @@ def _found(file: h5py.File) -> str:
     is_grouped = any(key.isdigit() for key in keys)
     fits = [name for name, task in TASKS.items()
             if (task.layout == "groups") == is_grouped and (is_grouped or all(
-                len(getattr(node(file, array.key), "shape", ())) == 1 + len(array.axes(task)) for array in arrays_of(task)))]
+                len(getattr(node(file, array.key), "shape", ())) == 1 + len(array.axes(task.axes)) for array in task.arrays))]
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
     return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
             f"{', '.join(fits) or 'none of ours'}.")
@@ -371,7 +351,7 @@ def _coordinates(file: h5py.File, path: Path, spec: Task, groups: tuple[str, ...
 
 def _require_task(path: Path, spec: Task, attributes: dict[str, Any]) -> None:
     """Refuse a file of a task with the same arrays, told by what made it or by the names of its parameters."""
-    rivals = [task for task in TASKS.values() if (task.keys, task.ndim, task.hides) == (spec.keys, spec.ndim, False)]
+    rivals = [task for task in TASKS.values() if (task.arrays, task.ndim, task.hides) == (spec.arrays, spec.ndim, False)]
     names = {name for task in rivals for name in task.parameters} & set(attributes)
     fits = [task.name for task in rivals if set(task.parameters) == names]
     if SETTINGS in attributes:

@@ -213,7 +213,7 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
                         for model, u in members.items()}
         cases[case] = {model: probabilistic.summarise_ensemble(rows_of, settings.num_bootstrap, seed, None, groups)
                        for model, rows_of in scores[case].items()}
-        if case != "full" and name == "darcy2d_grf":
+        if case != "full" and cache.task.posterior:
             few = rows[:settings.truth_fields]
             exact, splits = judge_case(prior, source, case, few, config, bank, PRIORS)
             for kind, model in PRIORS.items():

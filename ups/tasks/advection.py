@@ -7,12 +7,17 @@ learnt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from ups.boundary import PERIODIC
+from ups.lazy import numpy as np
+from ups.lazy import torch
 from ups.tasks.initial import cell_centres, check_request, frame_times, sample_wave
+from ups.tasks.task import Array, Finding, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def simulate(
@@ -30,3 +35,59 @@ def simulate(
     for row, index in enumerate(indices):
         u[row, :, 0] = sample_wave(seed, index)(origin)
     return u
+
+
+def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
+    """The first edition moved at twice beta."""
+    if "x" not in data.coordinates or data.num_frames < 2 or data.space[0] < 2:
+        return
+    right, double = (_transport_error(data, factor * data.parameter) for factor in (1.0, 2.0))
+    if double < 0.5 * right:
+        yield Finding("error", f"the field moves at twice beta (relative error {double:.2g}, at beta {right:.2g}): the "
+                      "withdrawn first edition (PDEBench issue 46)", str(data.path), "delete it and run `make data`")
+
+
+def _transport_error(data: Any, speed: float) -> float:
+    """Median relative error of u(t, x) = u(0, x - speed t) over the first trajectories, shifted in Fourier space.
+
+    The frame is the one whose shift is nearest to half the domain, so that whole turns cannot hide a wrong speed.
+    """
+    x, times = data.coordinates["x"], data.coordinates["t"] - data.coordinates["t"][0]
+    length = len(x) * (x[1] - x[0])
+    frame = int(np.argmin(np.abs((data.parameter * times) % length - length / 2)))
+    u = data.read(0, min(8, data.num_trajectories))[:, :, 0].astype(np.float64)
+    waves = 2j * np.pi * np.fft.rfftfreq(len(x), d=length / len(x))
+    moved = np.fft.irfft(np.fft.rfft(u[:, 0]) * np.exp(-waves * speed * times[frame]), n=len(x))
+    scale = np.linalg.norm(u[:, 0] - u[:, 0].mean(-1, keepdims=True), axis=-1) + np.finfo(np.float64).tiny
+    return float(np.median(np.linalg.norm(u[:, frame] - moved, axis=-1) / scale))
+
+
+PUBLISHED = {
+    "1D_Advection_Sols_beta0.1.hdf5": (255672, "b4be2fc3383f737c76033073e6d2ccfb"),
+    "1D_Advection_Sols_beta0.2.hdf5": (255671, "d47b52c1be4b6bcaa8748a8df2f5fbb8"),
+    "1D_Advection_Sols_beta0.4.hdf5": (255674, "d595bbfd2c659df995a93cd40d6ea568"),
+    "1D_Advection_Sols_beta0.7.hdf5": (255666, "f89030c240a1e90b55649776854a84c2"),
+    "1D_Advection_Sols_beta1.0.hdf5": (255675, "1fe41923a4123db55bf4e89bea32e142"),
+    "1D_Advection_Sols_beta2.0.hdf5": (255677, "0e9beff98693089c38e213a1f2b9ac43"),
+    "1D_Advection_Sols_beta4.0.hdf5": (255676, "a87b03ff425496360e2732921805f47d"),
+    "1D_Advection_Sols_beta7.0.hdf5": (255664, "72a286ad2fcba574bd20bc045ba82d58"),
+}
+
+# first editions, which move at twice beta (PDEBench issue 46); replaced in 2023
+WITHDRAWN = {
+    "1D_Advection_Sols_beta0.1.hdf5": "183cd9b7",
+    "1D_Advection_Sols_beta0.2.hdf5": "e6b6997e",
+    "1D_Advection_Sols_beta0.4.hdf5": "99d57a5a",
+    "1D_Advection_Sols_beta1.0.hdf5": "91a599ed",
+    "1D_Advection_Sols_beta2.0.hdf5": "24bb9795",
+    "1D_Advection_Sols_beta4.0.hdf5": "73ec4f79",
+}
+
+ADVECTION = Task(
+    "advection1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Advection_Sols_beta{}.hdf5", ("beta",),
+    equation="∂u/∂t + beta ∂u/∂x = 0", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",), is_bounded=True,
+    published=PUBLISHED, withdrawn=WITHDRAWN, simulate=simulate, checks=(moves_at_beta,),
+    # strides: those of PDEBench's benchmark; ten frames tell beta, and a shift is linear in u
+    defaults={"space_stride": 4, "time_stride": 5, "history": 10, "degree": 1},
+)
+FAMILY = (ADVECTION, ADVECTION.hidden())

@@ -1,74 +1,24 @@
 """Darcy flow with a log-normal coefficient: what is not observed of a has a known distribution given what is.
 
-    -div(a grad u) = beta on (0, 1)^2, u = 0 on the wall,   a = exp(g)
-    g(x) = sum_k sqrt(lambda_k) xi_k phi_k(x),   lambda_k = s (pi^2 |k|^2 + tau^2)^(-alpha),   xi_k independent N(0, 1)
+    -div(a grad u) = beta on (0, 1)^2, u = 0 on the wall,   a = exp(g),   g as in ups/tasks/log_normal.py
 
-phi_k(x) = c_k1 cos(pi k1 x) c_k2 cos(pi k2 y), c_0 = 1, else sqrt 2: the eigenfunctions of the Laplacian without flux through
-the wall, normalised on the square; k1 and k2 run from 0 to resolution - 1, all that the cells can tell apart, and s makes
-the variance of g one on average over the cells. tau = 3, alpha = 2 as in Li et al. 2021 (arXiv 2010.08895, section 5.2), who
-cut g at zero into a two-valued a, where we take the exponential. Their code drops k = 0; we keep it, as the formula
-has it: 0.57 of the variance is then that of the mean of g, no covariance is singular, and no jitter is needed anywhere.
-
-Any linear observation of g leaves a Gaussian (ups/tasks/darcy_grf_posterior.py), which PDEBench's thresholded bumps (ups/tasks/darcy.py)
-do not offer.
+Ours, not PDEBench's. Any linear observation of g leaves a Gaussian (ups/tasks/darcy_grf_posterior.py), which PDEBench's
+thresholded bumps (ups/tasks/darcy.py) do not offer.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from ups.spectral import cosine
 from ups.tasks import darcy
+from ups.tasks.darcy_grf_posterior import truth_ensemble
 from ups.tasks.initial import random_stream
+from ups.tasks.log_normal import draw_field
 
-TAU = 3.0
-ALPHA = 2.0
-
-
-@functools.lru_cache(maxsize=8)
-def eigenvalues(resolution: int) -> Tensor:
-    """lambda_k for k1, k2 < resolution, (resolution, resolution), float64; they sum to one, the mean variance of g."""
-    k = torch.arange(resolution, dtype=torch.float64)
-    values = (math.pi**2 * (k[:, None] ** 2 + k[None, :] ** 2) + TAU**2) ** -ALPHA
-    return values / values.sum()
-
-
-@functools.lru_cache(maxsize=8)
-def _basis(resolution: int) -> Tensor:
-    """c_k cos(pi k x_j) at the cell centres, (k, j), float64; its rows have the mean square one."""
-    return cosine(resolution) * math.sqrt(resolution)
-
-
-@functools.lru_cache(maxsize=8)
-def _shells(resolution: int) -> Tensor:
-    """Flat indices of the modes ordered by max(k1, k2), (resolution^2,): those of a coarser grid come first."""
-    first, second = (k.ravel() for k in np.meshgrid(*[np.arange(resolution)] * 2, indexing="ij"))
-    return torch.from_numpy(np.lexsort((second, first, np.maximum(first, second))))
-
-
-def draw_field(stream: np.random.Generator, resolution: int) -> Tensor:
-    """g at the cell centres from the next resolution^2 normal numbers of `stream`, (resolution, resolution), float64.
-
-    The numbers go to the modes by shells of max(k1, k2), so that a finer grid adds modes to those of a coarser one (and
-    rescales them by 2e-4 or less, as s depends on which there are).
-    """
-    xi = torch.empty(resolution * resolution, dtype=torch.float64)
-    xi[_shells(resolution)] = torch.from_numpy(stream.standard_normal(resolution * resolution))
-    g_hat = eigenvalues(resolution).sqrt() * xi.view(resolution, resolution)
-    basis = _basis(resolution)
-    return basis.T @ g_hat @ basis
-
-
-def apply_covariance(fields: Tensor) -> Tensor:
-    """C f = sum_k lambda_k phi_k <phi_k, f>, the sum over cells: (..., n, n) to (..., n, n), float64."""
-    basis = _basis(fields.shape[-1])
-    return basis.T @ (eigenvalues(fields.shape[-1]) * (basis @ fields.double() @ basis.T)) @ basis
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def sample_log_coefficient(seed: int, index: int, resolution: int) -> Tensor:
@@ -85,5 +35,12 @@ def simulate(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None, t_end: float,
 ) -> Tensor:
     """Channels (a, u), space axes (x, y): (n, 1, 2, resolution, resolution), float32; arguments as in `darcy.simulate`."""
-    return darcy.simulate(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter, t_end=t_end,
-                          sample=sample_coefficient, is_smooth=True)
+    return darcy.simulate(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
+                          t_end=t_end, sample=sample_coefficient, is_smooth=True)
+
+
+FAMILY = (
+    replace(darcy.DARCY, name="darcy2d_grf", filename="2D_DarcyFlow_GRF_beta{}.hdf5", resolution=64, positive=("a",),
+            equation="-∇·(a ∇u) = beta, log a Gaussian", published={}, simulate=simulate, posterior=truth_ensemble,
+            defaults={"parameters": [1.0], "reserve": 0.5}),
+)

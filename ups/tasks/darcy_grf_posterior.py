@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from ups.lazy import numpy as np
+from ups.lazy import torch
 from ups.tasks import darcy
-from ups.tasks.darcy_grf import apply_covariance, draw_field
+from ups.tasks.log_normal import apply_covariance, draw_field
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STREAM = (1,)  # sets the members apart from the trajectories of the same seed (ups.tasks.initial.random_stream)
 BATCH = 16    # members solved together: 0.7 ms each at 32 x 32 for 4.2 ms alone; more no longer fit the cache

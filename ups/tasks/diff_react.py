@@ -13,11 +13,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from ups.boundary import NO_FLUX
+from ups.lazy import torch
 from ups.tasks.initial import cell_centres, check_request, random_stream
+from ups.tasks.task import Array, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DIFFUSION_U, DIFFUSION_V = 1e-3, 5e-3
 REACTION_K = 5e-3
@@ -119,3 +123,16 @@ def simulate(
             states[row, 1:] = evolve(first, dt=spacing / num_steps, num_steps=num_steps,
                                      num_frames=num_frames - 1)
     return states
+
+
+FAMILY = (
+    Task("diff_react2d", ("u", "v"), 2, NO_FLUX, "groups", (Array("data", channels=2, vector=True),), "2D_diff-react_NA_NA.h5",
+         equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
+         constants=(("Du", DIFFUSION_U), ("Dv", DIFFUSION_V), ("k", REACTION_K)), domain=(-1.0, 1.0), axes=("y", "x"),
+         t_end=5.0, num_trajectories=1000, is_symmetric=True, simulate=simulate,
+         published={
+             "2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949"),
+         },
+         # the first frames are white noise that decays: context only
+         defaults={"train_from": 6, "history": 4}),
+)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
+from ups.lazy import numpy as np
+from ups.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NUM_MODES = 4  # wave numbers 1..4, two of which are drawn
 NUM_DRAWS = 2
@@ -37,22 +40,22 @@ def check_request(
     """
     if resolution < MIN_RESOLUTION:
         raise ValueError(f"resolution = {resolution} cells per axis; expected at least {MIN_RESOLUTION} "
-                         "(ups.tasks.solvers); choose a larger data resolution.")
+                         "(simulate); choose a larger data resolution.")
     if num_frames < 1:
-        raise ValueError(f"num_frames = {num_frames}; expected at least 1, the initial state (ups.tasks.solvers); "
+        raise ValueError(f"num_frames = {num_frames}; expected at least 1, the initial state (simulate); "
                          "choose how many frames from t = 0 to t_end to keep.")
     if num_frames > 1 and not (math.isfinite(t_end) and t_end > 0):
-        raise ValueError(f"t_end = {t_end} with {num_frames} frames; expected a positive time (ups.tasks.solvers); "
+        raise ValueError(f"t_end = {t_end} with {num_frames} frames; expected a positive time (simulate); "
                          "give the length of a trajectory, or ask for one frame.")
     if seed < 0 or any(index < 0 for index in indices):
         raise ValueError(f"seed = {seed} or one of the trajectory indices is negative; expected numbers >= 0 "
-                         "(ups.tasks.solvers); count trajectories from 0.")
+                         "(simulate); count trajectories from 0.")
     if parameter_name is None:
         if parameter is not None:
-            raise ValueError(f"parameter = {parameter} for an equation without one; expected None (ups.tasks.solvers); "
+            raise ValueError(f"parameter = {parameter} for an equation without one; expected None (simulate); "
                              "leave the parameter out.")
     elif parameter is None or not (math.isfinite(parameter) and parameter > 0):
-        raise ValueError(f"{parameter_name} = {parameter}; expected a positive number (ups.tasks.solvers); "
+        raise ValueError(f"{parameter_name} = {parameter}; expected a positive number (simulate); "
                          "give one of the values the published files use.")
 
 

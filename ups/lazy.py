@@ -1,0 +1,23 @@
+"""Modules that are imported when they are first used, for files that must import in a moment: torch takes seconds."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+else:
+    class _Module:
+        """A module whose attributes are looked up in it each time, and which is imported for the first of them."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(importlib.import_module(self._name), attribute)
+
+    numpy, torch = _Module("numpy"), _Module("torch")
+
+__all__ = ["numpy", "torch"]

@@ -1,0 +1,165 @@
+"""What is known of a task: its fields, equation, files, solver and checks. A task is a constant of nature here: what a user
+may choose (resolution, number of trajectories, parameter values) is in the configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array of a task's files. channels: how many it holds; vector: they are a trailing axis; steady: no time axis."""
+
+    key: str
+    channels: int = 1
+    vector: bool = False
+    steady: bool = False
+
+    def axes(self, space: tuple[str, ...]) -> tuple[str, ...]:
+        """Axes of one trajectory whose space axes are `space`, such as ("time", "x")."""
+        return (() if self.steady else ("time",)) + space + (("channel",) if self.vector else ())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check says about a data file. severity: error (do not train on it), warning (look at it) or info.
+
+    where: file, and trajectories if any. do: the next step; empty where `what` ends with it.
+    """
+
+    severity: str
+    what: str
+    where: str
+    do: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One family of trajectories.
+
+    name: key used in configs, folders and files.
+    fields: physical channels in our order; for steady tasks the unknown only (`inputs` holds the coefficient).
+    inputs: coefficient fields a(x) of a steady task, empty for a time-dependent one.
+    ndim: space dimensions. boundary: one of those of ups/boundary.py. domain: every axis runs over it.
+    axes: names of the stored space axes in storage order.
+    parameters: names of the file-level parameters, as the HDF5 attribute spells them; `filename` is the published
+        file's name as a function of the first. constants: equation constants that all files of the task share.
+    respell: (old, new) text in the file name where PDEBench departs from Python's way of writing the number.
+    positive: channels normalised in log-space.
+    hides: the parameters are withheld from every model, which is shown `history` frames and no more (more frames would reveal
+        them): the next state is then truly uncertain. of: the task whose files a variant of it reads.
+    equation: what is solved, in the names of fields, inputs, parameters and constants; lap is the Laplacian.
+    conserved: channels whose mean over space stays; is_bounded: no value leaves the range of the initial state.
+    is_symmetric: mirror images and exchanged axes of solutions are solutions.
+    layout: "arrays" (one array per channel, trajectories on axis 0) or "groups" (one HDF5 group per trajectory).
+    arrays: what a file holds, in the order of `inputs` then `fields`. has_own_times: the frames' times are those of every
+        trajectory, in the array t.
+    t_end, num_frames, resolution, num_trajectories: of one published file (time in model units).
+    published: file name -> (DaRUS id, MD5) from PDEBench's download table (data set doi:10.18419/darus-2986).
+    withdrawn: file name -> first digits of the MD5 of a withdrawn first edition, which may still circulate.
+    defaults: settings (configuration section task.NAME) that suit the task where they are not the plainest.
+    simulate: the reference solver, float64 inside, or None:
+        simulate(indices, *, seed, resolution, num_frames, parameter, t_end) -> (n, num_frames, channel, *space) float32
+        at t = linspace(0, t_end, num_frames). Trajectory i depends on (seed, i) and on nothing else, so that any cutting of
+        a data set into chunks gives the same bits. A steady task gives one frame that holds input and answer.
+    checks: (data, scan) -> findings that only this task has, for the data doctor: what a reader says of a file whose
+        numbers are finite, and what one pass over it gave (ups/data/doctor.py).
+    posterior: (observation, num, seed, parameter) -> `num` exact samples (a, u) given a linear observation of log a, or None.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    ndim: int
+    boundary: str
+    layout: str
+    arrays: tuple[Array, ...]
+    filename: str
+    parameters: tuple[str, ...] = ()
+    constants: tuple[tuple[str, float], ...] = ()
+    respell: tuple[str, str] = ("", "")
+    inputs: tuple[str, ...] = ()
+    positive: tuple[str, ...] = ()
+    domain: tuple[float, float] = (0.0, 1.0)
+    axes: tuple[str, ...] = ()
+    t_end: float = 1.0
+    num_frames: int = 101
+    resolution: int = 128
+    num_trajectories: int = 10000
+    hides: bool = False
+    of: str = ""
+    equation: str = ""
+    conserved: tuple[str, ...] = ()
+    is_bounded: bool = False
+    is_symmetric: bool = False
+    has_own_times: bool = False
+    published: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
+    withdrawn: Mapping[str, str] = field(default_factory=dict, hash=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    simulate: Callable[..., Any] | None = None
+    checks: tuple[Callable[[Any, Any], Iterable[Finding]], ...] = ()
+    posterior: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            object.__setattr__(self, "axes", ("x", "y", "z")[: self.ndim])
+
+    @property
+    def is_steady(self) -> bool:
+        return bool(self.inputs)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Channels of a stored trajectory: the coefficient of a steady task, then the fields."""
+        return self.inputs + self.fields
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Section task.NAME of a configuration that says nothing of the task: the published files' numbers, `defaults`
+        and the plainest of what is left."""
+        values = [value for value in map(self.parameter_in, self.published) if value is not None]
+        return {
+            **{key: getattr(self, key) for key in ("num_trajectories", "resolution", "num_frames", "t_end")},
+            "parameters": values, "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 4,
+            "dim": 0, "energy": 1.0, "history": 1, "bundle": 1, "degree": 0 if self.is_steady else 3, "reach": 0,
+            "reserve": 0.0, "base": ["elliptic"] if self.is_steady else ["persistence", "propagator"], **self.defaults,
+        }
+
+    @property
+    def remedy(self) -> str:
+        """What to do about data that do not solve the equation."""
+        if self.simulate:
+            return "set data.source=generate, which solves the stated equation, or train on it for what it is"
+        return (f"train on it for what it is, or write data of your own (data.source=own): {self.name} has no solver "
+                "here")
+
+    def hidden(self, **defaults: Any) -> Task:
+        """The variant that reads the same files with the parameter withheld; defaults: where its settings differ."""
+        return replace(self, name=f"{self.name}_hidden", hides=True, of=self.name,
+                       defaults={**self.defaults, "history": 1, "reserve": 0.5, **defaults})
+
+    def centres(self, num_cells: int) -> list[float]:
+        """Centres of `num_cells` equal cells along an axis of the domain."""
+        low, high = self.domain
+        return [low + (cell + 0.5) * (high - low) / num_cells for cell in range(num_cells)]
+
+    def file_for(self, parameter: float | None) -> str:
+        """Published file name for one value of the first parameter (formatted as PDEBench writes it)."""
+        if (parameter is None) != (not self.parameters):
+            expected = f"a value of {self.parameters[0]}" if self.parameters else "None (the task has no parameter)"
+            raise ValueError(f"{self.name} was given parameter {parameter!r}; expected {expected}. "
+                             f"Mend task.{self.name}.parameters.")
+        name = self.filename if parameter is None else self.filename.format(float(parameter))
+        return name.replace(*self.respell) if self.respell[0] else name
+
+    def parameter_in(self, name: str) -> float | None:
+        """The first parameter as a file's name tells it, or None."""
+        match = re.match(re.escape(self.filename.split("{")[0]) + r"([0-9]+\.?[0-9]*(?:e-?[0-9]+)?)", name)
+        return float(match[1]) if match and self.parameters else None
+
+    def attributes(self, parameter: float | None) -> dict[str, float]:
+        """Equation parameters and constants of one file, by the name its HDF5 attributes have."""
+        constants = dict(self.constants)
+        return {**{name: float(parameter) for name in self.parameters if name not in constants}, **constants}
