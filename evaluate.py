@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ups.ask import report_parents, report_record, why_report
+from ups.chain import require_stage
 from ups.config import Config, parse_arguments, to_dict
 from ups.data.build_cache import data_files, open_sources, require_same_data
 from ups.data.cache import Cache, open_cache
@@ -37,8 +38,8 @@ from ups.files import value_hash, write_sealed
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare, merge
 from ups.models.operator import Operator, load_operator
-from ups.training.run import describe_environment
-from ups.training.stage import DONE, require_stage
+from ups.training.environment import describe_environment
+from ups.training.stage import DONE
 
 
 class TestSet:

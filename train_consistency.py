@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ups.chain import parents_of
 from ups.config.load import parse_arguments
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
@@ -39,8 +40,8 @@ from ups.generative.student import (
     words_of,
 )
 from ups.models.operator import load_operator
-from ups.training.run import Run, main_guard
-from ups.training.stage import parents_of
+from ups.training.ending import main_guard
+from ups.training.run import Run
 
 STAGE, TUNING = "consistency", "tuning.json"
 

@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 
+from ups.chain import parents_of
 from ups.config import Config, DiffusionConfig, SteadyConfig, parse_arguments
 from ups.data.cache import open_cache
 from ups.data.schedule import Batch
@@ -27,8 +28,8 @@ from ups.generative.diffusion import diffusion_loss, draw_angles
 from ups.generative.residuals import Residuals, TransientResiduals, fit_heads, model_description, require_tasks, schedule_of, validation
 from ups.models.operator import load_operator
 from ups.seeds import generator
-from ups.training.run import Run, main_guard
-from ups.training.stage import parents_of
+from ups.training.ending import main_guard
+from ups.training.run import Run
 
 STAGE = "diffusion"
 

@@ -22,6 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ups.chain import parents_of
 from ups.config import Config, parse_arguments, to_dict
 from ups.data.cache import Cache, open_cache, place
 from ups.data.schedule import Batch, Schedule
@@ -30,9 +31,9 @@ from ups.models.choose import fit_base, load_base, spread
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.seeds import generator
+from ups.training.ending import main_guard
 from ups.training.fitted import fit_once
-from ups.training.run import Run, main_guard
-from ups.training.stage import parents_of
+from ups.training.run import Run
 
 STAGE = "operator"
 

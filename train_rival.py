@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ups.chain import parents_of
 from ups.config.load import parse_arguments
 from ups.data.cache import open_cache
 from ups.data.schedule import Batch
@@ -23,8 +24,8 @@ from ups.generative.residuals import Residuals, TransientResiduals, require_task
 from ups.generative.student import held_out_of, metrics_of, score_noise, scores, validate, words_of
 from ups.models.operator import load_operator
 from ups.seeds import generator
-from ups.training.run import Run, main_guard
-from ups.training.stage import parents_of
+from ups.training.ending import main_guard
+from ups.training.run import Run
 
 STAGE = "rival"
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from train_diffusion import train_corrector
 from ups.config import parse_arguments
 from ups.generative.steady import SteadyResiduals
-from ups.training.run import main_guard
+from ups.training.ending import main_guard
 
 STAGE = "steady"
 

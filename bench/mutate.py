@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import copy
 import functools
 import json
@@ -49,7 +50,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-import ups.training.run
 from ups.config import DEFAULT, Config, load_config, save_config, to_dict
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import MAGIC, SEAL_BYTES, open_cache, write_seal
@@ -60,9 +60,13 @@ from ups.files import file_hash, value_hash, write_sealed
 from ups.models.choose import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
-from ups.training.checkpoint import SHARED, Checkpoints
-from ups.training.sharded import gathered
-from ups.training.stage import DONE, MANIFEST, MODEL, StageFolder
+from ups.training.checkpoint import SHARED
+from ups.training.folder import StageFolder
+from ups.training.parts import gathered
+from ups.training.run import Run
+from ups.training.stage import DONE, MANIFEST, MODEL
+from ups.training.strategies import Agreed
+from ups.training.update import Updates
 
 CASE_S = 20          # for one case
 START_S = 120        # for a worker to import torch and read the sound files
@@ -185,10 +189,11 @@ def prepare(folder: Path) -> None:
     run.folder.take(0.0)
     run._write_start()
     for step in (2, 4):
-        run.step, run.best_weights, run.best_score = step, run.ema.snapshot(), 0.5
+        run.standing.step, run.standing.best_score = step, 0.5
+        run.updates.best_weights = run.updates.ema.snapshot()
         run._save(is_required=True)
-    run.tracker.finish(0)
-    run._export(gathered(run.model, run._exported(), True), {"error": 0.1}, run.model.description)
+    run.numbers.close(0)
+    run._export(gathered(run.model, run.updates.exported(), True), {"error": 0.1}, run.model.description)
 
 
 def folder_of(config: Config) -> StageFolder:
@@ -209,7 +214,7 @@ def sound_state(folder: Path, step: int) -> dict[str, Any]:
 
 
 @functools.lru_cache
-def sound_run(folder: Path) -> ups.training.run.Run:
+def sound_run(folder: Path) -> Run:
     return make_run(settings(folder))
 
 
@@ -218,7 +223,7 @@ def sound_config(folder: Path) -> Config:
     return load_config(folder / "config.yaml")
 
 
-def make_run(config: Config) -> ups.training.run.Run:
+def make_run(config: Config) -> Run:
     """A run of one process over a small operator, without a process group or guard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -226,21 +231,14 @@ def make_run(config: Config) -> ups.training.run.Run:
     torch.manual_seed(0)
     descriptions = [head_description(cache, config, "elliptic" if cache.task.is_steady else "persistence",
                                      base_settings(cache, config)) for cache in caches]
-    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
-    run.device = torch.device("cpu")
-    run.agreed = lambda function, doing: function()
+    run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
-    run.optimizer = ups.training.run.build_optimizer(run.model, config.operator.optim)
-    run.optimizer.allocate()
-    run.ema = ups.training.run.EMA(run.model, 0.9)
-    run.checkpoints = Checkpoints(run.directory / "state", 2, 0, run.agreed, run.identity)
-    run._ready_to_save = lambda: None
+    run.updates = Updates(run.model, Agreed(), run.ranks, contextlib.nullcontext, run.standing, run.train, run.optim, print)
     return run
 
 
-def state_of(run: ups.training.run.Run) -> dict[str, Any]:
-    return {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "ema": run.ema.state_dict(),
-            **{name: getattr(run, name) for name in ("step", "best_weights", "best_score", "num_skipped", "is_stopped_early")}}
+def state_of(run: Run) -> dict[str, Any]:
+    return run.updates.state()[0]
 
 
 def is_equal(one: Any, two: Any) -> bool:

@@ -38,8 +38,9 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     from ups.config import load_config
     from ups.data.cache import open_cache
     from ups.models.choose import fit_base, load_base
+    from ups.training.ending import main_guard
     from ups.training.optim import EMA, build_optimizer, learning_rate
-    from ups.training.run import Run, main_guard
+    from ups.training.run import Run
 
     torch.set_num_threads(1)
     config, found = load_config(ROOT / "configs" / "smoke.yaml", arguments), {}
@@ -79,7 +80,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
             run.update(partial(loss_of, operator, cache, config, batch, step), len(batch))
 
         times: dict[str, list[float]] = {"run": [], "bare": []}
-        guard, begun = run.guard._thread.native_id, time.perf_counter()
+        guard, begun = run.ranks.guard._thread.native_id, time.perf_counter()
         used = thread_seconds(guard)
         for step in run.steps():
             order = [("run", run_step), ("bare", bare_step)]

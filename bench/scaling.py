@@ -57,7 +57,8 @@ def train(arguments: list[str]) -> dict[str, float]:
     from ups.config import load_config
     from ups.data.cache import open_cache
     from ups.models.choose import fit_base, load_base
-    from ups.training.run import Run, main_guard
+    from ups.training.ending import main_guard
+    from ups.training.run import Run
 
     torch.set_num_threads(1)
     cores, found = sorted(os.sched_getaffinity(0)), {}

@@ -25,9 +25,11 @@ import torch._dynamo  # torch's Optimizer imports it when the first is built; he
 
 import ups.training.checkpoint
 import ups.training.run
+import ups.training.update
 from ups.config import load_config
 from ups.data.schedule import Batch, Schedule
-from ups.training.run import Run, main_guard
+from ups.training.ending import main_guard
+from ups.training.run import Run
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60
@@ -181,7 +183,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         return loss_function
 
     if options.get("probe", False):
-        ups.training.run.PROBED = ("cpu",)
+        ups.training.update.PROBED = ("cpu",)
     batch = schedule.batch(0).share(run.rank, run.world)
     run.probe(loss_of(batch), len(batch))
     if fault.get("kind") == "export":

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import prepare_cache
 import prepare_data
+from ups.chain import stage_folder
 from ups.config import ROOT, Config, load_config
 from ups.data.cache import Cache, open_cache
 from ups.files import DamagedError
@@ -33,7 +34,6 @@ from ups.models.choose import (
 from ups.models.head import TaskHead
 from ups.models.known import Known
 from ups.training.fitted import find_fit, fit_once
-from ups.training.stage import stage_folder
 
 CPU = torch.device("cpu")
 TINY = ["task.advection1d.num_trajectories=16", "task.advection1d.resolution=32", "task.burgers1d.parameters=[0.05,0.1]",

@@ -23,8 +23,15 @@ from safetensors.torch import load_file
 
 import ups.training.run
 from ups.config import ROOT, load_config, to_dict
-from ups.training.environment import differences, what_ranks_share
-from ups.training.run import asks_for_cpu, compile_blocks, is_out_of_memory, main_guard
+from ups.training.ending import main_guard
+from ups.training.environment import (
+    asks_for_cpu,
+    compile_blocks,
+    differences,
+    is_out_of_memory,
+    what_ranks_share,
+)
+from ups.training.optim import place_gradients
 from ups.training.stage import relevant_keys
 
 
@@ -504,8 +511,7 @@ def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
         with pytest.raises(RuntimeError, match="finish at step 0 of 3; expected the loop to run to its end"):
             run.finish({})
         with pytest.raises(ValueError, match="a parameter has type torch.float64; expected float32"):
-            run.model = torch.nn.Linear(2, 1, dtype=torch.float64)
-            run._place_gradients()
+            place_gradients(torch.nn.Linear(2, 1, dtype=torch.float64), run.device, 6)
         try:
             for _ in run.steps():
                 pass
@@ -530,7 +536,7 @@ def test_an_unknown_precision_is_refused(tmp_path):
     train = dataclasses.replace(config.operator.train, precision="fp16")
     run = ups.training.run.Run(config, "operator", train, config.operator.optim, {}, {})
     with pytest.raises(ValueError, match="operator.train.precision is 'fp16'; expected 'no' or 'bf16'"):
-        run._check_launch()
+        run.ranks.check(train)
 
 
 # ---------------------------------------------------------------- the predecessor's failures, which must not come back
@@ -560,23 +566,23 @@ def named(call: ast.Call) -> tuple[str, str]:
     return "", getattr(function, "id", "")
 
 
-def test_collectives_are_in_one_module_and_each_says_that_it_waits():
+def test_collectives_are_in_two_modules_and_each_says_that_it_waits():
     for path, tree in PRODUCT.items():
         for call, within in calls(tree):
             owner, name = named(call)
             if owner in ("dist", "torch.distributed", "self.accelerator", "accelerator") and name in COLLECTIVES:
                 if path.name == "machine.py":   # the doctor's probe, in processes of its own with their own limit
                     continue
-                assert path.name == "run.py", f"{path}:{call.lineno}"
+                assert path.name in ("ranks.py", "update.py"), f"{path}:{call.lineno}"
                 texts = [ast.unparse(item.context_expr) for node in within if isinstance(node, ast.With) for item in node.items]
-                assert any(text.startswith("self.guard.waiting(") for text in texts), f"{path}:{call.lineno}"
+                assert any("guard.waiting(" in text for text in texts), f"{path}:{call.lineno}"
 
 
 def test_no_collective_is_called_by_one_rank_only():
     for path, tree in PRODUCT.items():
         for call, within in calls(tree):
             owner, name = named(call)
-            if owner in ("run", "self") and name in OF_RUN or owner == "dist" and name in COLLECTIVES:
+            if owner in ("run", "self", "ranks", "self.ranks") and name in OF_RUN or owner == "dist" and name in COLLECTIVES:
                 tests = [ast.unparse(node.test) for node in within if isinstance(node, (ast.If, ast.IfExp, ast.While))]
                 tests += [ast.unparse(node) for node in within if isinstance(node, ast.BoolOp)]
                 sided = [text for text in tests if re.search(r"is_main|\brank\b", text)]
@@ -619,6 +625,6 @@ def test_success_is_printed_only_when_it_is_on_disk(tmp_path):
     assert again.codes == [0, 0] and "resumed at step 20" in again.logs[0] and "finished operator" in again.logs[0]
 
 
-def test_the_only_backward_is_in_the_loop():
+def test_the_only_backward_is_in_the_update():
     found = {path.name: path.read_text().count(".backward(") for path in [*ROOT.glob("*.py"), *Path(ROOT / "ups").rglob("*.py")]}
-    assert {name: count for name, count in found.items() if count} == {"run.py": 1}
+    assert {name: count for name, count in found.items() if count} == {"update.py": 1}

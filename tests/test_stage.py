@@ -9,13 +9,15 @@ import sys
 
 import pytest
 
-from ups import ask, files
+import ups.training.folder
+from ups import ask, chain, files
 from ups.ask import report_parents, report_record, why_report, why_to_do
+from ups.chain import require_stage
 from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
-from ups.training import stage
 from ups.training.checkpoint import Checkpoints
-from ups.training.stage import DONE, StageFolder, finished_stage, require_stage
+from ups.training.folder import StageFolder
+from ups.training.stage import DONE, finished_stage
 
 # ---------------------------------------------------------------- a finished stage
 
@@ -23,13 +25,13 @@ from ups.training.stage import DONE, StageFolder, finished_stage, require_stage
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """Of a run under `tmp_path` whose cache of burgers1d says that its fingerprint is "p"."""
-    monkeypatch.setattr(stage, "cache_fingerprint", lambda config, task: "p")
+    monkeypatch.setattr(chain, "cache_fingerprint", lambda config, task: "p")
     return load_config(None, ["data.tasks=[burgers1d]", f"run.root={tmp_path}", "run.name=run"])
 
 
 def finish(config, name="operator", **changes):
     """A finished stage of that configuration, or of one that was changed."""
-    directory, identity = config.run_dir / name, stage.stage_folder(config, name).identity
+    directory, identity = config.run_dir / name, chain.stage_folder(config, name).identity
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.safetensors").write_bytes(b"weights")
     (directory / "config.json").write_text("{}")
@@ -75,7 +77,7 @@ def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config
                                               r"configuration \(hash .* in done"):
         require_stage(other, "operator")
     assert require_stage(free, "operator")["step"] == 3
-    monkeypatch.setattr(stage, "cache_fingerprint", lambda config, task: "q")
+    monkeypatch.setattr(chain, "cache_fingerprint", lambda config, task: "q")
     with pytest.raises(FileExistsError, match=r"was made from another burgers1d \(p then, q now\); .*make "
                                               r"remove STAGE=operator"):
         require_stage(config, "operator")
@@ -142,15 +144,15 @@ def test_a_folder_that_was_removed_or_replaced_is_no_longer_ours(config):
 
 def test_the_lock_that_was_waited_for_is_the_one_in_the_folder(config, monkeypatch):
     """The folder is removed and made anew between opening .lock and locking it."""
-    folder, lock = folder_of(config), stage.lock
+    folder, lock = folder_of(config), ups.training.folder.lock
 
     def replaced(file, path):
-        monkeypatch.setattr(stage, "lock", lock)
+        monkeypatch.setattr(ups.training.folder, "lock", lock)
         shutil.rmtree(path.parent)
         path.parent.mkdir()
         lock(file, path)
 
-    monkeypatch.setattr(stage, "lock", replaced)
+    monkeypatch.setattr(ups.training.folder, "lock", replaced)
     assert folder.take(5.0) == "" and folder.is_own()
 
 

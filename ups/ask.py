@@ -11,10 +11,11 @@ import argparse
 import sys
 from typing import Any
 
+from ups.chain import STAGES, require_stage, stage_folder
 from ups.config import Config, load_config, to_dict
 from ups.evaluation.rivals import find_rivals
 from ups.files import DamagedError, file_hash, read_sealed, value_hash
-from ups.training.stage import DONE, STAGES, require_stage, stage_folder
+from ups.training.stage import DONE
 
 TO_DO, REFUSED = 3, 2   # exit codes
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ups.chain import STAGES
 from ups.config import Config, ModelConfig, TrainConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
@@ -30,7 +31,6 @@ from ups.models.backbone import Backbone
 from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.environment import asks_for_cpu
-from ups.training.stage import STAGES
 
 STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on

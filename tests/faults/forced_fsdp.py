@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-import ups.training.run
+import ups.training.ranks
 
 # What accelerate launch makes of accelerate_configs/fsdp.yaml
 ENVIRONMENT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true",
@@ -32,7 +32,7 @@ def accelerator(**options) -> Accelerator:
 
 def force() -> None:
     """From here on runs of this process get FSDP2."""
-    ups.training.run.Accelerator = accelerator
+    ups.training.ranks.Accelerator = accelerator
 
 
 if __name__ == "__main__":

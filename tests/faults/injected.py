@@ -32,8 +32,10 @@ import ups.models.choose
 import ups.training.checkpoint
 import ups.training.events
 import ups.training.guard
+import ups.training.ranks
 import ups.training.run
 import ups.training.track
+import ups.training.update
 
 NEVER_S = 600   # longer than any case may last
 
@@ -175,35 +177,35 @@ def in_loader(fault: Fault) -> None:
 def in_validation(action: Callable[..., Any]) -> Callable[[Fault], None]:
     """A fault in what a rank computes in a validation during training, where the others would wait for it."""
     def install(fault: Fault) -> None:
-        agreed = ups.training.run.Run.agreed
+        agreed = ups.training.ranks.Ranks.agreed
 
-        def changed(run: ups.training.run.Run, function: Callable, doing: str) -> Any:
+        def changed(ranks: ups.training.ranks.Ranks, function: Callable, doing: str) -> Any:
             def local() -> Any:
-                if doing == "validating" and run.step >= fault.step and fault.strike():
+                if doing == "validating" and ranks.guard.step >= fault.step and fault.strike():
                     action(fault)
                 return function()
-            return agreed(run, local, doing)
+            return agreed(ranks, local, doing)
 
-        ups.training.run.Run.agreed = changed
+        ups.training.ranks.Ranks.agreed = changed
     return install
 
 
 def in_optimizer(fault: Fault) -> None:
     """Out of memory when some of the weights have been changed."""
-    apply = ups.training.run.Run._apply
+    apply = ups.training.update.Updates._apply
 
-    def changed(run: ups.training.run.Run, factor: float) -> None:
-        if run.step == fault.step and fault.strike():
-            adamw = run.optimizer._step_adamw
+    def changed(updates: ups.training.update.Updates, factor: float) -> None:
+        if updates.standing.step == fault.step and fault.strike():
+            adamw = updates.optimizer._step_adamw
 
             def failing(group: dict, parameters: list) -> None:
                 adamw(group, parameters)
                 raise torch.OutOfMemoryError("injected in the optimizer")
 
-            run.optimizer._step_adamw = failing
-        apply(run, factor)
+            updates.optimizer._step_adamw = failing
+        apply(updates, factor)
 
-    ups.training.run.Run._apply = changed
+    ups.training.update.Updates._apply = changed
 
 
 def in_fitting(fault: Fault) -> None:

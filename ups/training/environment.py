@@ -92,6 +92,13 @@ def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def random_state(device: torch.device) -> dict[str, Any]:
     """All generators of this rank as tensors and plain values."""
     name, keys, position, has_gauss, gauss = numpy.random.get_state()

@@ -12,7 +12,7 @@ from torch import Tensor
 from ups.files import DamagedError, file_hash
 from ups.progress import Bar, note, peer_failed, position, waiting
 from ups.training.checkpoint import read_weights, write_weights
-from ups.training.stage import StageFolder
+from ups.training.folder import StageFolder
 
 if TYPE_CHECKING:
     from ups.training.run import Run

@@ -164,6 +164,16 @@ class Guard:
             self.beat()
 
     @contextlib.contextmanager
+    def in_loop(self) -> Iterator[None]:
+        """Inside, a signal means: stop after this step, together, with a checkpoint. Elsewhere it ends the process."""
+        self.is_in_loop = True
+        try:
+            with self.phase("between updates"):
+                yield
+        finally:
+            self.is_in_loop = False
+
+    @contextlib.contextmanager
     def waiting(self, doing: str) -> Iterator[None]:
         """Inside, this rank waits for the others, in a collective or for their files."""
         before = self.doing

@@ -3,7 +3,7 @@
 Muon (Jordan et al. 2024): momentum, then the update is replaced by its nearest orthogonal matrix through five
 Newton-Schulz iterations in bfloat16; its size is scaled by 0.2 sqrt(max(rows, columns)) to match AdamW's (Liu et al. 2025,
 arXiv 2502.16982). One class for both, because two optimizers break Accelerate's FSDP2 saving. Of a parameter that is shared
-out over the ranks (ups/training/sharded.py), moments and averages are this rank's part, as plain tensors; only Muon gathers, its updates.
+out over the ranks (ups/training/strategies.py), moments and averages are this rank's part, as plain tensors; only Muon gathers, its updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from ups.config import OptimConfig
-from ups.training.sharded import like, local, part, whole
+from ups.training.parts import like, local, part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
 NEWTON_SCHULZ_STEPS = 5

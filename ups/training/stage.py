@@ -1,46 +1,21 @@
-"""A stage on disk: what it is, whose its folder is, whether that is what is asked for. Without torch.
+"""What a stage is, and the record of one that is finished. Without torch.
 
 Identity: a stage is what its configuration (`relevant_keys`) and its parents make of it, so the hash of the
 one and the fingerprints of the others name it. Everything that a stage writes to read it again carries both:
 environment.json, the manifest of a checkpoint, what was fitted once, done.json. They are compared whenever
 one of these is read, before the folder is locked and again after.
-
-The folder that is locked is the folder that is written: every rank keeps .lock open, and before each save
-looks whether the path still leads to that file. A moment is left between that look and a rename. What another
-job could then find in its folder is refused by its identity, or is what that job would have computed itself.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import h5py
-import yaml
+from ups.files import DamagedError, file_hash, read_sealed, value_hash
 
-from ups.config import Config, read_yaml, to_dict
-from ups.files import (
-    DamagedError,
-    file_hash,
-    is_at,
-    lock,
-    read_record,
-    read_sealed,
-    remove,
-    value_hash,
-    write_atomic,
-    write_json,
-    write_sealed,
-)
-
-DONE, MODEL, LOCK, MANIFEST = "done.json", "model.safetensors", ".lock", "manifest.json"
+DONE, MODEL, MANIFEST = "done.json", "model.safetensors", "manifest.json"
 RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, for its fingerprint
-CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
-KEPT_ERRORS = 5   # starts whose errors are kept
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
 SECTIONS = ("data", "cache", "task", "sampling")
@@ -48,9 +23,6 @@ FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place",
              "cache.chunk"}
 FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s",
                    "timeout_s"}
-
-
-# ---------------------------------------------------------------- identity
 
 
 def dotted(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -87,91 +59,6 @@ def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], wha
                                   f"{parents.get(name, 'none')} now); expected the same one. {do}")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What the stage of a script is made of.
-
-    section: of the configuration; parents: stages; tasks: whose caches it reads.
-    """
-
-    section: str
-    parents: tuple[str, ...]
-    tasks: Callable[[Config], list[str]]
-
-
-def _in_time(config: Config) -> list[str]:
-    return config.corrected(is_steady=False)
-
-
-def _steady(config: Config) -> list[str]:
-    return config.corrected(is_steady=True)
-
-
-STAGES = {
-    "operator": Kind("operator", (), lambda config: config.data.tasks),
-    "diffusion": Kind("diffusion", ("operator",), _in_time),
-    "consistency": Kind("consistency", ("operator", "diffusion"), _in_time),
-    "rival": Kind("rival", ("operator", "diffusion"), _in_time),
-    "steady": Kind("steady", ("operator",), _steady),
-}
-
-
-def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Name -> fingerprint of what `stage` is to be made from, itself finished and of this configuration.
-
-    caches: task -> the open cache that the stage reads; else what the files say now.
-    Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not
-    there, was altered or was made otherwise.
-    """
-    kind = STAGES[stage]
-    return {**{name: require_stage(config, name)["fingerprint"] for name in kind.parents},
-            **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
-               for name in kind.tasks(config)}}
-
-
-def cache_fingerprint(config: Config, task: str) -> str:
-    """The fingerprint that the cache of `task` carries.
-
-    Reading the cache itself checks much more: ups/data/cache.py.
-    """
-    path = config.cache_path(task)
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            return str(json.loads(bytes(file["header"][()]))["fingerprint"])
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no cache of {task} at {path}; expected the latents there (key cache.root). "
-                                f"Build it with "
-                                f"`make cache` (python prepare_cache.py --config CONFIG).") from None
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{path} has no header that can be read ({error}); expected a whole cache. "
-                           f"Rebuild it with "
-                           f"python prepare_cache.py --config CONFIG --rebuild.") from error
-
-
-def require_stage(config: Config, stage: str) -> dict[str, Any]:
-    """The record of the finished `stage` of this run, its "fingerprint" being what a child records.
-
-    Raises FileNotFoundError naming the make target if it is missing or unfinished, DamagedError if it was
-    altered, FileExistsError if it was made with another configuration or from other parents than those there
-    now.
-    """
-    path, name = config.run_dir / stage, config.run.name
-    done = finished_stage(path)
-    if done is None:
-        raise FileNotFoundError(f"stage {stage} of run {name} is "
-                                f"{'unfinished' if path.is_dir() else 'missing'}; expected "
-                                f"{path / DONE}. Run: make {stage} RUN={name}")
-    folder = stage_folder(config, stage)
-    folder.require_same_settings()
-    require_identity(done, folder.identity, f"stage {stage} of run {name}", path / DONE, folder.remedy)
-    return done
-
-
-def stage_folder(config: Config, stage: str) -> StageFolder:
-    """The folder of a script's stage, made from what is there now. Raises as `parents_of`."""
-    return StageFolder(config, stage, STAGES[stage].section, parents_of(config, stage))
-
-
 def finished_stage(folder: Path) -> dict[str, Any] | None:
     """The record of a finished stage, or None if it is not finished.
 
@@ -195,149 +82,3 @@ def finished_stage(folder: Path) -> dict[str, Any] | None:
         if found != done[key]:
             raise DamagedError(f"{path} is {found[:12]}; expected {done[key][:12]} as {DONE} says. {again}")
     return done
-
-
-# ---------------------------------------------------------------- the folder
-
-
-class StageFolder:
-    """The folder of one stage.
-
-    section: of the configuration; parents: name -> fingerprint of what it is made from.
-    """
-
-    def __init__(self, config: Config, stage: str, section: str, parents: dict[str, str]) -> None:
-        self.config, self.section, self.path = config, section, config.run_dir / stage
-        self.relevant = relevant_keys(to_dict(config), section)
-        self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
-        self.remedy = (f"Delete {self.path} (make remove STAGE={stage} RUN={config.run.name}) and run "
-                       f"make {stage} RUN={config.run.name} again, or choose another run.name.")
-        self._lock: IO | None = None
-
-    def examine(self) -> dict[str, Any] | None:
-        """The record of the stage if it is finished, else None; reads only.
-
-        Raises FileExistsError if anything here is of another configuration or other parents, DamagedError if
-        a finished stage is not as it was left.
-        """
-        self.require_same_settings()
-        for path in (path for pattern in CARRIERS for path in sorted(self.path.glob(pattern))):
-            try:
-                record = read_record(path, "a record of a stage", self.remedy, config_hash=str, parents=dict)
-            except (DamagedError, FileNotFoundError):
-                continue   # without an identity, or damaged: who reads it for its content will say so
-            require_identity(record, self.identity, self.path, path, self.remedy)
-        return finished_stage(self.path)
-
-    def require_same_settings(self) -> None:
-        """Raise FileExistsError naming the keys in which config.yaml, where it is, differs; DamagedError if
-        it lacks a part.
-        """
-        path = self.path / "config.yaml"
-        if not path.is_file():
-            return
-        saved = read_yaml(path)
-        try:
-            before = relevant_keys(saved, self.section)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path} lacks a part ({error}); expected the configuration that this stage "
-                               f"was started with. "
-                               f"{self.remedy}") from error
-        now = self.relevant
-        changed = [f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
-                   for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-        if changed:
-            raise FileExistsError(f"{self.path} was started with another configuration "
-                                  f"({'; '.join(changed)}); expected the "
-                                  f"same one, to continue. {self.remedy}")
-
-    def take(self, wait_s: float) -> str:
-        """Lock the folder, made if it is missing; what speaks against it, or "".
-
-        The lock dies with this process.
-        """
-        until = time.monotonic() + wait_s
-        while True:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / LOCK).open("a")
-            try:
-                lock(self._lock, self.path / LOCK)
-                if self.is_own():   # else it was removed while we waited
-                    break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    return self._leave(f"another process is training in {self.path}; expected one at a time. "
-                                       f"Wait for it, or "
-                                       f"end it.")
-            self._lock.close()
-            time.sleep(0.1)
-        try:
-            self.examine()   # who had the lock until now may have started something else
-        except FileExistsError as error:
-            return self._leave(str(error))
-        return ""
-
-    def _leave(self, refusal: str) -> str:
-        """Nothing of this process is written here."""
-        self._lock.close()
-        self._lock = None
-        return refusal
-
-    def enter(self, rank: int) -> None:
-        """Keep hold, on every rank, of the folder that rank 0 locked.
-
-        Raises FileNotFoundError if this rank does not see it.
-        """
-        path = self.path / "environment.json"
-        try:
-            self._lock = self._lock or (self.path / LOCK).open("rb")
-            record = read_record(path, "the record of this start", self.remedy)
-        except FileNotFoundError:
-            record = {}
-        if record.get("config_hash") != self.identity["config_hash"]:
-            raise FileNotFoundError(f"rank {rank} does not see {path} that rank 0 wrote; expected run.root "
-                                    f"on a file system "
-                                    "shared by all machines. Set run.root to one.")
-
-    def is_own(self) -> bool:
-        """Whether the path still leads to the folder that was locked."""
-        return self._lock is not None and is_at(self.path / LOCK, self._lock)
-
-    def require_own(self) -> None:
-        """Raise FileNotFoundError unless `is_own`."""
-        if not self.is_own():
-            raise FileNotFoundError(f"{self.path} was removed or replaced while this job trained in it; "
-                                    f"expected the folder that "
-                                    f"it locked. Leave it alone while a job runs, and start this one again")
-
-    def keep(self, name: str, record: dict[str, Any]) -> None:
-        """Write a record of this stage for `find`, perhaps of another start."""
-        self.require_own()
-        write_sealed(self.path / name, {**record, **self.identity})
-
-    def find(self, name: str, what: str, do: str, **kinds: type) -> dict[str, Any]:
-        """What `keep` kept.
-
-        Raises DamagedError if it was altered, FileExistsError if it is another stage's.
-        """
-        record = read_sealed(self.path / name, what, do, **kinds)
-        require_identity(record, self.identity, self.path / name, self.path / name, do)
-        return record
-
-    def begin(self, facts: dict[str, Any], start: dict[str, Any]) -> None:
-        """Record this start; what earlier ones left of errors is set aside, their heartbeats go.
-
-        facts: for environment.json.
-        """
-        path, starts = self.path / "environment.json", []
-        if path.is_file():
-            starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
-        if (self.path / "errors").exists():
-            aside = self.path / f"errors_of_start_{len(starts):04d}"
-            remove(aside)
-            (self.path / "errors").rename(aside)
-            for old in sorted(self.path.glob("errors_of_start_*"))[:-KEPT_ERRORS]:
-                remove(old)
-        remove(self.path / "heartbeat")
-        write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
-        write_json(path, {**self.identity, **facts, "starts": [*starts, start]})

@@ -1,0 +1,221 @@
+"""The folder of a stage: whose it is, what lies in it, what is recorded of a start. Without torch.
+
+The folder that is locked is the folder that is written: every rank keeps .lock open, and before each save
+looks whether the path still leads to that file. A moment is left between that look and a rename. What another
+job could then find in its folder is refused by its identity, or is what that job would have computed itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import IO, Any
+
+import yaml
+
+from ups.config import Config, read_yaml, to_dict
+from ups.files import (
+    DamagedError,
+    is_at,
+    lock,
+    read_record,
+    read_sealed,
+    remove,
+    value_hash,
+    write_atomic,
+    write_json,
+    write_sealed,
+)
+from ups.training.stage import DONE, MANIFEST, finished_stage, relevant_keys, require_identity
+
+LOCK, MEMORY = ".lock", "memory.json"
+CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
+KEPT_ERRORS = 5   # starts whose errors are kept
+
+
+class StageFolder:
+    """The folder of one stage.
+
+    section: of the configuration; parents: name -> fingerprint of what it is made from.
+    """
+
+    def __init__(self, config: Config, stage: str, section: str, parents: dict[str, str]) -> None:
+        self.config, self.stage, self.section, self.path = config, stage, section, config.run_dir / stage
+        self.relevant = relevant_keys(to_dict(config), section)
+        self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
+        self.remedy = (f"Delete {self.path} (make remove STAGE={stage} RUN={config.run.name}) and run "
+                       f"make {stage} RUN={config.run.name} again, or choose another run.name.")
+        self.is_open = False   # once every rank is in it; nothing is noted before
+        self._lock: IO | None = None
+
+    def examine(self) -> dict[str, Any] | None:
+        """The record of the stage if it is finished, else None; reads only.
+
+        Raises FileExistsError if anything here is of another configuration or other parents, DamagedError if
+        a finished stage is not as it was left.
+        """
+        self.require_same_settings()
+        for path in (path for pattern in CARRIERS for path in sorted(self.path.glob(pattern))):
+            try:
+                record = read_record(path, "a record of a stage", self.remedy, config_hash=str, parents=dict)
+            except (DamagedError, FileNotFoundError):
+                continue   # without an identity, or damaged: who reads it for its content will say so
+            require_identity(record, self.identity, self.path, path, self.remedy)
+        return finished_stage(self.path)
+
+    def require_same_settings(self) -> None:
+        """Raise FileExistsError naming the keys in which config.yaml, where it is, differs; DamagedError if
+        it lacks a part.
+        """
+        path = self.path / "config.yaml"
+        if not path.is_file():
+            return
+        saved = read_yaml(path)
+        try:
+            before = relevant_keys(saved, self.section)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{path} lacks a part ({error}); expected the configuration that this stage "
+                               f"was started with. "
+                               f"{self.remedy}") from error
+        now = self.relevant
+        changed = [f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
+                   for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+        if changed:
+            raise FileExistsError(f"{self.path} was started with another configuration "
+                                  f"({'; '.join(changed)}); expected the "
+                                  f"same one, to continue. {self.remedy}")
+
+    def take(self, wait_s: float) -> str:
+        """Lock the folder, made if it is missing; what speaks against it, or "".
+
+        The lock dies with this process.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / LOCK).open("a")
+            try:
+                lock(self._lock, self.path / LOCK)
+                if self.is_own():   # else it was removed while we waited
+                    break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    return self._leave(f"another process is training in {self.path}; expected one at a time. "
+                                       f"Wait for it, or "
+                                       f"end it.")
+            self._lock.close()
+            time.sleep(0.1)
+        try:
+            self.examine()   # who had the lock until now may have started something else
+        except FileExistsError as error:
+            return self._leave(str(error))
+        return ""
+
+    def _leave(self, refusal: str) -> str:
+        """Nothing of this process is written here."""
+        self._lock.close()
+        self._lock = None
+        return refusal
+
+    def enter(self, rank: int) -> None:
+        """Keep hold, on every rank, of the folder that rank 0 locked.
+
+        Raises FileNotFoundError if this rank does not see it.
+        """
+        path = self.path / "environment.json"
+        try:
+            self._lock = self._lock or (self.path / LOCK).open("rb")
+            record = read_record(path, "the record of this start", self.remedy)
+        except FileNotFoundError:
+            record = {}
+        if record.get("config_hash") != self.identity["config_hash"]:
+            raise FileNotFoundError(f"rank {rank} does not see {path} that rank 0 wrote; expected run.root "
+                                    f"on a file system "
+                                    "shared by all machines. Set run.root to one.")
+
+    def is_own(self) -> bool:
+        """Whether the path still leads to the folder that was locked."""
+        return self._lock is not None and is_at(self.path / LOCK, self._lock)
+
+    def require_own(self) -> None:
+        """Raise FileNotFoundError unless `is_own`."""
+        if not self.is_own():
+            raise FileNotFoundError(f"{self.path} was removed or replaced while this job trained in it; "
+                                    f"expected the folder that "
+                                    f"it locked. Leave it alone while a job runs, and start this one again")
+
+    def keep(self, name: str, record: dict[str, Any]) -> None:
+        """Write a record of this stage for `find`, perhaps of another start."""
+        self.require_own()
+        write_sealed(self.path / name, {**record, **self.identity})
+
+    def find(self, name: str, what: str, do: str, **kinds: type) -> dict[str, Any]:
+        """What `keep` kept.
+
+        Raises DamagedError if it was altered, FileExistsError if it is another stage's.
+        """
+        record = read_sealed(self.path / name, what, do, **kinds)
+        require_identity(record, self.identity, self.path / name, self.path / name, do)
+        return record
+
+    def begin(self, facts: dict[str, Any], start: dict[str, Any]) -> None:
+        """Record this start; what earlier ones left of errors is set aside, their heartbeats go.
+
+        facts: for environment.json.
+        """
+        path, starts = self.path / "environment.json", []
+        if path.is_file():
+            starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
+        if (self.path / "errors").exists():
+            self._keep_want_of_memory()
+            aside = self.path / f"errors_of_start_{len(starts):04d}"
+            remove(aside)
+            (self.path / "errors").rename(aside)
+            for old in sorted(self.path.glob("errors_of_start_*"))[:-KEPT_ERRORS]:
+                remove(old)
+        remove(self.path / "heartbeat")
+        write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+        write_json(path, {**self.identity, **facts, "starts": [*starts, start]})
+
+    def _keep_want_of_memory(self) -> None:
+        """What a rank that had to leave for want of memory says of the next micro-batch, for `micro_batch`."""
+        for path in self.path.glob("errors/rank*.json"):
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                memory = {name: int(record[name]) for name in ("micro_batch", "micro_batch_asked") if name in record}
+            except (ValueError, TypeError) as error:
+                print(f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside.", file=sys.stderr)
+                continue
+            if memory:
+                write_json(self.path / MEMORY, memory)
+
+    def micro_batch(self, asked: int, now: int) -> int:
+        """`now`, or what earlier starts that were `asked` for the same have left of it for want of memory."""
+        if not (self.path / MEMORY).is_file():
+            return now
+        memory = read_record(self.path / MEMORY, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
+        return max(1, min(now, memory["micro_batch"])) if memory["micro_batch_asked"] == asked else now
+
+    def note(self, name: str, record: dict[str, Any]) -> bool:
+        """Write a record by which nothing is decided; whether it is there.
+
+        It is not in a folder that is another's by now, nor on a full disk, which must not hide what happened.
+        """
+        if not (self.is_open and self.is_own()):
+            return False
+        path = self.path / name
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, {**record, "time": time.time()})
+        except OSError as error:
+            print(f"WARNING: {path} was not written ({error})", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def finish(self, hashes: dict[str, str], facts: dict[str, Any]) -> None:
+        """Write done.json, last; hashes: of what it vouches for (`RECORDED`)."""
+        self.require_own()
+        record = {**hashes, **self.identity}
+        write_sealed(self.path / DONE, {"stage": self.stage, "run": self.config.run.name, **record,
+                                        "fingerprint": value_hash(record), **facts})

@@ -1,0 +1,210 @@
+"""How the ranks share the work of an update: three strategies with the same verbs, one of which a run has.
+
+Agreed, the default: every rank holds the model, and nothing is communicated in forward and backward pass. The
+gradients are summed afterwards together with what happened on each rank, so all can agree to repeat the batch.
+Overlapped (ddp.overlap): torch's DDP sums the gradients during the backward pass. Sharded (FSDP2): every rank
+holds a part of the model. In both a rank that fails leaves others in a collective: no agreement, it ends them.
+
+Sharded: the root that torch shards is the loss with the model's parameters as its own, so a stage calls its
+model as always: what is outside the blocks is gathered when the loss begins, each block when it is called, and
+both are let go again. Blocks and setting come from the launcher (accelerate_configs/fsdp.yaml), the wrapping is
+torch's fully_shard itself: Accelerate's prepare would cast heads and scales, which compute in float32, to
+bfloat16, and wrap the optimizer. Every parameter is divided along the first axis that divides evenly (spectral
+weights begin with an axis of 2), else along the first. What ranks gather pairs, because all do the same task in
+a step, in equally many passes of equally many rows; validation gathers nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ups.training.parts import axis_of, split
+
+if TYPE_CHECKING:   # FSDP2 and DTensor take almost a second to import, so they are imported where they are used
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+LossFunction = Callable[[slice], tuple[Tensor, dict[str, Tensor]]]   # rows -> (their mean loss, metrics)
+
+
+class Agreed:
+    """Every rank holds the model, and is done with its gradients when they are summed."""
+
+    is_agreed = True    # whether ranks can agree to repeat a batch; else one that fails ends all
+    is_sharded = False
+    scale = 1           # of a loss: torch divides sums of gradients by the world
+    mode = why_alone = ""   # in words
+
+    def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        """function(rows), called so that gradients are shared as this strategy does."""
+        return function(rows)
+
+    def synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Around a pass, the last of an update or not."""
+        return contextlib.nullcontext()
+
+    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
+        """What is summed over ranks after the passes: gradients with the counts behind them, or counts alone."""
+        return buffer
+
+    def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
+        """Norm of the whole gradient; squares: the sum over ranks of `squares`."""
+        return gradients.norm()
+
+    def squares(self, gradients: Tensor) -> Tensor | float:
+        return 0.0
+
+    def hold_whole(self) -> None:
+        """From here on every rank holds all parameters, and calls of the model communicate nothing. A collective."""
+
+    def share_out(self) -> None:
+        """Let go of what other ranks hold too; as before `hold_whole`."""
+
+    def split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A checkpoint's state as (what is equal on all ranks, what is this one's)."""
+        return state, {}
+
+
+class Loss(nn.Module):
+    """What DDP and FSDP2 are given to call: the loss function, with the model's parameters as its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.values = model, {}
+
+    def forward(self, loss_function: LossFunction, rows: slice) -> Tensor:
+        loss, self.values = loss_function(rows)
+        return loss
+
+
+class Overlapped(Agreed):
+    """Gradients are summed by DDP in the backward pass of an update's last pass. Building it is a collective."""
+
+    is_agreed = False
+    mode = "gradients are reduced in the backward pass (ddp.overlap)"
+    why_alone = "with ddp.overlap, where ranks cannot agree to repeat a batch"
+
+    def __init__(self, model: nn.Module, world: int) -> None:
+        self.inner, self.scale = Loss(model), world
+        self.outer = DistributedDataParallel(self.inner, find_unused_parameters=True, forward_sync_buffers=False)
+
+    def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.outer(function, rows), self.inner.values
+
+    def synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if is_last else self.outer.no_sync()
+
+    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
+        return counts
+
+
+class Sharded(Agreed):
+    """The model shared out: its blocks, and as one unit what is outside them. Building it is a collective.
+
+    Gradients are summed, and each rank left with its part, in every pass. Raises ValueError for a model that it
+    cannot be done with.
+    """
+
+    is_agreed, is_sharded = False, True
+    mode = "the model is sharded (FSDP)"
+    why_alone = "with a sharded model, whose ranks cannot agree to repeat a batch"
+
+    def __init__(self, model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device, world: int) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Shard
+
+        other = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
+        if other:
+            raise ValueError(f"parameter {next(iter(other))} has type {next(iter(other.values()))}; expected "
+                             f"float32 with FSDP. Build the model in float32.")
+        names = plugin.transformer_cls_names_to_wrap
+        blocks = [module for module in model.modules() if type(module).__name__ in names]
+        if not blocks:
+            raise ValueError(f"the model has no module of class {' or '.join(names)} "
+                             f"(fsdp_transformer_layer_cls_to_wrap); expected one. Use accelerate_configs/fsdp.yaml.")
+        marks = {name: vars(p) for name, p in model.named_parameters()}   # is_hidden_matrix, lr_factor
+        self.inner, self.scale, self._frees = Loss(model), world, bool(plugin.reshard_after_forward)
+        mesh = init_device_mesh(device.type, (world,))
+        self._units = [*reversed(blocks), self.inner]
+        for unit in self._units:
+            fully_shard(unit, mesh=mesh, reshard_after_forward=self._frees and unit is not self.inner,
+                        shard_placement_fn=lambda p: Shard(axis_of(p.shape, world)))
+        for name, parameter in model.named_parameters():   # torch made new ones
+            vars(parameter).update(marks[name])
+        with torch.no_grad():   # the first that is called is taken for the root, and validation may come before training
+            self.inner(lambda _: (torch.zeros((), device=device), {}), slice(0))
+        self.share_out()
+
+    def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.inner(function, rows), self.inner.values
+
+    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
+        return counts
+
+    def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
+        return squares.sqrt()
+
+    def squares(self, gradients: Tensor) -> Tensor | float:
+        return gradients.norm().square()
+
+    def hold_whole(self) -> None:
+        for unit in self._units:
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+
+    def share_out(self) -> None:
+        for unit in self._units:
+            unit.set_reshard_after_forward(self._frees and unit is not self.inner, recurse=False)
+            unit.reshard()
+
+    def split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        equal, mine = split(state)
+        return {"model": equal}, {"shards": mine}
+
+
+def strategy_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin | None, is_overlapped: bool,
+                device: torch.device, world: int) -> Agreed:
+    """What was asked for; one process alone has nothing to overlap. A collective."""
+    if plugin is not None:
+        return Sharded(model, plugin, device, world)
+    return Overlapped(model, world) if is_overlapped and world > 1 else Agreed()
+
+
+def plugin_of(state: AcceleratorState, batch_size: int, is_overlapped: bool) -> FullyShardedDataParallelPlugin | None:
+    """The launcher's setting of FSDP2, None if it was not asked for.
+
+    Raises ValueError if it cannot be had as asked for.
+    """
+    is_active = state.distributed_type.value == "FSDP"
+    if not is_active and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    if not is_active:
+        raise ValueError(f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected FSDP, "
+                         f"which it has for GPUs only. Use another file of accelerate_configs/, such as cpu2.yaml.")
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    plugin = state.fsdp_plugin
+    wanted = {"fsdp_version: 2": plugin.fsdp_version == 2,
+              "fsdp_offload_params: false": not isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+              "fsdp_activation_checkpointing: false": not plugin.activation_checkpointing,
+              "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP": bool(plugin.transformer_cls_names_to_wrap)}
+    for setting, is_met in wanted.items():
+        if not is_met:
+            raise ValueError(f"the launcher's fsdp_config has no {setting}; expected that, the only one that is "
+                             f"built. Use accelerate_configs/fsdp.yaml.")
+    if is_overlapped:
+        raise ValueError("ddp.overlap is true and FSDP was asked for; expected one of them, for each reduces "
+                         "gradients in its own way. Set ddp.overlap=false.")
+    if batch_size % state.num_processes:
+        raise ValueError(f"the batch of {batch_size} rows does not divide into {state.num_processes} equal shares; "
+                         f"expected that with FSDP, where every rank must compute as many passes as the others. "
+                         f"Change train.batch_size or the number of processes.")
+    return plugin

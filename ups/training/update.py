@@ -1,0 +1,235 @@
+"""Updates: one optimizer over one model, the same on all ranks, whatever happened on one of them.
+
+With `Agreed` (ups/training/strategies.py) forward and backward pass contain no collective. Each update is one
+all-reduce: the flat gradient buffer with, behind it, the counts of ranks that were told to stop, ran out of
+memory or failed. All ranks then decide the same: step, skip (non-finite), halve the micro-batch and repeat the
+same batch, raise, or save and stop. docs/reliability.md has what it costs against DDP, and what every fault
+that was injected led to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ups.config import OptimConfig, TrainConfig
+from ups.training import parts
+from ups.training.environment import is_out_of_memory, set_torch_random_state, torch_random_state, wait_for
+from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradients
+from ups.training.ranks import Ranks, StageError
+from ups.training.strategies import Agreed, LossFunction
+
+STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # what follows the gradients in the buffer; summed over ranks
+PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
+
+
+@dataclass
+class Standing:
+    """Where a run stands: plain numbers, equal on all ranks, in every checkpoint."""
+
+    micro_batch: int
+    micro_batch_asked: int
+    step: int = 0
+    num_skipped: int = 0
+    num_skipped_in_row: int = 0
+    num_without_better: int = 0
+    best_score: float = math.inf
+    is_stopped_early: bool = False
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of an update. loss: mean over the global batch; metrics: (name, mean, rows) of this rank's passes."""
+
+    is_finite: bool
+    loss: float
+    norm: float
+    num_rows: int
+    factor: float
+    metrics: list[tuple[str, Tensor, int]]
+    is_told_to_stop: bool
+
+
+class Updates:
+    """The updates of `model`, whose gradients, optimizer and average (`ema`) are here. autocast: the context of a pass."""
+
+    def __init__(self, model: nn.Module, strategy: Agreed, ranks: Ranks, autocast: Callable, standing: Standing,
+                 train: TrainConfig, optim: OptimConfig, say: Callable[..., None]) -> None:
+        self.model, self.strategy, self.ranks, self.autocast = model, strategy, ranks, autocast
+        self.standing, self.train, self.optim, self.say = standing, train, optim, say
+        self.best_weights: dict[str, Tensor] | None = None
+        self.saved: int | None = None   # step of the last checkpoint
+        self.optimizer = build_optimizer(model, optim)
+        self.optimizer.allocate()
+        self.ema = EMA(model, optim.ema_decay)
+        self._buffer = place_gradients(model, ranks.device, SQUARES + 1)
+        self._gradients, self._counts = self._buffer[: -SQUARES - 1], self._buffer[-SQUARES - 1 :]
+
+    def update(self, loss_function: LossFunction, size: int) -> Update:
+        """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
+        step, random_state = self.standing.step, torch_random_state(self.ranks.device)
+        while True:
+            metrics, counts, norm = self._try(loss_function, size, f"computing step {step}")
+            if not counts[OUT_OF_MEMORY]:
+                break
+            self._halve(int(counts[OUT_OF_MEMORY]), f"in step {step}; every rank repeats the batch with")
+            set_torch_random_state(random_state, self.ranks.device)
+        loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        factor = learning_rate(step, self.train.steps, self.optim)
+        if is_finite:
+            self._gradients.mul_(min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS])
+            self._apply(factor)
+        self._count(is_finite, loss)
+        self.standing.step = self.ranks.guard.step = step + 1
+        return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
+
+    def probe(self, loss_function: LossFunction, size: int) -> None:
+        """Lower the micro-batch, on all ranks, until a pass of it fits; see `Run.probe`."""
+        if self.ranks.device.type not in PROBED or self.standing.step > 0:
+            return
+        random_state, before = torch_random_state(self.ranks.device), self.standing.micro_batch
+        while True:
+            one = min(size, self.standing.micro_batch)
+            _, counts, _ = self._try(loss_function, one, "looking for a micro-batch that fits")
+            set_torch_random_state(random_state, self.ranks.device)
+            if not counts[OUT_OF_MEMORY]:
+                break
+            self._halve(int(counts[OUT_OF_MEMORY]), "before the first step; every rank tries")
+        if self.standing.micro_batch != before:
+            self.say(f"micro-batch {self.standing.micro_batch} fits (asked: {before})")
+
+    # ---------------------------------------------------------------- gradients
+
+    def _try(self, loss_function: LossFunction, size: int, doing: str) -> tuple[list, list[float], float]:
+        """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks, the gradient's norm."""
+        with self.ranks.phase(doing):
+            metrics, cause = self._backward(loss_function, size)
+        with self.ranks.guard.waiting("summing gradients"):
+            self._counts[SQUARES] = self.strategy.squares(self._gradients)
+            if self.ranks.world > 1:
+                summed = self.strategy.to_sum(self._buffer, self._counts)
+                wait_for(dist.all_reduce(summed, async_op=True), self.ranks.device)
+            norm = self.strategy.norm(self._gradients, self._counts[SQUARES])
+            norm, *counts = torch.cat((norm[None], self._counts)).tolist()
+        if counts[FATAL]:
+            self.ranks.raise_if_any(cause, doing)
+        return metrics, counts, norm
+
+    def _backward(self, loss_function: LossFunction, size: int) -> tuple[list[tuple[str, Tensor, int]], str | None]:
+        """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a failure."""
+        self._buffer.zero_()
+        metrics, loss_sum, status, cause = [], 0.0, None, None
+        try:
+            for first in range(0, size, self.standing.micro_batch):
+                rows = slice(first, min(first + self.standing.micro_batch, size))
+                num_rows = rows.stop - rows.start
+                with self.strategy.synchronised(rows.stop == size):
+                    with self.autocast():
+                        loss, values = self.strategy.loss(loss_function, rows)
+                    loss = loss.float() * num_rows
+                    (loss * self.strategy.scale).backward()
+                loss_sum = loss_sum + loss.detach()
+                metrics += [(name, torch.as_tensor(value).detach().float(), num_rows) for name, value in values.items()]
+        except Exception as error:  # reported through the buffer: all ranks take part in the all-reduce that follows
+            is_memory = is_out_of_memory(error)
+            if not self.strategy.is_agreed:
+                if is_memory:
+                    raise self._want_of_memory(self.strategy.why_alone) from error
+                raise
+            status, cause = (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
+        loss = values = None  # the graph of a failed pass would keep its memory
+        self._counts[LOSS], self._counts[ROWS] = loss_sum, size
+        self._counts[STOP] = float(self.ranks.guard.stop_signal != 0)
+        if status is not None:
+            self._counts[status] = 1.0
+        return metrics, cause
+
+    def _apply(self, factor: float) -> None:
+        """The optimizer's step. What fails in it may have changed some weights and not others: nothing of it is kept."""
+        self.optimizer.scale_lr(factor)
+        try:
+            self.optimizer.step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._want_of_memory("in the optimizer's step, which may have changed some of the weights") from error
+        self.ema.update()
+
+    # ---------------------------------------------------------------- what all ranks decide alike
+
+    def _halve(self, num_ranks: int, then: str) -> None:
+        """All ranks: half the micro-batch after an agreed shortage of memory."""
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+        where = f"on {num_ranks} of {self.ranks.world} ranks"
+        if self.standing.micro_batch == 1:
+            raise StageError(f"out of memory {where} with a micro-batch of 1", "out_of_memory", self._smaller_model())
+        self.standing.micro_batch = max(1, self.standing.micro_batch // 2)
+        self.say(f"WARNING: out of memory {where} {then} a micro-batch of {self.standing.micro_batch}")
+
+    def _want_of_memory(self, where: str) -> StageError:
+        """The end of this rank, on which the others end too; the next start takes half the micro-batch."""
+        now = self.standing.micro_batch
+        if now == 1:
+            return StageError(f"out of memory with a micro-batch of 1 {where}", "out_of_memory", self._smaller_model(), False)
+        return StageError(f"out of memory with a micro-batch of {now} {where}", "memory",
+                          "The same command continues from the last checkpoint with half the micro-batch.", False,
+                          micro_batch=now // 2, micro_batch_asked=self.train.micro_batch)
+
+    def _smaller_model(self) -> str:
+        return f"Make {self.ranks.folder.section}.model smaller, or use a device with more memory."
+
+    def _count(self, is_finite: bool, loss: float) -> None:
+        standing = self.standing
+        if is_finite:
+            standing.num_skipped_in_row = 0
+            return
+        standing.num_skipped, standing.num_skipped_in_row = standing.num_skipped + 1, standing.num_skipped_in_row + 1
+        in_row = standing.num_skipped_in_row
+        self.say(f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite ({in_row} in a row)")
+        if in_row > self.train.max_skips:
+            section, saved = self.ranks.folder.section, self.saved
+            saved = "start (no checkpoint was written yet)" if saved is None else f"checkpoint of step {saved}"
+            raise StageError(f"{in_row} updates in a row were not finite, none was applied", "non_finite",
+                             f"The same command continues from the {saved}. Lower {section}.optim.muon_lr and adamw_lr, "
+                             f"or look at the data with the doctor.")
+
+    # ---------------------------------------------------------------- state
+
+    def exported(self) -> dict[str, Tensor]:
+        """The averaged weights that were kept (`Run.keep_best`), else the last ones."""
+        return self.best_weights if self.best_weights is not None else self.ema.averages
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a checkpoint holds of a run: (equal on all ranks, of this one)."""
+        shared, own = self.strategy.split({
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
+            "best_weights": self.best_weights})
+        return shared | {"is_sharded": self.strategy.is_sharded, **asdict(self.standing)}, own
+
+    def load(self, shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]]) -> None:
+        """Take over what `state` gave; own: None if another number of ranks wrote it; of_all(): that of every rank.
+
+        Raises ValueError, RuntimeError or KeyError if it belongs to another model.
+        """
+        mine = (self.ranks.rank, self.ranks.world) if self.strategy.is_sharded else None
+        state = parts.joined(shared, own, of_all, parts.shapes_of(self.model, self.optimizer), mine)
+        parts.load(self.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.ema.load_state_dict(state["ema"])
+        self.best_weights = state["best_weights"]
+        if self.best_weights is not None:
+            self.ema.check(self.best_weights)
+        saved = {name: shared[name] for name in vars(self.standing)}
+        is_same = saved.pop("micro_batch_asked") == self.train.micro_batch   # else the user asked for another since
+        micro_batch = saved.pop("micro_batch")
+        self.standing.micro_batch = min(micro_batch, self.standing.micro_batch) if is_same else self.standing.micro_batch
+        vars(self.standing).update(saved)
+        self.saved = self.ranks.guard.step = self.standing.step
