@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,27 +19,38 @@ def symmetries(task: Task) -> bool:
             and not any(f.startswith("V") for f in task.fields))
 
 
+def stay(u: Tensor) -> Tensor:
+    """No symmetry."""
+    return u
+
+
+def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """A random symmetry of the equation, of fields (..., *space): a shift if periodic, else one of the
+    cube's; `stay` where it has none."""
+    axes = list(range(-task.ndim, 0))
+    if task.boundary == PERIODIC:
+        shifts = [int(torch.randint(0, n, (), generator=generator)) for n in space]
+        return lambda u: torch.roll(u, shifts, axes)
+    if not symmetries(task):
+        return stay
+    flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
+    order = torch.randperm(task.ndim, generator=generator).tolist()
+
+    def turn(u: Tensor) -> Tensor:
+        lead = u.ndim - task.ndim
+        return (u.flip(flips) if flips else u).permute(*range(lead), *[lead + axis for axis in order])
+
+    return turn
+
+
 def augment(task: Task, parts: Sequence[tuple[Tensor, Tokenizer]],
             generator: torch.Generator) -> list[Tensor]:
-    """The same random symmetry of the equation applied to several latents: a shift if periodic, else one of
-    the cube's.
+    """The same `symmetry` applied to several latents.
 
     parts: (latents (batch, time, *tokens, dim), their codec). One symmetry per call; exact for a full-rank
     codec.
     """
-    axes = list(range(-task.ndim, 0))
-    out = []
-    if task.boundary == PERIODIC:
-        shifts = [int(torch.randint(0, n, (), generator=generator)) for n in parts[0][1].space]
-        for z, codec in parts:
-            out.append(codec.encode(torch.roll(codec.decode(z), shifts, axes)))
-        return out
-    if not symmetries(task):
+    move = symmetry(task, parts[0][1].space, generator)
+    if move is stay:
         return [z for z, _ in parts]
-    flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
-    order = torch.randperm(task.ndim, generator=generator).tolist()
-    for z, codec in parts:
-        u = codec.decode(z).flip(flips) if flips else codec.decode(z)
-        lead = list(range(u.ndim - task.ndim))
-        out.append(codec.encode(u.permute(lead + [len(lead) + axis for axis in order])))
-    return out
+    return [codec.encode(move(codec.decode(z))) for z, codec in parts]
