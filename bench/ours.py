@@ -14,17 +14,26 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Stopwatch, Trained
-from train_operator import build, build_schedule, loss_of, squared_errors
 from ups.config import Config
 from ups.data.cache import open_cache
+from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.choose import base_error, candidates, residual_scale, spread
+from ups.models.choose import base_error, candidates, fitted_part, residual_scale, spread
 from ups.models.head import TaskHead
-from ups.models.operator import Operator
+from ups.models.loss import operator_loss
+from ups.models.operator import Operator, over_bases
+from ups.models.validation import pooled, squared_errors
+from ups.models.windows import Windows
 from ups.training.fit import fit
 from ups.training.optim import EMA, build_optimizer, learning_rate
 
 SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
+
+
+def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int, part: slice) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the stage trains on, of the rows `part` of a batch."""
+    z, z_ref, parameters = windows.draw(operator.heads[batch.task], batch, step, part)
+    return operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
 
 
 def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",
@@ -49,17 +58,14 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     if fitted is None:
         head.scale.copy_(residual_scale(head, cache, config, seed))
     torch.manual_seed(seed)
-    operator = build({task: cache}, config, [head.description])
-    state = {key: value for key, value in head.state_dict().items() if not key.startswith(("into.", "out."))}
-    operator.heads[task].load_state_dict(state, strict=False)
+    settings, base = config.operator, fitted_part(head)
+    operator = over_bases({task: ({"description": head.description}, base)}, settings.model, settings.train.precision)
     if modify is not None:
         modify(operator)
     operator.to(place)
-    settings = config.operator
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=SHARES))
-    config = dataclasses.replace(config, operator=scaled)
-    schedule = build_schedule({task: cache}, config)
+    windows = Windows({task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed)
 
     history, chosen, times = [{"share": 0.0, "error": best, "base": best}], None, []
 
@@ -77,14 +83,14 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
                 marks.pop(0)
                 with watch, ema.swap():
                     rows = spread(cache, "val", settings.train.validate_trajectories)
-                    reference, *squares = squared_errors(operator, cache, rows, config.context(task), place)
-                    errors = [float(torch.nan_to_num((square / reference).sqrt().mean(), nan=torch.inf)) for square in squares]
-                history.append({"share": share, "error": min(errors), "network": errors[0], "base": errors[1]})
-                if chosen is None or min(errors) < chosen[0]:
-                    chosen = (min(errors), errors[0] < errors[1], ema.snapshot())
+                    found = pooled(squared_errors(operator, cache, rows, config.context(task), place))
+                history.append({"share": share, "error": min(found.values()), **found})
+                if chosen is None or min(found.values()) < chosen[0]:
+                    chosen = (min(found.values()), found["network"] < found["base"], ema.snapshot())
 
     def loss(now: int) -> Tensor:
-        return loss_of(operator, cache, config, schedule.batch(len(times)), now, slice(0, settings.train.batch_size))[0]
+        batch = windows.schedule.batch(len(times))
+        return loss_of(operator, windows, batch, now, slice(0, len(batch)))[0]
 
     stopped = fit(operator, loss, shares(), optimizer, lambda now: learning_rate(now, SHARES, settings.optim),
                   settings.optim.clip_norm, ema)
@@ -94,7 +100,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     operator.load_state_dict(chosen[2], strict=False)
     operator.heads[task].description["is_network_used"] = chosen[1]
     if best < chosen[0]:                                     # the fitted base before any gradient step was better still
-        operator.heads[task].load_state_dict(state, strict=False)
+        operator.heads[task].load_state_dict(base, strict=False)
         operator.heads[task].description["is_network_used"] = False
     operator.eval()
 

@@ -34,10 +34,12 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     """Mean seconds per step with `Run` and bare, and the guard's share of the time."""
     import torch
 
-    from train_operator import build, build_schedule, loss_of
+    from bench.ours import loss_of
     from ups.config import load_config
     from ups.data.cache import open_cache
-    from ups.models.choose import fit_base, load_base
+    from ups.models.choose import fit_base
+    from ups.models.operator import over_bases
+    from ups.models.windows import Windows
     from ups.training.ending import main_guard
     from ups.training.optim import EMA, build_optimizer, learning_rate
     from ups.training.run import Run
@@ -49,22 +51,22 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     @main_guard
     def main() -> None:
         cache = open_cache(config, TASK)
-        schedule = build_schedule({TASK: cache}, config)
+        contexts = {TASK: config.context(TASK)}
+        windows = Windows({TASK: cache}, config.task, contexts, config.operator, config.sampling, config.run.seed)
         run = Run.start(config, "operator", train, optim, {TASK: cache.fingerprint})
         fact, weights = fit_base(cache, config, config.run.seed, run.device)
         both = []
         for _ in range(2):   # a copy of a parameter forgets which optimizer it is for
             run.seed_all()
-            both.append(build({TASK: cache}, config, [fact["description"]]))
-            load_base(both[-1].heads[TASK], weights)
+            both.append(over_bases({TASK: (fact, weights)}, config.operator.model, train.precision))
         operator, bare = run.attach(both[0]), both[1]
         parameters, optimizer, ema = list(bare.parameters()), build_optimizer(bare, optim), EMA(bare, optim.ema_decay)
 
         def bare_step(step: int) -> None:
-            batch = schedule.batch(step)
+            batch = windows.schedule.batch(step)
             for first in range(0, len(batch), train.micro_batch):
                 part = slice(first, min(first + train.micro_batch, len(batch)))
-                loss, _ = loss_of(bare, cache, config, batch, step, part)
+                loss, _ = loss_of(bare, windows, batch, step, part)
                 gradients = torch.autograd.grad(loss * ((part.stop - part.start) / len(batch)), parameters, allow_unused=True)
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:
@@ -76,8 +78,8 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
             ema.update()
 
         def run_step(step: int) -> None:
-            batch = schedule.batch(step).share(run.rank, run.world)
-            run.update(partial(loss_of, operator, cache, config, batch, step), len(batch))
+            batch = windows.schedule.batch(step).share(run.rank, run.world)
+            run.update(partial(loss_of, operator, windows, batch, step), len(batch))
 
         times: dict[str, list[float]] = {"run": [], "bare": []}
         guard, begun = run.ranks.guard._thread.native_id, time.perf_counter()

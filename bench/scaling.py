@@ -53,10 +53,12 @@ def train(arguments: list[str]) -> dict[str, float]:
     """Train the operator on this rank; seconds per step (mean and median) after the warm-up, on the slowest rank."""
     import torch
 
-    from train_operator import build, build_schedule, loss_of
+    from bench.ours import loss_of
     from ups.config import load_config
     from ups.data.cache import open_cache
-    from ups.models.choose import fit_base, load_base
+    from ups.models.choose import fit_base
+    from ups.models.operator import over_bases
+    from ups.models.windows import Windows
     from ups.training.ending import main_guard
     from ups.training.run import Run
 
@@ -68,18 +70,17 @@ def train(arguments: list[str]) -> dict[str, float]:
     @main_guard
     def main() -> None:
         cache = open_cache(config, TASK)
-        schedule = build_schedule({TASK: cache}, config)
+        contexts, settings = {TASK: config.context(TASK)}, config.operator
+        windows = Windows({TASK: cache}, config.task, contexts, settings, config.sampling, config.run.seed)
         run = Run.start(config, "operator", config.operator.train, config.operator.optim, {TASK: cache.fingerprint})
         fact, weights = fit_base(cache, config, config.run.seed, run.device)
         run.seed_all()
-        operator = build({TASK: cache}, config, [fact["description"]])
-        load_base(operator.heads[TASK], weights)
-        operator = run.attach(operator)
+        operator = run.attach(over_bases({TASK: (fact, weights)}, settings.model, settings.train.precision))
         times = []
         for step in run.steps():
             started = time.perf_counter()
-            batch = schedule.batch(step).share(run.rank, run.world)
-            run.update(partial(loss_of, operator, cache, config, batch, step), len(batch))
+            batch = windows.schedule.batch(step).share(run.rank, run.world)
+            run.update(partial(loss_of, operator, windows, batch, step), len(batch))
             times.append(time.perf_counter() - started)
         times = times[WARM_UP:]
         every = run.gather((statistics.fmean(times), statistics.median(times)))

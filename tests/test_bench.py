@@ -13,7 +13,6 @@ import types
 import pytest
 import torch
 
-import train_operator
 from bench import ablate, baselines, compare, ours
 from bench.baselines import Problem, Settings, Trainer, settings_for
 from bench.compare import Errors
@@ -486,7 +485,7 @@ def ticking(monkeypatch):
 
 @pytest.mark.parametrize("name", ablate.VARIANTS)
 def test_every_variant_trains_all_its_weights(name, ticking, monkeypatch):
-    built, lengths, loss = [], set(), train_operator.operator_loss
+    built, lengths, loss = [], set(), ours.operator_loss
 
     def modify(operator):
         ablate.MODIFIED.get(name, lambda _: None)(operator)
@@ -496,7 +495,7 @@ def test_every_variant_trains_all_its_weights(name, ticking, monkeypatch):
         lengths.add(z_ref.shape[1])
         return loss(operator, task, z, z_ref, *rest)
 
-    monkeypatch.setattr(train_operator, "operator_loss", watched)
+    monkeypatch.setattr(ours, "operator_loss", watched)
     config = ablate.configure(name, None, SMALL)
     head, scores = choose_base(FakeCache(), config, 0, torch.device("cpu"))
     trained = ours.train_ours(config, "burgers1d", 14.0, 0, fitted=(head, min(scores.values())), modify=modify)

@@ -15,15 +15,16 @@ from safetensors.torch import save_file
 from test_choose import make_caches
 from torch import Tensor
 
-from train_operator import build, build_schedule, loss_of
 from ups.boundary import NO_FLUX, PERIODIC
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.generative.residuals import TransientResiduals
 from ups.generative.steady import SteadyResiduals
-from ups.models.choose import choose_base
-from ups.models.operator import Operator, load_operator
+from ups.models.choose import choose_base, fitted_part
+from ups.models.loss import operator_loss
+from ups.models.operator import Operator, load_operator, over_bases
+from ups.models.windows import Windows
 from ups.spectral import interpolation, resample
 from ups.training.optim import build_optimizer
 
@@ -42,14 +43,15 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     caches = {name: open_cache(config, name) for name in TASKS}
     heads = [choose_base(cache, config, 0, torch.device("cpu"))[0] for cache in caches.values()]
     torch.manual_seed(0)
-    operator = build(caches, config, [head.description for head in heads])
-    for head in heads:
-        state = {k: v for k, v in head.state_dict().items() if not k.startswith(("into.", "out."))}
-        operator.heads[head.name].load_state_dict(state, strict=False)
-    optimizer, schedule = build_optimizer(operator, config.operator.optim), build_schedule(caches, config)
+    bases, settings = {head.name: ({"description": head.description}, fitted_part(head)) for head in heads}, config.operator
+    operator = over_bases(bases, settings.model, settings.train.precision)
+    contexts = {name: config.context(name) for name in TASKS}
+    windows = Windows(caches, config.task, contexts, settings, config.sampling, config.run.seed)
+    optimizer = build_optimizer(operator, settings.optim)
     for step in range(12):
-        batch = schedule.batch(step)
-        loss, _ = loss_of(operator, caches[batch.task], config, batch, step, slice(0, 8))
+        batch = windows.schedule.batch(step)
+        z, z_ref, parameters = windows.draw(operator.heads[batch.task], batch, step, slice(0, 8))
+        loss, _ = operator_loss(operator, batch.task, z, z_ref, parameters, settings.field_weight)
         optimizer.zero_grad()
         loss.backward()
         optimizer.scale_lr(0.1)

@@ -22,7 +22,6 @@ from torch import Tensor
 
 import train_operator
 import ups.training.run
-from train_operator import build_schedule, score_of, squared_errors
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
@@ -34,6 +33,8 @@ from ups.models.known import Known
 from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field_error
 from ups.models.operator import BOUNDARIES, Operator, load_operator
 from ups.models.rollout import rollout
+from ups.models.validation import score_of, squared_errors
+from ups.models.windows import Windows
 from ups.tasks import darcy, diff_react, get_task
 from ups.training.optim import build_optimizer
 
@@ -674,7 +675,8 @@ def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
 def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, tmp_path):
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path, "operator.unroll_steps=3"))
     found = {name: open_cache(config, name) for name in config.data.tasks}
-    windows = build_schedule(found, config).windows
+    contexts = {name: config.context(name) for name in found}
+    windows = Windows(found, config.task, contexts, config.operator, config.sampling, 0).schedule.windows
     # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one frame
     assert windows["advection1d"][1] == 10 and windows["diff_react2d"][1] == 14 - 3 - 5 + 1 and windows["darcy2d"][1] == 1
     assert all(windows[name][0] == len(cache.split["train"]) for name, cache in found.items())

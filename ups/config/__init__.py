@@ -6,7 +6,9 @@ from ups.config.schema import (
     Config,
     DiffusionConfig,
     ModelConfig,
+    OperatorConfig,
     OptimConfig,
+    SamplingConfig,
     SteadyConfig,
     TaskConfig,
     TrackerConfig,
@@ -14,6 +16,7 @@ from ups.config.schema import (
 )
 
 __all__ = [
-    "DEFAULT", "ROOT", "Config", "DiffusionConfig", "ModelConfig", "OptimConfig", "SteadyConfig", "TaskConfig",
-    "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_yaml", "save_config", "to_dict",
+    "DEFAULT", "ROOT", "Config", "DiffusionConfig", "ModelConfig", "OperatorConfig", "OptimConfig",
+    "SamplingConfig", "SteadyConfig", "TaskConfig", "TrackerConfig", "TrainConfig", "load_config",
+    "parse_arguments", "read_yaml", "save_config", "to_dict",
 ]

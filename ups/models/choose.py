@@ -212,17 +212,17 @@ def fit_base(cache: Cache, config: Config, seed: int, device: torch.device) -> t
     head, scores = choose_base(cache, config, seed, device)
     facts = {"description": head.description, "seconds": time.perf_counter() - started,
              "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
-    return facts, _fitted_part(head)
+    return facts, fitted_part(head)
 
 
-def _fitted_part(head: TaskHead) -> dict[str, Tensor]:
+def fitted_part(head: TaskHead) -> dict[str, Tensor]:
     """Codec, base and scale; the rest is trained."""
     return {name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))}
 
 
 def load_base(head: TaskHead, state: dict[str, Tensor]) -> None:
     """Fill codec, base and scale of a head with the weights of `fit_base`. Raises ValueError if they do not fit the head."""
-    wanted = _fitted_part(head)
+    wanted = fitted_part(head)
     wrong = sorted(name for name in state.keys() | wanted.keys()
                    if name not in state or name not in wanted or state[name].shape != wanted[name].shape)
     if wrong:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
-from ups.config import ModelConfig
+from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.models.backbone import Backbone
+from ups.models.choose import load_base
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
 from ups.models.known import Known
 from ups.models.rollout import rollout
@@ -143,3 +144,14 @@ def load_operator(directory: str | Path, device: torch.device | str = "cpu") -> 
     """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on
     `device`."""
     return load_stage(directory, Operator, "operator stage", "Run make operator.").to(device).eval()
+
+
+def over_bases(bases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]], model: ModelConfig,
+               precision: str) -> Operator:
+    """An operator over fitted bases (task -> facts and weights of `fit_base`), its network not yet
+    trained."""
+    descriptions = [facts["description"] for facts, _ in bases.values()]
+    operator = Operator({"model": to_dict(model), "precision": precision, "tasks": descriptions})
+    for name, (_, weights) in bases.items():
+        load_base(operator.heads[name], weights)
+    return operator

@@ -1,0 +1,61 @@
+"""What each step of the operator's training sees: windows of trajectories, under a random symmetry of the
+equation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ups.config import OperatorConfig, SamplingConfig, TaskConfig
+from ups.data.cache import Cache
+from ups.data.schedule import Batch, Schedule
+from ups.models.augment import augment
+from ups.models.head import TaskHead
+from ups.seeds import generator
+
+
+class Windows:
+    """The training windows of all tasks, a function of (seed, step).
+
+    contexts: frames that validation is given, by task; schedule: task, rows and window starts of each step.
+    Raises ValueError for a task with too few frames to train on, or a context that its history does not fit
+    in or that leaves nothing to validate on.
+    """
+
+    def __init__(self, caches: Mapping[str, Cache], tasks: Mapping[str, TaskConfig],
+                 contexts: Mapping[str, int], settings: OperatorConfig, sampling: SamplingConfig, seed: int):
+        self.caches, self.tasks, self.settings, self.seed = caches, tasks, settings, seed
+        windows, complexity = {}, {}
+        for name, cache in caches.items():
+            task, context = tasks[name], contexts[name]
+            if not cache.task.is_steady and not task.history <= context < cache.num_frames:
+                raise ValueError(f"evaluate.context_frames is {context}; expected at least the history of "
+                                 f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. "
+                                 f"Change it, or task.{name}.history or num_frames.")
+            length = task.history + settings.unroll_steps * task.bundle
+            starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
+            windows[name] = (len(cache.split["train"]), starts)
+            complexity[name] = cache.task.ndim + len(cache.task.fields) / 10
+        self.schedule = Schedule(windows, settings.train.batch_size, seed, sampling.strategy,
+                                 sampling.temperature, complexity, settings.train.steps)
+
+    def calls(self, step: int) -> int:
+        """Calls of the operator in a row: one, and unroll_steps in the last share of the training."""
+        is_unrolled = step >= (1 - self.settings.unroll_fraction) * self.settings.train.steps
+        return self.settings.unroll_steps if is_unrolled else 1
+
+    def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """(z shown, z_ref to predict, raw parameters) of the rows `part` of this rank's share of a batch."""
+        cache, device = self.caches[batch.task], head.scale.device
+        rows, symmetry = cache.split["train"][batch.rows[part]], generator(self.seed, step, "augment")
+        if head.task.is_steady:
+            parts = [(cache.inputs(rows, device), head.input_codec),
+                     (cache.batch(rows, 0, 1, device), head.codec)]
+            z, z_ref = augment(head.task, parts, symmetry)
+        else:
+            starts = batch.starts[part] + self.tasks[batch.task].train_from
+            window = cache.batch(rows, starts, head.history + self.calls(step) * head.bundle, device)
+            [window] = augment(head.task, [(window, head.codec)], symmetry)
+            z, z_ref = window[:, : head.history], window[:, head.history :]
+        return z, z_ref, cache.parameters[rows]
