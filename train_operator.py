@@ -78,8 +78,8 @@ def main() -> None:
     run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
 
     # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
-    fits = {name: partial(fit_base, cache, config, config.run.seed, run.device)
-            for name, cache in caches.items()}
+    fits = {name: partial(fit_base, cache, config.operator.base_steps, config.context(name), config.run.seed,
+                          run.device) for name, cache in caches.items()}
     bases = fit_once(run, "bases", fits, "fitting the bases")
     for name, (fact, _) in bases.items():
         best = min((v, k) for k, v in fact["validation_nrmse"].items() if v is not None)

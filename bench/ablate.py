@@ -163,7 +163,7 @@ def ablate(task: str, args: argparse.Namespace) -> dict[str, Any]:
               "load": os.getloadavg()[0], "runs": []}
     print(f"{task}: {len(names) * len(args.seeds) * args.budget / 60:.0f} min of gradient steps, {args.threads} threads")
     for seed in args.seeds:
-        head, scores = choose_base(data, config, seed, torch.device("cpu"))
+        head, scores = choose_base(data, config.operator.base_steps, config.context(task), seed, torch.device("cpu"))
         for name in names:
             trained = ours.train_ours(configure(name, args.config, args.overrides), task, args.budget, seed,
                                       fitted=(head, min(scores.values())), modify=MODIFIED.get(name))

@@ -229,8 +229,8 @@ def make_run(config: Config) -> Run:
         warnings.simplefilter("ignore")
         caches = [open_cache(config, task) for task in TASKS]
     torch.manual_seed(0)
-    descriptions = [head_description(cache, config, "elliptic" if cache.task.is_steady else "persistence",
-                                     base_settings(cache, config)) for cache in caches]
+    descriptions = [head_description(cache, "elliptic" if cache.task.is_steady else "persistence", base_settings(cache))
+                    for cache in caches]
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
     run.updates = Updates(run.model, Agreed(), run.ranks, contextlib.nullcontext, run.standing, run.train, run.optim, print)

@@ -48,7 +48,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     cache, place = open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(), time.process_time()
     head, best = fitted or (None, float("inf"))
-    for _, candidate in candidates(cache, config, seed, place) if fitted is None else ():
+    for _, candidate in candidates(cache, config.operator.base_steps, seed, place) if fitted is None else ():
         with watch:
             error = base_error(candidate, cache, config.context(task))
         if error < best:
@@ -56,7 +56,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         if watch() > budget_seconds:
             break
     if fitted is None:
-        head.scale.copy_(residual_scale(head, cache, config, seed))
+        head.scale.copy_(residual_scale(head, cache, seed))
     torch.manual_seed(seed)
     settings, base = config.operator, fitted_part(head)
     operator = over_bases({task: ({"description": head.description}, base)}, settings.model, settings.train.precision)

@@ -54,7 +54,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
         contexts = {TASK: config.context(TASK)}
         windows = Windows({TASK: cache}, config.task, contexts, config.operator, config.sampling, config.run.seed)
         run = Run.start(config, "operator", train, optim, {TASK: cache.fingerprint})
-        fact, weights = fit_base(cache, config, config.run.seed, run.device)
+        fact, weights = fit_base(cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device)
         both = []
         for _ in range(2):   # a copy of a parameter forgets which optimizer it is for
             run.seed_all()

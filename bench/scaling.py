@@ -73,7 +73,7 @@ def train(arguments: list[str]) -> dict[str, float]:
         contexts, settings = {TASK: config.context(TASK)}, config.operator
         windows = Windows({TASK: cache}, config.task, contexts, settings, config.sampling, config.run.seed)
         run = Run.start(config, "operator", config.operator.train, config.operator.optim, {TASK: cache.fingerprint})
-        fact, weights = fit_base(cache, config, config.run.seed, run.device)
+        fact, weights = fit_base(cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device)
         run.seed_all()
         operator = run.attach(over_bases({TASK: (fact, weights)}, settings.model, settings.train.precision))
         times = []

@@ -9,22 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
-from ups.models.bases import (
-    Elliptic,
-    Persistence,
-    Propagator,
-    Transport,
-    dictionary,
-    fit_by_gradient,
-    fit_propagators,
-    make_base,
-    monomials,
-)
+from ups.models.bases import BASES, Elliptic, Persistence, Propagator, Transport
+from ups.models.bases.propagator import dictionary, monomials
 from ups.models.known import Known
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 from ups.tasks import burgers, darcy
 
 NONE = torch.zeros(0)   # no parameter
+
+
+def known(standard: torch.Tensor, index: torch.Tensor | None = None) -> Known:
+    """Of standardised parameters; without an index all rows have the first value."""
+    return Known.of(standard, torch.zeros(len(standard), dtype=torch.long) if index is None else index)
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -107,26 +103,43 @@ def test_a_field_transform_inverts_itself_and_keeps_the_norm(space, boundary):
 # ---------------------------------------------------------------- propagator
 
 
+class FakeWindows:
+    """Windows of trajectories, one list of pairs (u, u_next) per parameter value."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *pairs: list[tuple[torch.Tensor, torch.Tensor]]):
+        self.pairs = pairs
+
+    def count(self, value):
+        return len(self.pairs[value])
+
+    def batches(self, count, size, value=None):
+        return [lambda u=u, u_next=u_next: (u, None, u_next) for u, u_next in self.pairs[value]]
+
+
+def candidates(windows: FakeWindows, space: tuple[int, ...], boundary: str, degree: int, history: int,
+               channels: int = 1) -> dict[str, Propagator]:
+    settings = {"num_values": len(windows.pairs), "num_channels": channels, "space": space, "boundary": boundary,
+                "degree": degree, "history": history}
+    return dict(Propagator.fit(windows, settings))
+
+
 def fitted(trajectories: list[torch.Tensor], boundary: str, degree: int, history: int, ridge: float = 1e-10,
            want: tuple[int, int] | None = None) -> Propagator:
     """The propagator of `trajectories`, one (n, time, C, *space) per parameter value."""
-
-    def windows(value):
-        u = trajectories[value]
-        for start in range(u.shape[1] - history):
-            yield u[:, start:start + history], u[:, start + history]
-
+    pairs = [[(u[:, start:start + history], u[:, start + history]) for start in range(u.shape[1] - history)]
+             for u in trajectories]
     shape = trajectories[0].shape
-    found = {(s["degree"], s["history"], s["ridge"]): base
-             for s, base in fit_propagators(windows, len(trajectories), shape[2], tuple(shape[3:]), boundary, degree, history)}
-    return found[(*(want or (degree, history)), ridge)]
+    found = candidates(FakeWindows(*pairs), tuple(shape[3:]), boundary, degree, history, shape[2])
+    degree, history = want or (degree, history)
+    return found[f"propagator degree {degree} history {history} ridge {ridge:g}"]
 
 
 def roll_out(base: torch.nn.Module, u: torch.Tensor, steps: int, index: torch.Tensor | None = None) -> torch.Tensor:
     """`steps` frames after the window u (n, history, C, *space)."""
-    index = torch.zeros(len(u), dtype=torch.long) if index is None else index
     for _ in range(steps):
-        u = torch.cat([u, base(u, Known.of(NONE.expand(len(u), 0), index))[:, None]], 1)
+        u = torch.cat([u, base(u, known(NONE.expand(len(u), 0), index))[:, None]], 1)
     return u[:, -steps:]
 
 
@@ -247,9 +260,9 @@ def test_two_frames_of_history_recover_the_wave_equation_and_one_cannot():
 def test_the_ridge_is_that_of_the_formula():
     """One cell, one channel, u_next = 2 u: W = <u, u> / (<u, u> + ridge n), by hand."""
     u = torch.tensor([1e-3, 2e-3, -1e-3]).view(3, 1, 1)
-    fits = fit_propagators(lambda value: iter([(u[:, None], 2 * u)]), 1, 1, (1,), NO_FLUX, 1, 1)
-    found = {settings["ridge"]: float(base.weight_real) for settings, base in fits}
-    assert found == pytest.approx({ridge: 6e-6 / (6e-6 + 3 * ridge) for ridge in (1e-6, 1e-8, 1e-10)}, rel=1e-5)
+    fits = candidates(FakeWindows([(u[:, None], 2 * u)]), (1,), NO_FLUX, 1, 1)
+    found = [float(base.weight_real) for base in fits.values()]
+    assert found == pytest.approx([6e-6 / (6e-6 + 3 * ridge) for ridge in (1e-6, 1e-8, 1e-10)], rel=1e-5)
 
 
 def test_every_smaller_candidate_equals_its_own_fit():
@@ -262,26 +275,40 @@ def test_every_smaller_candidate_equals_its_own_fit():
 
 def test_candidates_are_every_degree_history_and_ridge_worth_trying():
     u = noise(30, 6, 1, 4)
-    fits = fit_propagators(lambda value: iter([(u[:, :4], u[:, 4])]), 1, 1, (4,), NO_FLUX, 3, 4)
-    tried = {(s["degree"], s["history"], s["ridge"]) for s, _ in fits}
-    assert tried == {(d, h, r) for d in (1, 3) for h in (1, 2, 4) for r in (1e-6, 1e-8, 1e-10)}
+    fits = candidates(FakeWindows([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
+    assert set(fits) == {f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4)
+                         for r in ("1e-06", "1e-08", "1e-10")}
+    assert all((fits[name].settings["degree"], fits[name].settings["history"]) == (fits[name].degree, fits[name].history)
+               and f"degree {fits[name].degree} history {fits[name].history} " in name for name in fits)
 
 
 def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():
     u = noise(4, 2, 1, 4)
     windows = [[(u[:, :1], u[:, 1])], []]
     with pytest.raises(ValueError, match="no training window for parameter value number 1; expected at least one"):
-        list(fit_propagators(lambda value: iter(windows[value]), 2, 1, (4,), NO_FLUX, 1, 1))
+        candidates(FakeWindows(*windows), (4,), NO_FLUX, 1, 1)
+
+
+SETTINGS = {"num_values": 2, "num_parameters": 1, "num_channels": 1, "num_inputs": 1, "space": [8, 8], "boundary": PERIODIC,
+            "degree": 2, "history": 2, "reach": 3}
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_a_base_is_built_from_the_settings_it_keeps_and_is_learnt_where_it_has_weights(kind):
+    base = BASES[kind].build(SETTINGS)
+    assert base.kind == kind and base.settings == SETTINGS
+    assert base.is_learnt == any(True for _ in base.parameters()) and (base.lr_factor < 1) == base.is_learnt
+    u = noise(3, 2, 1, 8, 8)
+    assert base(u, known(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == (3, 1, 8, 8)
 
 
 def test_what_is_not_fitted_is_persistence():
     u = noise(2, 3, 1, 8)
-    index = torch.zeros(2, dtype=torch.long)
-    assert torch.equal(Persistence()(u, Known.of(NONE.expand(2, 0), index)), u[:, -1])
+    assert torch.equal(Persistence()(u, known(NONE.expand(2, 0))), u[:, -1])
     for boundary in (PERIODIC, NO_FLUX):
-        base = make_base("propagator", {"num_values": 1, "num_channels": 1, "space": [8], "boundary": boundary, "degree": 3,
+        base = BASES["propagator"].build({"num_values": 1, "num_channels": 1, "space": [8], "boundary": boundary, "degree": 3,
                                         "history": 3})
-        torch.testing.assert_close(base(u, Known.of(NONE.expand(2, 0), index)), u[:, -1])
+        torch.testing.assert_close(base(u, known(NONE.expand(2, 0))), u[:, -1])
 
 
 def test_the_dictionary_holds_every_product_once():
@@ -308,11 +335,11 @@ def scrambled(base: torch.nn.Module, size: float, seed: int = 3) -> torch.nn.Mod
                                                  ((6, 8, 7), PERIODIC), ((6, 8, 7), OUTFLOW)])
 def test_transport_keeps_constants_and_never_leaves_the_range_of_its_input(space, boundary):
     base = scrambled(transport(space, boundary, 3, channels=2), 1.0)
-    parameters, index = noise(4, 1, seed=1), torch.zeros(4, dtype=torch.long)
+    parameters = known(noise(4, 1, seed=1))
     constant = torch.tensor([0.7, -2.0]).view(1, 1, 2, *[1] * len(space)).expand(4, 1, 2, *space).contiguous()
-    torch.testing.assert_close(base(constant, Known.of(parameters, index)), constant[:, 0])
+    torch.testing.assert_close(base(constant, parameters), constant[:, 0])
     u = noise(4, 1, 2, *space, seed=2)
-    u_next = base(u, Known.of(parameters, index))
+    u_next = base(u, parameters)
     axes = tuple(range(2, u_next.ndim))
     assert (u_next.amax(axes) <= u[:, 0].amax(axes) + 1e-6).all() and (u_next.amin(axes) >= u[:, 0].amin(axes) - 1e-6).all()
     assert relative(u_next, u[:, 0]) > 0.1   # and it does something
@@ -353,11 +380,10 @@ def test_transport_with_the_cole_hopf_weights_is_burgers_equation():
     u, logs, u_next = burgers_windows(256, 6, 0.05, 4)
     mean, std = 0.05, 0.6
     base = cole_hopf(256, 96, 0.05, mean, std)
-    index = torch.zeros(len(u), dtype=torch.long)
-    pred = base((u - mean) / std, Known.of(logs, index)) * std + mean
+    pred = base((u - mean) / std, known(logs)) * std + mean
     assert relative(pred, u_next) < 1e-4
     assert relative(u[:, 0], u_next) > 0.05                            # persistence: the step is not small
-    wrong = base((u - mean) / std, Known.of(-logs, index)) * std + mean          # the other viscosity: the parameter matters
+    wrong = base((u - mean) / std, known(-logs)) * std + mean          # the other viscosity: the parameter matters
     assert relative(wrong, u_next) > 0.01
 
 
@@ -369,10 +395,10 @@ def test_transport_finds_burgers_equation_from_data():
 
     def draw(step: int) -> tuple:
         rows = shown[torch.arange(16 * step, 16 * step + 16) % len(shown)]
-        return u[rows], Known.of(logs[rows], rows * 0), u_next[rows]
+        return u[rows], known(logs[rows]), u_next[rows]
 
-    fit_by_gradient(base, draw, 400)
-    assert relative(base(u[held], Known.of(logs[held], held * 0)), u_next[held]) < 2e-3
+    base.descend(draw, 400)
+    assert relative(base(u[held], known(logs[held])), u_next[held]) < 2e-3
 
 
 def blur_kernel(width: float, drift: float, reach: int) -> torch.Tensor:
@@ -397,14 +423,14 @@ def test_transport_acts_along_every_axis_with_its_own_width_and_drift(boundary):
         if boundary != PERIODIC:   # the mirror lies on the face, half a cell outside the first centre
             padded = torch.cat([moved[:, 0, :, :4].flip(-1), moved[:, 0], moved[:, 0, :, -4:].flip(-1)], -1)
         expected = (padded.unfold(-1, 9, 1) @ kernel)[:, None].movedim(-1, 2 + axis)
-    pred = base(u, Known.of(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)))
+    pred = base(u, known(torch.zeros(2, 1)))
     torch.testing.assert_close(pred.double(), expected, rtol=0, atol=1e-6)
 
 
 def test_a_symmetric_kernel_between_mirrors_conserves_the_mean():
     base = transport((16,), NO_FLUX, 4)
     u = noise(3, 1, 1, 16)
-    pred = base(u, Known.of(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)))
+    pred = base(u, known(torch.zeros(3, 1)))
     torch.testing.assert_close(pred.mean(-1), u[:, 0].mean(-1))
     assert relative(pred, u[:, 0]) > 0.05
 
@@ -433,7 +459,7 @@ def test_constant_faces_between_cold_walls_solve_the_poisson_problem(space):
     base.gain.fill_(space[0] ** 2 / base.mean_square)
     base.zero.fill_(0.3)
     u_ref = darcy.solve(torch.full(space, 0.4), torch.ones(()))
-    u_pred = base(noise(2, 1, 1, *space), Known.of(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))) - 0.3
+    u_pred = base(noise(2, 1, 1, *space), known(torch.zeros(2, 1))) - 0.3
     assert relative(u_pred[0, 0], u_ref) < 1e-5 and relative(u_pred[1, 0], u_ref) < 1e-5
 
 
@@ -442,7 +468,7 @@ def system_of(base: Elliptic, u: torch.Tensor) -> tuple:
     kept = []
     solve = base._solve
     base._solve = lambda operator, source: kept.append((operator, source)) or solve(operator, source)
-    solution = base(u, Known.of(torch.full((len(u), 1), 0.5), torch.zeros(len(u), dtype=torch.long)))
+    solution = base(u, known(torch.full((len(u), 1), 0.5)))
     base._solve = solve
     return *kept[0], solution
 
@@ -479,7 +505,7 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
 def test_the_gradient_reaches_every_weight_of_the_elliptic_base(boundary):
     base = elliptic((6, 5), boundary)
-    base(noise(3, 1, 1, 6, 5), Known.of(noise(3, 1, seed=1), torch.zeros(3, dtype=torch.long))).square().mean().backward()
+    base(noise(3, 1, 1, 6, 5), known(noise(3, 1, seed=1))).square().mean().backward()
     for name, parameter in base.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all() and parameter.grad.abs().sum() > 0, name
 
@@ -497,26 +523,26 @@ def test_the_elliptic_base_learns_darcy_flow_from_few_samples_in_few_steps():
     base = elliptic((16, 16), DIRICHLET)
     base.zero.copy_(u[-1].flatten()[:1])
     u = u[:-1]
-    zeros, index = torch.zeros(80, 1), torch.zeros(80, dtype=torch.long)
-    before = relative(base(a[held], Known.of(zeros[held], index[held])), u[held])
-    base.calibrate(a[shown], Known.of(zeros[shown], index[shown]), u[shown])
-    calibrated = relative(base(a[held], Known.of(zeros[held], index[held])), u[held])
+    zeros = torch.zeros(80, 1)
+    before = relative(base(a[held], known(zeros[held])), u[held])
+    base.calibrate(a[shown], known(zeros[shown]), u[shown])
+    calibrated = relative(base(a[held], known(zeros[held])), u[held])
 
     def draw(step: int) -> tuple:
         rows = torch.arange(8 * step, 8 * step + 8) % 64
-        return a[rows], Known.of(zeros[rows], index[rows]), u[rows]
+        return a[rows], known(zeros[rows]), u[rows]
 
-    fit_by_gradient(base, draw, 150)
-    after = relative(base(a[held], Known.of(zeros[held], index[held])), u[held])
+    base.descend(draw, 150)
+    after = relative(base(a[held], known(zeros[held])), u[held])
     mean = relative(u[shown].mean(0, keepdim=True).expand(16, -1, -1, -1), u[held])
     assert calibrated < before and after < 0.2 * mean and after < 0.1, (before, calibrated, after, mean)
 
 
 def test_calibration_finds_the_gain_of_a_scaled_source():
     base = constant_faces(elliptic((8, 8), DIRICHLET), 1.0)
-    u, zeros, index = noise(3, 1, 1, 8, 8), torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)
+    u, none = noise(3, 1, 1, 8, 8), known(torch.zeros(3, 1))
     base.zero.fill_(-0.2)
-    u_ref = 7.5 * (base(u, Known.of(zeros, index)) + 0.2) - 0.2
-    base.calibrate(u, Known.of(zeros, index), u_ref)
+    u_ref = 7.5 * (base(u, none) + 0.2) - 0.2
+    base.calibrate(u, none, u_ref)
     assert float(base.gain) == pytest.approx(7.5, rel=1e-5)
-    torch.testing.assert_close(base(u, Known.of(zeros, index)), u_ref)
+    torch.testing.assert_close(base(u, none), u_ref)

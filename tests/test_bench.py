@@ -61,6 +61,7 @@ class FakeCache:
         self.trajectory, self.parameter_index = torch.arange(40) // 2, torch.arange(40) % 2
         self.split = {"train": torch.arange(24), "val": torch.arange(24, 32), "test": torch.arange(32, 40)}
         self.num_frames, self.fingerprint = self.u.shape[1], "toy"
+        self.settings = load_config(None, SMALL).task["burgers1d"]
         self.tokenizer = Tokenizer.fit([self.u.numpy()], fields=("u",), patch=4, dim=dim)
         self.input_tokenizer = Tokenizer.fit([a.numpy()], fields=("a",), patch=4) if steady else None
         self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
@@ -497,7 +498,7 @@ def test_every_variant_trains_all_its_weights(name, ticking, monkeypatch):
 
     monkeypatch.setattr(ours, "operator_loss", watched)
     config = ablate.configure(name, None, SMALL)
-    head, scores = choose_base(FakeCache(), config, 0, torch.device("cpu"))
+    head, scores = choose_base(FakeCache(), config.operator.base_steps, config.context("burgers1d"), 0, torch.device("cpu"))
     trained = ours.train_ours(config, "burgers1d", 14.0, 0, fitted=(head, min(scores.values())), modify=modify)
     [(operator, start)] = built
     assert trained.steps > 8 and all(math.isfinite(point["error"]) for point in trained.history)

@@ -81,9 +81,15 @@ class OneRank:
         return function()
 
 
+def numbers(config: Config, name: str) -> tuple[int, int]:
+    """What the fit of a base reads of the configuration: base_steps, frames of context."""
+    return config.operator.base_steps, config.context(name)
+
+
 def fitted(config: Config, *names: str) -> dict[str, tuple[dict, dict]]:
     """The bases as the operator's stage fits them."""
-    fits = {name: partial(choose.fit_base, open_cache(config, name), config, 0, CPU) for name in names or config.data.tasks}
+    fits = {name: partial(choose.fit_base, open_cache(config, name), *numbers(config, name), 0, CPU)
+            for name in names or config.data.tasks}
     return fit_once(OneRank(config), "bases", fits, "fitting")
 
 
@@ -145,10 +151,9 @@ class Broken(Persistence):
 def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) -> None:
     """Let `candidates` yield these bases in this order."""
 
-    def fake(cache, config, seed, device):
+    def fake(cache, base_steps, seed, device):
         for name, base in bases:
-            head = TaskHead(head_description(cache, config, "persistence", base_settings(cache, config)), width=1)
-            head.codec.load_state_dict(cache.tokenizer.state_dict())
+            head = choose.head_with(cache, "persistence", base_settings(cache), device)
             head.base = base
             yield name, head
 
@@ -159,9 +164,9 @@ def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) 
 def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(config, monkeypatch, value):
     cache = open_cache(config, "advection1d")
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
-    head, scores = choose_base(cache, config, 0, CPU)
+    head, scores = choose_base(cache, *numbers(config, "advection1d"), 0, CPU)
     assert isinstance(head.base, Persistence) and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
-    recorded = choose.fit_base(cache, config, 0, CPU)[0]["validation_nrmse"]
+    recorded = choose.fit_base(cache, *numbers(config, "advection1d"), 0, CPU)[0]["validation_nrmse"]
     assert recorded["broken"] is None and recorded["calm"] == scores["calm"]
     json.dumps(recorded, allow_nan=False)
 
@@ -169,7 +174,7 @@ def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(confi
 def test_a_task_none_of_whose_bases_survives_is_refused(config, monkeypatch):
     offer(monkeypatch, ("first", Broken(math.nan)), ("second", Broken(math.inf)))
     with pytest.raises(ValueError, match=r"no base of burgers1d survives .*\(tried: first, second\); expected one that stays"):
-        choose_base(open_cache(config, "burgers1d"), config, 0, CPU)
+        choose_base(open_cache(config, "burgers1d"), *numbers(config, "burgers1d"), 0, CPU)
 
 
 # ---------------------------------------------------------------- what the fit may see
@@ -185,11 +190,10 @@ class Watched(Cache):
 
 @pytest.mark.parametrize("task", ["burgers1d", "diff_react2d", "darcy2d"])
 def test_bases_are_fitted_on_training_trajectories_from_train_from_on(config, task):
-    config = replace(config, operator=replace(config.operator, base_steps=3))
     cache = open_cache(config, task)
     cache.__class__, cache.seen = Watched, []
-    heads = [head for _, head in candidates(cache, config, 0, CPU)]
-    residual_scale(heads[-1], cache, config, 0)
+    heads = [head for _, head in candidates(cache, 3, 0, CPU)]
+    residual_scale(heads[-1], cache, 0)
     rows = torch.cat([rows for rows, _, _ in cache.seen])
     assert set(rows.tolist()) <= set(cache.split["train"].tolist()) and len(set(rows.tolist())) >= 10
     assert all((starts >= config.task[task].train_from).all() for _, starts, _ in cache.seen)
@@ -198,12 +202,11 @@ def test_bases_are_fitted_on_training_trajectories_from_train_from_on(config, ta
 
 
 def test_a_fit_depends_on_the_seed_and_not_on_what_was_drawn_before(config):
-    config = replace(config, operator=replace(config.operator, base_steps=5))
     found = []
     for seed, draws in ((0, 0), (0, 7), (1, 0)):
         torch.manual_seed(99)
         torch.randn(draws)
-        head, _ = choose_base(open_cache(config, "darcy2d"), config, seed, CPU)
+        head, _ = choose_base(open_cache(config, "darcy2d"), 5, config.context("darcy2d"), seed, CPU)
         found.append(torch.cat([value.flatten() for value in head.base.state_dict().values()]))
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
@@ -213,7 +216,7 @@ def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
     head = loaded(config, facts, name)
     assert head.scale.shape == (2,) and (head.scale < 1e-2).all()
     head.base = Persistence()
-    measured = residual_scale(head, cache, config, 0)
+    measured = residual_scale(head, cache, 0)
     for value in range(2):   # against all training windows: the scale is measured on a sample of them
         rows = cache.split["train"]
         z = cache.batch(rows[cache.parameter_index[rows] == value], 0, cache.num_frames)
@@ -301,6 +304,6 @@ def test_weights_that_do_not_fit_the_head_are_refused(config, facts, damage):
 def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_says(config):
     task = dict(config.task)
     task["darcy2d"] = replace(task["darcy2d"], history=5, bundle=2)
-    description = head_description(open_cache(config, "darcy2d"), replace(config, task=task), "elliptic", {})
+    description = head_description(open_cache(replace(config, task=task), "darcy2d"), "elliptic", {})
     assert (description["history"], description["bundle"]) == (1, 1)
     json.dumps(description)

@@ -41,7 +41,8 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     """An operator with fitted bases and a few steps of the network behind it, that serves every task."""
     config = make_caches(tmp_path_factory.mktemp("forecast"), *SETTINGS)
     caches = {name: open_cache(config, name) for name in TASKS}
-    heads = [choose_base(cache, config, 0, torch.device("cpu"))[0] for cache in caches.values()]
+    heads = [choose_base(cache, config.operator.base_steps, config.context(name), 0, torch.device("cpu"))[0]
+             for name, cache in caches.items()]
     torch.manual_seed(0)
     bases, settings = {head.name: ({"description": head.description}, fitted_part(head)) for head in heads}, config.operator
     operator = over_bases(bases, settings.model, settings.train.precision)

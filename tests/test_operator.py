@@ -26,9 +26,8 @@ from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.augment import augment, symmetries
-from ups.models.bases import Persistence, Transport
 from ups.models.choose import spread
-from ups.models.head import describe_tokenizer, is_learnt
+from ups.models.head import describe_tokenizer
 from ups.models.known import Known
 from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field_error
 from ups.models.operator import BOUNDARIES, Operator, load_operator
@@ -307,11 +306,6 @@ def test_gradients_flow_through_the_rollout():
     assert float(through.detach()) == pytest.approx(float(cut.detach()), rel=1e-5)
     gradients = [torch.autograd.grad(loss, operator.heads["burgers1d"].out.weight)[0] for loss in (through, cut)]
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) > 0.01
-
-
-def test_only_bases_with_weights_are_learnt():
-    assert not is_learnt(Persistence()) and is_learnt(Transport(1, 1, (16,), "periodic", 3))
-    assert not is_learnt(build(describe("diff_react2d", "propagator")).heads["diff_react2d"].base)
 
 
 @pytest.mark.parametrize("name", ["burgers1d", "diff_react2d", "darcy2d"])

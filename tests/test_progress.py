@@ -12,6 +12,8 @@ import torch
 from ups import progress
 from ups.config import ROOT
 from ups.models import choose
+from ups.models.bases import Transport, learnt
+from ups.models.known import Known
 from ups.progress import Bar, note, position
 
 
@@ -68,8 +70,9 @@ def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypa
 
 def test_the_fit_of_a_base_tells_its_steps(monkeypatch):
     told = []
-    monkeypatch.setattr(choose, "note", told.append)
-    assert list(choose._told("burgers1d: transport", 3)) == [0, 1, 2]
+    monkeypatch.setattr(learnt, "note", told.append)
+    u, none = torch.randn(2, 1, 1, 16), Known.of(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
+    Transport(0, 1, (16,), "periodic", 4).descend(lambda step: (u, none, u[:, 0] + 1), 3, "burgers1d")
     assert told == [f"burgers1d: transport, step {step} of 3" for step in (1, 2, 3)]
 
 
@@ -79,8 +82,9 @@ def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
     from ups.data.cache import open_cache
     config = make_caches(tmp_path, "data.tasks=[burgers1d]", "operator.base_steps=4")
     told = []
-    monkeypatch.setattr(choose, "note", told.append)
-    choose.choose_base(open_cache(config, "burgers1d"), config, 0, torch.device("cpu"))
+    for module in (choose, learnt):
+        monkeypatch.setattr(module, "note", told.append)
+    choose.choose_base(open_cache(config, "burgers1d"), 4, 10, 0, torch.device("cpu"))
     kinds = config.task["burgers1d"].base
     assert [f"burgers1d: {kind}" for kind in kinds] == [text for text in told if "step" not in text]
     assert "burgers1d: transport, step 4 of 4" in told

@@ -352,7 +352,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     settings = replace(config.task[HIDDEN], history=2, bundle=3, train_from=1)
     config, cache = replace(config, task={**config.task, HIDDEN: settings}), open_cache(config, HIDDEN)
     operator = Operator({"model": to_dict(config.operator.model), "precision": "no",
-                         "tasks": [head_description(cache, config, "persistence", base_settings(cache, config))]})
+                         "tasks": [head_description(cache, "persistence", base_settings(cache))]})
     operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
     residuals = TransientResiduals(operator, cache, config, CPU)

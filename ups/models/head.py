@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
-from ups.models.bases import make_base
+from ups.models.bases import BASES
 from ups.models.known import Known
 from ups.tasks import get_task
 
-# of the rate: how fast a learnt base moves while the network learns what it leaves; at 1 it wanders
-BASE_LR = 0.2
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
@@ -43,9 +41,9 @@ class TaskHead(nn.Module):
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
                                   else None)
-        self.base = make_base(description["base"]["kind"], description["base"]["settings"])
+        self.base = BASES[description["base"]["kind"]].build(description["base"]["settings"])
         for parameter in self.base.parameters():
-            parameter.lr_factor = BASE_LR
+            parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
         self.out = nn.Linear(width, self.bundle * self.codec.dim)
@@ -140,9 +138,3 @@ def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
     facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
     others = ("boundary", "domain", "dt", "parameters", "parameter_values")
     return facts | {key: description[key] for key in others}
-
-
-def is_learnt(base: nn.Module) -> bool:
-    """Whether a base has weights that gradient steps train (transport, elliptic) rather than a closed
-    form."""
-    return any(True for _ in base.parameters())

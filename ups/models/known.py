@@ -1,4 +1,5 @@
-"""What is known of a batch's parameters, looked up once where they come from, so that no call asks the device."""
+"""What is known of a batch's parameters, looked up once where they come from, so that no call asks the
+device."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch import Tensor
 class Known:
     """standard (batch, P): standardised logarithms; index (batch,): the number of the nearest fitted value.
 
-    groups: of every value that occurs, its number and its rows, for bases with weights of their own per value.
+    groups: of every value that occurs, its number and its rows, for bases with weights of their own per
+    value.
     """
 
     standard: Tensor
@@ -22,5 +24,6 @@ class Known:
     @classmethod
     def of(cls, standard: Tensor, index: Tensor, device: torch.device | str = "cpu") -> Known:
         """From standard and index in main memory: the groups are found there and all is put on `device`."""
-        groups = tuple((value, torch.nonzero(index == value)[:, 0].to(device)) for value in index.unique().tolist())
+        groups = tuple((value, torch.nonzero(index == value)[:, 0].to(device))
+                       for value in index.unique().tolist())
         return cls(standard.to(device), index.to(device), groups)

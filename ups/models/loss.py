@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ups.models.head import is_learnt
 from ups.models.operator import Operator
 
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
@@ -52,7 +51,7 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, param
         full, z_base = operator.predict(z, task, known)
         network_error = relative_error(full, target, z_base, scale)
         base_error = relative_error(z_base, target, z_base, scale)
-        loss = loss + network_error + (base_error if is_learnt(head.base) else 0.0)
+        loss = loss + network_error + (base_error if head.base.is_learnt else 0.0)
         if field_weight:
             loss = loss + field_weight * relative_field_error(full, target)
         network, base = network + network_error.detach(), base + base_error.detach()

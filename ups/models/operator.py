@@ -2,7 +2,7 @@
 
     z_next = encode( base(decode z) ) + scale * network(z, base, condition)
 
-The base (ups/models/bases/__init__.py) is cheap and chosen per task; the network is shared, sees the history
+The base (ups/models/bases/) is cheap and chosen per task; the network is shared, sees the history
 and the base's answer and learns what the base leaves, in units of `scale`, the base's own residual on
 training windows. A base with weights is also trained on its own error, so that it never hides behind the
 network, and the network serves only the tasks where it helps on validation (`TaskHead.is_network_used`).

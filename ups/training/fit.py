@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from ups.training.optim import EMA
 
 
-def fit(module: nn.Module, loss_of: Callable[[int], Tensor], steps: Iterable[int], optimizer: torch.optim.Optimizer,
+def fit(module: nn.Module, loss_of: Callable[[int], Tensor], steps: Iterable[int],
+        optimizer: torch.optim.Optimizer,
         rate: Callable[[int], float], clip_norm: float, ema: EMA | None = None) -> int | None:
     """Take a gradient step on the scalar loss_of(step) for each of `steps`; None when all were taken.
 
     optimizer: its groups have base_lr, and a step's learning rate is rate(step) times that. Gradients are
-    clipped to `clip_norm` in all; `ema` follows the weights. Stops before the first step whose gradient is not
-    finite and returns it.
+    clipped to `clip_norm` in all; `ema` follows the weights. Stops before the first step whose gradient is
+    not finite and returns it.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     stopped = None
