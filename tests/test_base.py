@@ -103,7 +103,7 @@ def test_a_field_transform_inverts_itself_and_keeps_the_norm(space, boundary):
 # ---------------------------------------------------------------- propagator
 
 
-class FakeWindows:
+class FakeSamples:
     """Windows of trajectories, one list of pairs (u, u_next) per parameter value."""
 
     device = torch.device("cpu")
@@ -118,11 +118,11 @@ class FakeWindows:
         return [lambda u=u, u_next=u_next: (u, None, u_next) for u, u_next in self.pairs[value]]
 
 
-def candidates(windows: FakeWindows, space: tuple[int, ...], boundary: str, degree: int, history: int,
+def candidates(samples: FakeSamples, space: tuple[int, ...], boundary: str, degree: int, history: int,
                channels: int = 1) -> dict[str, Propagator]:
-    settings = {"num_values": len(windows.pairs), "num_channels": channels, "space": space, "boundary": boundary,
+    settings = {"num_values": len(samples.pairs), "num_channels": channels, "space": space, "boundary": boundary,
                 "degree": degree, "history": history}
-    return dict(Propagator.fit(windows, settings))
+    return dict(Propagator.fit(samples, settings))
 
 
 def fitted(trajectories: list[torch.Tensor], boundary: str, degree: int, history: int, ridge: float = 1e-10,
@@ -131,7 +131,7 @@ def fitted(trajectories: list[torch.Tensor], boundary: str, degree: int, history
     pairs = [[(u[:, start:start + history], u[:, start + history]) for start in range(u.shape[1] - history)]
              for u in trajectories]
     shape = trajectories[0].shape
-    found = candidates(FakeWindows(*pairs), tuple(shape[3:]), boundary, degree, history, shape[2])
+    found = candidates(FakeSamples(*pairs), tuple(shape[3:]), boundary, degree, history, shape[2])
     degree, history = want or (degree, history)
     return found[f"propagator degree {degree} history {history} ridge {ridge:g}"]
 
@@ -260,7 +260,7 @@ def test_two_frames_of_history_recover_the_wave_equation_and_one_cannot():
 def test_the_ridge_is_that_of_the_formula():
     """One cell, one channel, u_next = 2 u: W = <u, u> / (<u, u> + ridge n), by hand."""
     u = torch.tensor([1e-3, 2e-3, -1e-3]).view(3, 1, 1)
-    fits = candidates(FakeWindows([(u[:, None], 2 * u)]), (1,), NO_FLUX, 1, 1)
+    fits = candidates(FakeSamples([(u[:, None], 2 * u)]), (1,), NO_FLUX, 1, 1)
     found = [float(base.weight_real) for base in fits.values()]
     assert found == pytest.approx([6e-6 / (6e-6 + 3 * ridge) for ridge in (1e-6, 1e-8, 1e-10)], rel=1e-5)
 
@@ -275,7 +275,7 @@ def test_every_smaller_candidate_equals_its_own_fit():
 
 def test_candidates_are_every_degree_history_and_ridge_worth_trying():
     u = noise(30, 6, 1, 4)
-    fits = candidates(FakeWindows([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
+    fits = candidates(FakeSamples([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
     assert set(fits) == {f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4)
                          for r in ("1e-06", "1e-08", "1e-10")}
     assert all((fits[name].settings["degree"], fits[name].settings["history"]) == (fits[name].degree, fits[name].history)
@@ -286,7 +286,7 @@ def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():
     u = noise(4, 2, 1, 4)
     windows = [[(u[:, :1], u[:, 1])], []]
     with pytest.raises(ValueError, match="no training window for parameter value number 1; expected at least one"):
-        candidates(FakeWindows(*windows), (4,), NO_FLUX, 1, 1)
+        candidates(FakeSamples(*windows), (4,), NO_FLUX, 1, 1)
 
 
 SETTINGS = {"num_values": 2, "num_parameters": 1, "num_channels": 1, "num_inputs": 1, "space": [8, 8], "boundary": PERIODIC,

@@ -62,7 +62,7 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
 
 
 @dataclass(frozen=True)
-class TrainingWindows:
+class TrainingSamples:
     """Windows of the training split from train_from on, as a head sees them; see
     `ups.models.bases.base.Windows`."""
 
@@ -154,10 +154,10 @@ def candidates(cache: Cache, base_steps: int, seed: int,
     window.
     """
     settings = base_settings(cache)
-    windows = TrainingWindows(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
+    samples = TrainingSamples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     for kind in cache.settings.base:
         note(f"{cache.task.name}: {kind}")
-        for name, base in BASES[kind].fit(windows, settings):
+        for name, base in BASES[kind].fit(samples, settings):
             head = head_with(cache, kind, base.settings, device)
             head.base.load_state_dict(base.state_dict())
             yield name, head
@@ -167,10 +167,10 @@ def candidates(cache: Cache, base_steps: int, seed: int,
 def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     """RMS over training windows of encode(u_next - base), per parameter value; the unit of the network's
     output."""
-    scales, windows = [], TrainingWindows(head, cache, seed + 1)
+    scales, samples = [], TrainingSamples(head, cache, seed + 1)
     for value in range(len(head.scale)):
         squares = []
-        for read in windows.batches(4 * BATCH, BATCH, value):
+        for read in samples.batches(4 * BATCH, BATCH, value):
             u, known, u_next = read()
             squares.append(head.codec.encode(u_next - head.base(u, known)).square().mean())
         scales.append(torch.stack(squares).mean().sqrt())

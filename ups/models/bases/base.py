@@ -14,7 +14,7 @@ from ups.models.known import Known
 Window = tuple[Tensor, Known, Tensor]
 
 
-class Windows(Protocol):
+class Samples(Protocol):
     """The training windows of a task as normalised fields, drawn by a seed; for a steady task coefficient and
     solution."""
 
@@ -51,7 +51,7 @@ class Base(nn.Module):
         return base
 
     @classmethod
-    def fit(cls, windows: Windows, settings: dict[str, Any]) -> Iterator[tuple[str, Self]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, Self]]:
         """Yield (name, fitted base) for every candidate worth trying; here the one that there is nothing to
         fit of."""
         yield cls.kind, cls.build(settings)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
-from ups.models.bases.base import Window, Windows
+from ups.models.bases.base import Samples, Window
 from ups.models.bases.learnt import Learnt
 from ups.models.known import Known
 from ups.spectral import apply_axes, cosine, fourier_pairs, sine
@@ -116,8 +116,8 @@ class Elliptic(Learnt):
         """The field itself: the input is not a frame."""
         return u_next
 
-    def prepare(self, windows: Windows, first: Window) -> None:
-        self.zero.copy_(windows.at_zero())
+    def prepare(self, samples: Samples, first: Window) -> None:
+        self.zero.copy_(samples.at_zero())
         self.calibrate(*first)
 
     @torch.no_grad()

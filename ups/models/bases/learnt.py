@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ups.models.bases.base import Base, Window, Windows
+from ups.models.bases.base import Base, Samples, Window
 from ups.progress import note
 from ups.training.fit import fit
 
@@ -21,7 +21,7 @@ class Learnt(Base):
     LEARNING_RATE: float
     BATCH: int
 
-    def prepare(self, windows: Windows, first: Window) -> None:
+    def prepare(self, samples: Samples, first: Window) -> None:
         """What is set before the first step."""
 
     def unit(self, u: Tensor, u_next: Tensor) -> Tensor:
@@ -29,12 +29,12 @@ class Learnt(Base):
         return u_next - u[:, -1]
 
     @classmethod
-    def fit(cls, windows: Windows, settings: dict[str, Any]) -> Iterator[tuple[str, Self]]:
-        torch.manual_seed(windows.seed)
-        base, num_steps = cls.build(settings).to(windows.device), windows.budget // cls.BATCH
-        batches = windows.batches(num_steps * cls.BATCH, cls.BATCH)
-        base.prepare(windows, batches[0]())
-        base.descend(lambda step: batches[step](), num_steps, windows.name)
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, Self]]:
+        torch.manual_seed(samples.seed)
+        base, num_steps = cls.build(settings).to(samples.device), samples.budget // cls.BATCH
+        batches = samples.batches(num_steps * cls.BATCH, cls.BATCH)
+        base.prepare(samples, batches[0]())
+        base.descend(lambda step: batches[step](), num_steps, samples.name)
         yield cls.kind, base
 
     def descend(self, draw: Callable[[int], Window], num_steps: int, name: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.models.bases.base import Base, Windows
+from ups.models.bases.base import Base, Samples
 from ups.models.known import Known
 from ups.spectral import FieldTransform
 
@@ -76,16 +76,16 @@ class Propagator(Base):
             return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
 
     @classmethod
-    def fit(cls, windows: Windows, settings: dict[str, Any]) -> Iterator[tuple[str, Propagator]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, Propagator]]:
         """Every degree, history and ridge worth trying, from one pass over the data.
 
         The normal equations of the largest dictionary contain those of all smaller ones, so each candidate
         costs one small solve per mode: (Phi^H Phi + ridge n I) W = Phi^H (u_next - u), in float64. Raises
         ValueError for a value without a window.
         """
-        largest = cls.build(settings).to(windows.device)
+        largest = cls.build(settings).to(samples.device)
         degree, history, num_channels = settings["degree"], settings["history"], settings["num_channels"]
-        sums = [largest._normal_equations(windows, value) for value in range(settings["num_values"])]
+        sums = [largest._normal_equations(samples, value) for value in range(settings["num_values"])]
         per_frame = len(monomials(num_channels, degree))
         for deg, lags in itertools.product(sorted({1, degree}),
                                            sorted({1, 2, history} & set(range(1, history + 1)))):
@@ -102,10 +102,10 @@ class Propagator(Base):
                         fitted.weight_imag[value] = weight.imag.float()
                 yield f"propagator degree {deg} history {lags} ridge {ridge:g}", fitted
 
-    def _normal_equations(self, windows: Windows, value: int) -> tuple[Tensor, Tensor, int]:
+    def _normal_equations(self, samples: Samples, value: int) -> tuple[Tensor, Tensor, int]:
         """(Phi^H Phi, Phi^H (u_next - u), windows) of a parameter value, mode by mode."""
         a = b = n = 0
-        for read in windows.batches(min(self.MAX_WINDOWS, windows.count(value)), self.BATCH, value):
+        for read in samples.batches(min(self.MAX_WINDOWS, samples.count(value)), self.BATCH, value):
             u, _, u_next = read()
             phi = self.features(u).permute(2, 0, 1)
             target = self.transform.forward(u_next - u[:, -1]).permute(2, 0, 1)
