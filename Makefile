@@ -29,7 +29,7 @@ export PYTHONUNBUFFERED := 1
 export UPS_CHAIN = data cache $(STAGES) report
 
 # What is asked for is looked at before anything runs.
-ifneq ($(filter-out help test lint leaderboard remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
+ifneq ($(filter-out help test test-faults lint leaderboard remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
 $(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard configs/*.yaml), or a \
   file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
 $(if $(wildcard accelerate_configs/$(TOPOLOGY).yaml),,$(error no accelerate_configs/$(TOPOLOGY).yaml; expected TOPOLOGY to \
@@ -62,7 +62,7 @@ PY := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test lint bench dry-run \
+.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench dry-run \
   leaderboard remove clean-smoke
 
 help:           ## This list
@@ -121,8 +121,13 @@ smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU process
 	rm -rf $(RUNS)/smoke
 	@$(MAKE) --no-print-directory train CONFIG=configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
 
-test: $(ENVIRONMENT)          ## The test suite
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest -q
+test: $(ENVIRONMENT)          ## The test suite but its slow half: truth, behaviour, contracts; known answers from a fixed seed
+	@$(PY) -m ups.interpreter requirements-dev.txt
+	OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n logical --maxprocesses 4 --dist loadfile
+
+test-faults: $(ENVIRONMENT)   ## The other half: injections, mutations, several machines, sharded stages; known answers drawn anew
+	@$(PY) -m ups.interpreter requirements-dev.txt
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "faults or drawn"
 
 lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .

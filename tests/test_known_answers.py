@@ -1,6 +1,6 @@
 """Diffusion, distillation and ensembles against distributions known in closed form, and fakes that must be caught.
 
-Everything is drawn anew at each run; UPS_TEST_SEED repeats one. The judges (tests/known_answers.py) pass the teacher and the
+Everything is drawn anew at each run but under `make test`; UPS_TEST_SEED repeats one. The judges (tests/known_answers.py) pass the teacher and the
 student, and each negative control must fail the criterion made for it.
 """
 
@@ -17,6 +17,8 @@ from ups.generative.student import ALPHA, draw_starts, endpoint_loss, sample_stu
 from ups.metrics.ensembles import spread_skill
 from ups.metrics.proper import fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise
+
+pytestmark = pytest.mark.drawn
 
 NUM = 8192   # draws per place: the standard error of a spread is 0.8 %
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from ups.generative.observation import Observation
 from ups.generative.steady import LinearGuess
 
+pytestmark = pytest.mark.drawn
+
 CELLS, NUM = 8, 8192
 UNSEEN = 1e8          # noise variance of what is not observed
 MASKS = torch.tensor([[0] * 8, [0, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 1, 0, 0, 1, 0], [1, 1, 1, 1, 0, 0, 0, 0],

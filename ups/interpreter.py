@@ -1,8 +1,8 @@
-"""Whether this interpreter can run the project: its version, and the packages of requirements.txt.
+"""Whether this interpreter can run the project: its version, and the packages of a requirements file.
 
 Any Python 3.8 or later runs this file.
 
-    python -m ups.interpreter    exit status 1, with one line that says what to do
+    python -m ups.interpreter [FILE]    exit status 1, with one line that says what to do; FILE: requirements.txt
 """
 
 import re
@@ -11,20 +11,26 @@ from importlib import metadata
 from pathlib import Path
 
 OLDEST = (3, 11)
-REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements.txt"
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def what_lacks(names=None):
-    """What is missing, in words; "" if nothing is. names: of packages (those of requirements.txt)."""
+def pinned(file):
+    """(package, version) of every line of a requirements file, those that it includes first."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    included = [pair for name in re.findall(r"(?m)^-r (\S+)", text) for pair in pinned(name)]
+    return included + re.findall(r"(?m)^([\w-]+)==(\S+)", text)
+
+
+def what_lacks(file="requirements.txt"):
+    """What is missing of a requirements file, in words; "" if nothing is."""
     if sys.version_info < OLDEST:
         is_now, oldest = (".".join(map(str, version[:2])) for version in (sys.version_info, OLDEST))
         return f"it is Python {is_now}, expected {oldest} or later"
-    names = names or re.findall(r"(?m)^([\w-]+)==", REQUIREMENTS.read_text(encoding="utf-8"))
-    missing = [name for name in names if not any(metadata.distributions(name=name))]
-    return f"it lacks {', '.join(missing)}, expected all packages of requirements.txt" if missing else ""
+    missing = [name for name, _ in pinned(file) if not any(metadata.distributions(name=name))]
+    return f"it lacks {', '.join(missing)}, expected all packages of {file}" if missing else ""
 
 
 if __name__ == "__main__":
-    if lacks := what_lacks():
+    if lacks := what_lacks(*sys.argv[1:]):
         sys.exit(f"PYTHON={sys.executable} cannot run this: {lacks}. Run: {sys.executable} -m pip install -r "
                  f"requirements-dev.txt, or leave PYTHON out, and make sets up .venv")
