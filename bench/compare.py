@@ -55,8 +55,8 @@ def ours(config: Config, task: str, budget_seconds: float, seed: int, device: st
     """Our operator, trained on `task` for `budget_seconds` of wall-clock (closed-form fits included, validation not).
 
     Like the others it is given physical context frames and parameters, and sees nothing else of the test trajectories. Unlike
-    them it may have an equation's structure built in (its base predictors, ups/models/bases/__init__.py): a fair comparison of tools, not of
-    generic networks.
+    them it may have an equation's structure built in (its base predictors, ups/models/bases/__init__.py): a fair comparison of
+    tools, not of generic networks.
     """
     from bench.ours import train_ours  # it imports the operator stage, which the baselines do not need
 

@@ -18,7 +18,8 @@ from ups.tasks import TASKS
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="burgers1d", choices=[name for name, task in TASKS.items() if task.simulate and not task.of])
+    parser.add_argument("--task", default="burgers1d",
+                        choices=[name for name, task in TASKS.items() if task.simulate and not task.of])
     parser.add_argument("--trajectories", type=int, default=1000)
     parser.add_argument("--resolution", type=int, default=1024)
     parser.add_argument("--frames", type=int, default=201)

@@ -249,7 +249,8 @@ def _stage(log: str, module: str, arguments: list[str], fake: Callable[[], None]
 
 def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | None = None) -> None:
     """A stage's script on the world under `root`, in a process of its own."""
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))   # read when the server starts
+    # read when the server starts
+    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
     os.environ["OMP_NUM_THREADS"] = "1"
     log = root / f"{time.monotonic_ns()}.log"
     arguments = (str(log), module, arguments_of(root, *more), fake)

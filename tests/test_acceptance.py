@@ -40,7 +40,8 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
 
 @functools.cache
 def forecast(**fakes: str) -> dict:
-    """An entry of results.json whose single steps draw as `fakes` says: what ups.evaluation.assess makes of them, rollouts of test_gates."""
+    """An entry of results.json whose single steps draw as `fakes` says: what ups.evaluation.assess makes of them, rollouts of
+    test_gates."""
     kinds = {"operator": "nothing", "dressed": "marginal", "dressed_conditional": "gaussian",
              **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"), **fakes}
     truth = drawn("right", 99, members=1)[:, 0]

@@ -1,4 +1,5 @@
-"""Bases of an axis (ups/spectral.py) and base predictors (ups/models/bases/__init__.py) against definitions, exact solutions, hand-set weights."""
+"""Bases of an axis (ups/spectral.py) and base predictors (ups/models/bases/__init__.py) against definitions, exact solutions,
+hand-set weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ups/training/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written, and of this stage, or refused."""
+"""ups/training/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written, and of this stage, or
+refused."""
 
 import json
 import os

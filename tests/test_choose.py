@@ -1,4 +1,5 @@
-"""The choice of a base (ups/models/choose.py): the right one on real solutions, recorded, found again, refused where it is foreign."""
+"""The choice of a base (ups/models/choose.py): the right one on real solutions, recorded, found again, refused where it is
+foreign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Head and scale of the corrector (ups/generative/corrector.py), what students learn (ups/generative/student.py), noise and conservation of ensembles."""
+"""Head and scale of the corrector (ups/generative/corrector.py), what students learn (ups/generative/student.py), noise and
+conservation of ensembles."""
 
 from __future__ import annotations
 

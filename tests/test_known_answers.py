@@ -1,7 +1,7 @@
 """Diffusion, distillation and ensembles against distributions known in closed form, and fakes that must be caught.
 
-Everything is drawn anew at each run but under `make test`; UPS_TEST_SEED repeats one. The judges (tests/known_answers.py) pass the teacher and the
-student, and each negative control must fail the criterion made for it.
+Everything is drawn anew at each run but under `make test`; UPS_TEST_SEED repeats one. The judges (tests/known_answers.py) pass
+the teacher and the student, and each negative control must fail the criterion made for it.
 """
 
 import math

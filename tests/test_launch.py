@@ -73,8 +73,8 @@ def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
 
 def command(folder, work: str, *options: str) -> list[str]:
     """The supervisor with a Python script in place of accelerate launch."""
-    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
-            "launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())")
+    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', "
+            "*words[1:]]; launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())")
     return [sys.executable, "-c", code, *options, "script.py", SCRIPT, str(folder), work]
 
 
@@ -316,8 +316,8 @@ def test_a_later_ctrl_c_ends_all_at_once(tmp_path):
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
     work = ("save(count); (folder / 'state' / 'step_of_mine').mkdir(exist_ok=True)\n"      # which is no checkpoint
             "if count == 0: os.kill(os.getpid(), 19)\ntell('finished')")
-    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', *words[1:]]; "
-            "launch.STOPPED_S = 0.5; sys.exit(launch.main())")
+    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', "
+            "*words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())")
     done = subprocess.run([sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work], cwd=ROOT, capture_output=True,
                           text=True, timeout=60, check=False)
     assert done.returncode == 0 and "is stopped. Starting again from the checkpoint of step 0" in done.stderr
@@ -342,8 +342,8 @@ def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_p
     (["--config_file", "nowhere.yaml"], "no script; expected accelerate launch's options, a script and its arguments"),
 ])
 def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
-    done = subprocess.run([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, capture_output=True, text=True, timeout=60,
-                          check=False)
+    done = subprocess.run([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, check=False)
     assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
 
 

@@ -1,4 +1,5 @@
-"""ups/training/run.py: one process equals two, a resumed run equals an uninterrupted one, and no fault hangs, lies or passes silently.
+"""ups/training/run.py: one process equals two, a resumed run equals an uninterrupted one, and no fault hangs, lies or passes
+silently.
 
 Every run here is real: ranks are processes that talk over gloo (tests/loop_stage.py).
 """

@@ -275,7 +275,8 @@ def test_compare_is_the_ratio_of_the_two_summaries():
     u_pred, u_ref = make()
     ours, theirs = metrics.score(u_pred, u_ref, "periodic"), metrics.score(u_pred + 0.3, u_ref, "periodic")
     for metric in ("nrmse", "nrmse_pooled", "frmse_low"):
-        expected = metrics.summarise_errors(ours, 10, 0)[metric]["value"] / metrics.summarise_errors(theirs, 10, 0)[metric]["value"]
+        expected = metrics.summarise_errors(ours, 10, 0)[metric]["value"] / metrics.summarise_errors(theirs, 10,
+                                                                                                     0)[metric]["value"]
         entry = intervals.compare(metrics.ERROR[metric], ours, theirs, 50, 0)
         assert entry["value"] == pytest.approx(expected, rel=1e-5) and entry["low"] <= entry["value"] <= entry["high"]
     with pytest.raises(ValueError, match="the same in the same order in compare"):

@@ -1,4 +1,5 @@
-"""ups/generative/observation.py: what is seen of an input field is what the level says, for training batches and for named cases."""
+"""ups/generative/observation.py: what is seen of an input field is what the level says, for training batches and for named
+cases."""
 
 from __future__ import annotations
 

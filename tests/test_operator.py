@@ -146,7 +146,8 @@ def test_the_network_sees_every_frame_the_parameters_the_task_and_the_base():
     z, head = latents(operator, "burgers1d", 1, 3).requires_grad_(), operator.heads["burgers1d"]
 
     def change(z: Tensor, nu: float) -> Tensor:
-        full, base = operator.predict(z, "burgers1d", operator.heads["burgers1d"].known(torch.tensor([[nu]], dtype=torch.float64)))
+        full, base = operator.predict(z, "burgers1d",
+                                      operator.heads["burgers1d"].known(torch.tensor([[nu]], dtype=torch.float64)))
         return full - base
 
     change(z, 0.1).square().sum().backward()
@@ -346,7 +347,8 @@ def drawn(task: str, parts: list[tuple[Tensor, Tokenizer]], seeds: range) -> lis
     """Physical fields after `augment`, one list per seed."""
     out = []
     for seed in seeds:
-        z = augment(get_task(task), [(fit.encode(fit.normalise(u)), fit) for u, fit in parts], torch.Generator().manual_seed(seed))
+        z = augment(get_task(task), [(fit.encode(fit.normalise(u)), fit) for u, fit in parts],
+                    torch.Generator().manual_seed(seed))
         out.append([fit.denormalise(fit.decode(part)) for part, (_, fit) in zip(z, parts, strict=True)])
     return out
 
@@ -498,7 +500,8 @@ def _stage(log: str, overrides: list[str], kill_at: int) -> None:
 def train(caches: Path, root: Path, *more: str, kill_at: int = -1) -> tuple[int, str]:
     """The stage in a process of its own, forked from tests/loop_stage.py's server: (exit code, its output)."""
     root.mkdir(exist_ok=True)
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))   # read when the server starts
+    # read when the server starts
+    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
     os.environ["OMP_NUM_THREADS"] = "1"
     log = root / f"log{time.monotonic_ns()}"
     process = loop_stage._context.Process(target=_stage, args=(str(log), overrides_of(caches, root, *more), kill_at))

@@ -118,7 +118,8 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
 def launch(root: Path, module: str, *arguments: str, world: int = 1, kill_at: int = -1, nan_from: int = -1) -> tuple[list, list]:
     """A script on `world` processes, forked from the server of tests/loop_stage.py: (exit codes, outputs)."""
     root.mkdir(exist_ok=True)
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))   # read when the server starts
+    # read when the server starts
+    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
     os.environ["OMP_NUM_THREADS"] = "1"
     port, logs, processes = loop_stage.free_port(), [], []
     for rank in range(world):

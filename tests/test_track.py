@@ -1,4 +1,5 @@
-"""ups/training/track.py: what W&B (the real package, offline) and TensorBoard are left with after crashes; neither can stop a run."""
+"""ups/training/track.py: what W&B (the real package, offline) and TensorBoard are left with after crashes; neither can stop a
+run."""
 
 import json
 import os

@@ -5,11 +5,12 @@
     python tests/faults/inject.py --stages operator --ranks 1 --faults kill,hang_c
     python tests/faults/inject.py --list
 
-Every case runs a real stage script on two CPU processes, with a fault put in by tests/faults/injected.py, then the same command again.
-It passes if everything ended within LIMIT_S of the fault, exit codes are right, a message names the cause, the ranks' weights
-were equal after every update, the end equals that of a run without the fault (bit by bit, but where the micro-batch changed), and
-no process is left. Ranks are forked from this process, which has imported torch once; the cases called launcher/* go through
-ups/training/launch.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See docs/reliability.md.
+Every case runs a real stage script on two CPU processes, with a fault put in by tests/faults/injected.py, then the same command
+again. It passes if everything ended within LIMIT_S of the fault, exit codes are right, a message names the cause, the ranks'
+weights were equal after every update, the end equals that of a run without the fault (bit by bit, but where the micro-batch
+changed), and no process is left. Ranks are forked from this process, which has imported torch once; the cases called launcher/*
+go through ups/training/launch.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See
+docs/reliability.md.
 """
 
 from __future__ import annotations

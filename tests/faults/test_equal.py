@@ -1,4 +1,5 @@
-"""Fifty steps are the same however they are shared out; `python -m pytest -s tests/faults/test_equal.py` prints by how much not."""
+"""Fifty steps are the same however they are shared out; `python -m pytest -s tests/faults/test_equal.py` prints by how much
+not."""
 
 import collections
 import json

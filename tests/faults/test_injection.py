@@ -29,7 +29,8 @@ NAMES = [*(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name
 def results(tmp_path_factory):
     """Case -> what became of it."""
     folder = tmp_path_factory.mktemp("injection")
-    done = subprocess.run([sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), "--quick", "--work", str(folder / "work"),
+    done = subprocess.run([sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), "--quick", "--work",
+                           str(folder / "work"),
                            "--json", str(folder / "results.json")], cwd=ROOT, capture_output=True, text=True, timeout=1500,
                           check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert (folder / "results.json").is_file(), done.stdout + done.stderr
@@ -118,6 +119,6 @@ def test_ranks_whose_weights_differ_are_noticed():
 
 @pytest.mark.parametrize("words", [["--faults", "kil"], ["--stages", "operators"], ["--ranks", "2"]])
 def test_unknown_words_are_refused_with_the_known_ones(words):
-    done = subprocess.run([sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), *words, "--list"], cwd=ROOT, capture_output=True,
-                          text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), *words, "--list"], cwd=ROOT,
+                          capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and f"{words[1]!r} is unknown; expected some of" in done.stderr
