@@ -7,16 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups.boundary import PERIODIC
 from ups.data.tokenizer import Tokenizer
 from ups.tasks import Task
-
-
-def symmetries(task: Task) -> bool:
-    """Whether mirror images and axis swaps of a solution are solutions: scalar fields on a square without
-    transport."""
-    return (task.ndim >= 2 and task.boundary in (NO_FLUX, DIRICHLET)
-            and not any(f.startswith("V") for f in task.fields))
 
 
 def stay(u: Tensor) -> Tensor:
@@ -31,7 +24,7 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Ca
     if task.boundary == PERIODIC:
         shifts = [int(torch.randint(0, n, (), generator=generator)) for n in space]
         return lambda u: torch.roll(u, shifts, axes)
-    if not symmetries(task):
+    if not task.is_symmetric:
         return stay
     flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
     order = torch.randperm(task.ndim, generator=generator).tolist()
