@@ -4,12 +4,15 @@ hand-set weights."""
 from __future__ import annotations
 
 import math
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.config import TaskConfig
+from ups.config.bases import BASES as RULES
 from ups.models.bases import BASES, Elliptic, Persistence, Propagator, Transport
 from ups.models.bases.propagator import dictionary, monomials
 from ups.models.known import Known
@@ -547,3 +550,8 @@ def test_calibration_finds_the_gain_of_a_scaled_source():
     base.calibrate(u, none, u_ref)
     assert float(base.gain) == pytest.approx(7.5, rel=1e-5)
     torch.testing.assert_close(base(u, none), u_ref)
+
+
+def test_the_registry_the_schema_and_the_rules_name_the_same_bases():
+    [names] = [get_args(kind) for kind in get_args(get_type_hints(TaskConfig)["base"])]
+    assert set(names) == set(BASES) == set(RULES) and all(base.kind == kind for kind, base in BASES.items())

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
+from ups.config.bases import BASES, serving
 from ups.config.schema import Bound, Config, TaskConfig
 from ups.tasks import TASKS, get_task
 
@@ -115,10 +116,8 @@ def _check_task(name: str, settings: TaskConfig, problems: _Problems) -> None:
              "1 (the exact posterior is that of the grid the data were generated on)", f"Lower {key}.resolution instead.")
     _require(bool(settings.base), f"{key}.base is empty", "at least one base predictor", "Use [persistence].")
     for base in settings.base:
-        _require((base == "elliptic") == task.is_steady, f"{key}.base names {base}",
-                 "[elliptic] for a steady task" if task.is_steady else "persistence, propagator or transport", "Change the list.")
-    _require("transport" not in settings.base or 0 < settings.reach <= cells // 2, f"{key}.reach is {settings.reach}",
-             f"1 to {cells // 2} cells (half the grid)",
-             f"Set {key}.reach={cells * 3 // 8}, or drop transport from {key}.base.")
-    _require("propagator" not in settings.base or 1 <= settings.degree <= 5, f"{key}.degree is {settings.degree}",
-             "1 to 5", "Change it or drop propagator from the list.")
+        _require(BASES[base].is_steady == task.is_steady, f"{key}.base names {base}",
+                 f"of {', '.join(serving(task.is_steady))}: the task is {'' if task.is_steady else 'not '}steady",
+                 "Change the list.")
+        if BASES[base].check is not None:
+            _require(*BASES[base].check(key, settings, cells))
