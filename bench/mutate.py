@@ -192,8 +192,8 @@ def prepare(folder: Path) -> None:
         run.standing.step, run.standing.best_score = step, 0.5
         run.updates.best_weights = run.updates.ema.snapshot()
         run._save(is_required=True)
-    run.numbers.close(0)
     run._export(gathered(run.model, run.updates.exported(), True), {"error": 0.1}, run.model.description)
+    run.numbers.close(0)
 
 
 def folder_of(config: Config) -> StageFolder:

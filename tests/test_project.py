@@ -115,7 +115,7 @@ def test_scripts_and_modules_keep_to_their_budgets():
 
 def test_only_the_loop_calls_backward():
     assert sum(text.count(".backward(") for text in TEXTS.values()) == 1
-    assert ".backward(" in TEXTS["ups/training/run.py"]
+    assert ".backward(" in TEXTS["ups/training/update.py"]
 
 
 @pytest.mark.parametrize("pattern", [
@@ -261,7 +261,7 @@ def test_the_page_on_processes_names_settings_and_variables_that_are_read():
     named = set(re.findall(r"`((?:train|ddp|run|cache|tracker)\.[a-z_]+)(?:=\w+)?`", page))
     assert len(named) > 5 and named <= keys
     scripts = "".join((ROOT / path).read_text(encoding="utf-8")
-                      for path in ("Makefile", "cluster/node.sh", "ups/training/run.py"))
+                      for path in ("Makefile", "cluster/node.sh", "ups/training/ranks.py"))
     set_here = re.search(r"^Set here: (.*?)\n\n", page, re.S | re.M)[1]
     for name in re.findall(r"`([A-Z_]{6,})`", set_here):
         assert name in scripts, name
