@@ -64,7 +64,8 @@ TRAIN = [f"{section}.{key}" for section in ("diffusion", "consistency", "rival",
 MODEL = [f"{section}.{key}" for section in ("diffusion", "steady") for key in
          ("model.width=16", "model.depth=1", "model.modes=4", "scale_steps=20")]
 SETTINGS = [*TASKS, *OPERATOR, *TRAIN, *MODEL, "diffusion.min_residual_ratio=0.01", "diffusion.max_whitened_std=50",
-            "consistency.tune_fraction=0.3", "consistency.members=2", "rival.members=2"]
+            "consistency.tune_fraction=0.3", "consistency.members=2", "rival.members=2",
+            "evaluate.stages=[operator,diffusion,consistency,rival,steady]"]
 TUNED = 14   # first step of the tuning phase
 EXACT = "donot_use_mm_for_euclid_dist"   # of torch.cdist, which would lose small distances
 
