@@ -22,9 +22,11 @@ import torch
 from ups.config import load_config
 from ups.data.cache import open_cache
 from ups.evaluation.ensemble import Ensembles, rollouts
+from ups.generative import conditions
 from ups.generative import residuals as residual
 from ups.metrics import ensembles as probabilistic
 from ups.models.choose import spread
+from ups.models.known import Known
 from ups.models.operator import load_operator
 
 ROOT = Path("bench/out/disturbance")
@@ -42,13 +44,13 @@ def put_in(variant: str) -> None:
     """Make this process's correctors be trained, and run, as the variant says."""
     residual.DISTURBED, residual.SMALLEST, residual.LARGEST, has_memory = VARIANTS[variant]
     if not has_memory:
-        see = residual.TransientResiduals.predict
+        see = conditions.StateConditions.predict
 
-        def forget(self: residual.TransientResiduals, z: torch.Tensor, parameters: torch.Tensor) -> tuple:
+        def forget(self: conditions.StateConditions, z: torch.Tensor, known: Known) -> tuple:
             z = z[:, -self.head.history :]
-            return see(self, torch.cat([z[:, :1], z], 1), parameters)   # nothing changed before
+            return see(self, torch.cat([z[:, :1], z], 1), known)   # nothing changed before
 
-        residual.TransientResiduals.predict = forget
+        conditions.StateConditions.predict = forget
 
 
 def train(script: str, arguments: list[str], variant: str | None = None) -> None:
@@ -65,8 +67,8 @@ def score(config_path: str, overrides: list[str], task: str, variant: str, num_i
     config = load_config(config_path, overrides)
     put_in(variant)
     device, cache = torch.device("cpu"), open_cache(config, task)
-    ensembles = Ensembles(config, residual.TransientResiduals(load_operator(config.run_dir / "operator", device), cache, config,
-                                                              device), device)
+    operator = load_operator(config.run_dir / "operator", device)
+    ensembles = Ensembles(config, residual.TransientResiduals(operator, cache, config.task[task].train_from), device)
     values = len(cache.parameter_index.unique())
     rows, context = spread(cache, "val", num_initial * values), config.context(task)
     num_frames = min(config.evaluate.ensemble_frames, cache.num_frames - context)

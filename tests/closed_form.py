@@ -271,7 +271,7 @@ def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | No
 def ensembles_of(config: Config) -> Ensembles:
     """Every way to draw burgers1d's residual that the stages of this run have made."""
     operator = load_operator(config.run_dir / "operator")
-    return Ensembles(config, TransientResiduals(operator, open_cache(config, NOISY), config, CPU), CPU)
+    return Ensembles(config, TransientResiduals(operator, open_cache(config, NOISY), 0), CPU)
 
 
 @torch.no_grad()
@@ -284,7 +284,7 @@ def draw_left(ensembles: Ensembles, u: Tensor, members: int,
     source, codec = ensembles.residuals, ensembles.residuals.head.codec
     draws = draws or {name: partial(ensembles.residual, name) for name in ensembles.names}
     z = codec.encode(codec.normalise(u[:, None]))[:, None].repeat_interleave(members, 0)
-    z_pred, tokens, facts = source.predict(z, torch.ones(len(z), 1))
+    z_pred, tokens, facts = source.predict(z, source.head.known(torch.ones(len(z), 1)))
     noise, second = (torch.randn(z_pred.shape, generator=generator(3, key)) for key in ("noise", "second"))
     out = {}
     for name, draw in draws.items():

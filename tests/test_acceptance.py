@@ -16,7 +16,7 @@ from bench import acceptance
 from ups.evaluation import assess
 from ups.evaluation.assess import summarise_exact
 from ups.evaluation.gates import point
-from ups.generative.steady import judge, split_distances
+from ups.evaluation.posterior import judge, split_distances
 
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 

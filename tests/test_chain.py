@@ -18,11 +18,11 @@ from known_answers import judge_pairing, names
 
 import prepare_cache
 from ups.data.cache import open_cache
-from ups.evaluation import assess
-from ups.generative import steady
+from ups.evaluation import assess, posterior
+from ups.evaluation.posterior import case_bank, posterior_draws
 from ups.generative.corrector import load_corrector
 from ups.generative.observation import observe_case, row_generators
-from ups.generative.steady import SteadyResiduals, case_bank, posterior_draws
+from ups.generative.steady import SteadyResiduals
 from ups.models.operator import load_operator
 from ups.models.rollout import member_noise
 from ups.seeds import generator
@@ -164,8 +164,8 @@ def prior(root):
     world.run_stage(root, "train_steady")
     config = world.config_of(root)
     operator = load_operator(config.run_dir / "operator")
-    source = SteadyResiduals(operator, open_cache(config, STEADY), config, CPU)
     network = load_corrector(config.run_dir / "steady")
+    source = SteadyResiduals(operator, open_cache(config, STEADY), network.heads[STEADY].guess)
     log_a = world.coefficients(2048, generator(6))
     rows = list(range(len(log_a)))
 
@@ -176,7 +176,7 @@ def prior(root):
         observation = observe_case(v.roll(roll, 0), case, row_generators(0, case, rows=rows))
         predicted = source.predict(observation, torch.ones(len(v), 1))
         noise = member_noise(predicted[0].shape[1:], 0, rows, 0, 1)
-        u = posterior_draws(network, source, predicted, noise, 8, kind, case_bank(source, case, 0))
+        u = posterior_draws(network, source, predicted, noise, kind, case_bank(source, case, 0))
         return log_a, mask, u[:, 0, 0].log()
     return draw
 
@@ -248,7 +248,7 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
 
 def assess_prior(root, monkeypatch) -> dict[str, float]:
     """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over it."""
-    monkeypatch.setattr(steady, "truth_ensemble", world.exact_draws)
+    monkeypatch.setattr(posterior, "truth_ensemble", world.exact_draws)
     config = world.config_of(root, "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8")
     entry, _ = assess.assess_steady(config, load_operator(config.run_dir / "operator"), STEADY, CPU)
     models = entry["cases"]["noisy_0.3"]
@@ -266,6 +266,6 @@ def test_the_assessed_prior_is_near_the_exact_posterior(root, prior, monkeypatch
 
 
 def test_truth_judged_by_truth_is_caught(root, prior, monkeypatch):
-    judge = steady.judge
-    monkeypatch.setattr(steady, "judge", lambda draws, truth: judge(truth[: len(draws)], truth))
+    judge = posterior.judge
+    monkeypatch.setattr(posterior, "judge", lambda draws, truth: judge(truth[: len(draws)], truth))
     assert "gaussian" in names(world.failed(assess_prior(root, monkeypatch), DISTANCES))

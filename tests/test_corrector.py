@@ -305,12 +305,13 @@ FACTS = {"ratio": 1.0, "ratio_error": 0.02, "std_train": 1.0, "std_val": 1.0, "s
     ({"ratio": math.nan}, "burgers1d where the corrector trains are nan times those of validation"),
 ])
 def test_residuals_that_would_make_a_corrector_dishonest_are_refused(wrong, text):
-    config = load_config()
-    refuse("burgers1d", FACTS, config)
-    refuse("burgers1d", FACTS | {"ratio": 0.88, "ratio_error": 0.1}, config)   # too few trajectories to tell it from 1
-    refuse("burgers1d", FACTS | {"std_val": 1.2, "std_val_error": 0.03}, config)
+    diffusion = load_config().diffusion
+    limits = diffusion.min_residual_ratio, diffusion.max_whitened_std
+    refuse("burgers1d", FACTS, *limits)
+    refuse("burgers1d", FACTS | {"ratio": 0.88, "ratio_error": 0.1}, *limits)   # too few trajectories to tell it from 1
+    refuse("burgers1d", FACTS | {"std_val": 1.2, "std_val_error": 0.03}, *limits)
     with pytest.raises(ValueError, match=text):
-        refuse("burgers1d", FACTS | wrong, config)
+        refuse("burgers1d", FACTS | wrong, *limits)
 
 
 # ---------------------------------------------------------------- what students learn

@@ -279,7 +279,7 @@ def test_latents_of_another_grid_codec_or_batch_are_refused_inside_the_operator(
 def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trained, change, text):
     operator, caches, config = trained
     assert operator.serve(caches["burgers1d"]) is operator.heads["burgers1d"]
-    TransientResiduals(operator, caches["burgers1d"], config, torch.device("cpu"))
+    TransientResiduals(operator, caches["burgers1d"], 0)
     other = copy.copy(caches["burgers1d"])
     other.tokenizer = copy.deepcopy(other.tokenizer)
     change(other)
@@ -295,7 +295,7 @@ def test_a_steady_cache_with_another_coefficient_is_refused(trained):
     other.input_tokenizer = copy.deepcopy(other.input_tokenizer)
     other.input_tokenizer.std.mul_(2)
     with pytest.raises(ValueError, match="holds darcy2d with another codec"):
-        SteadyResiduals(operator, other, config, torch.device("cpu"))
+        SteadyResiduals(operator, other)
 
 
 @pytest.mark.parametrize(("key", "value", "text"), [

@@ -31,12 +31,14 @@ import ups.training.run
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, one_step, rollouts
+from ups.evaluation.posterior import case_bank, posterior_draws
 from ups.files import file_hash, value_hash, write_sealed
+from ups.generative.conditions import SPREAD_FLOOR
 from ups.generative.corrector import load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
-from ups.generative.steady import SPREAD_FLOOR, SteadyResiduals, case_bank, posterior_draws
+from ups.generative.steady import SteadyResiduals
 from ups.models.augment import augment
 from ups.models.choose import base_settings, head_description
 from ups.models.operator import Operator, load_operator
@@ -321,12 +323,12 @@ def config(data) -> Config:
 
 @pytest.fixture(scope="module")
 def hidden(chain, config) -> TransientResiduals:
-    return TransientResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, HIDDEN), config, CPU)
+    return TransientResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, HIDDEN), 0)
 
 
 @pytest.fixture(scope="module")
 def steady(chain, config) -> SteadyResiduals:
-    return SteadyResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, STEADY), config, CPU)
+    return SteadyResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, STEADY))
 
 
 @torch.no_grad()
@@ -357,7 +359,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
                          "tasks": [head_description(cache, "persistence", base_settings(cache))]})
     operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
-    residuals = TransientResiduals(operator, cache, config, CPU)
+    residuals = TransientResiduals(operator, cache, settings.train_from)
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
     assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "num_conditions": 6 * 4}
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
@@ -379,7 +381,7 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     r, tokens, facts = steady.draw("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
     z_in, z_ref = augment(steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2))
-    u = steady.physical(z_ref[:, 0]).clamp_min(steady.least)
+    u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.linear.least)
     values, v_guess, spread, mask, guess = tokens.split(16, -1)
     torch.testing.assert_close(steady.solution(guess, r), u, rtol=1e-3, atol=0)
     torch.testing.assert_close(steady.decode(guess + r), u.log(), rtol=0, atol=1e-3)
@@ -389,7 +391,7 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     assert full.any() and torch.equal(v_guess[full], values[full]) and (spread[full] == math.log(SPREAD_FLOOR)).all()
     assert (spread[~full] > math.log(SPREAD_FLOOR)).any()
     z_pred = steady.operator(z_in[full], STEADY, parameters[full])[:, 0]   # the operator, shown all that there is
-    torch.testing.assert_close(guess[full], steady.logarithm(steady.physical(z_pred)), rtol=0, atol=1e-3)
+    torch.testing.assert_close(guess[full], steady.logarithm(steady.head.physical(z_pred)), rtol=0, atol=1e-3)
 
 
 @torch.no_grad()
@@ -397,7 +399,7 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
     weights = hidden.start_weights()[HIDDEN]
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, 10)
-    rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.cache.parameters[rows])[0]).square().mean().sqrt()
+    rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.head.known(hidden.cache.parameters[rows]))[0]).square().mean().sqrt()
                        for t in range(9)]).double()
     torch.testing.assert_close(weights, 0.5 / 9 + 0.5 * rms / rms.sum(), rtol=1e-5, atol=0)
     assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() == {}
@@ -478,7 +480,8 @@ def test_a_hidden_parameter_is_nowhere_to_be_seen(hidden, config):
     z_one, z_two = cache.batch(one, 0, 2), cache.batch(two, 0, 2)
     torch.testing.assert_close(z_one[:, 0], z_two[:, 0], rtol=0, atol=1e-6)
     assert (z_one[:, 1] - z_two[:, 1]).abs().max() > 0.01   # and yet the next state differs
-    for a, b in zip(hidden.predict(z_one[:, :1], cache.parameters[one]), hidden.predict(z_one[:, :1], cache.parameters[two]),
+    for a, b in zip(hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[one])),
+                    hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[two])),
                     strict=True):
         assert torch.equal(a, b)
 
@@ -520,7 +523,7 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     torch.testing.assert_close(draw("dressed"), head.marginal_mean + head.marginal_std * noise)
     rows = ensembles.residuals.cache.split["reserved"]
     z = ensembles.residuals.cache.batch(rows, 0, 10)
-    r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], torch.zeros(len(rows), 0))[0] for t in range(9)])
+    r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], ensembles.residuals.head.known(torch.zeros(len(rows), 0)))[0] for t in range(9)])
     assert float(head.marginal_std.norm()) == pytest.approx(float(r.flatten(0, -2).std(0).norm()), rel=0.15)
     condition = networks["diffusion"].condition(HIDDEN, tokens, facts)
     scale = head.r_std * condition.log_scale.exp()
@@ -542,7 +545,7 @@ def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_l
     assert ensembles.bank.shape == (ups.evaluation.ensemble.BANK, 8, 4)
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, hidden.cache.num_frames)
-    r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.cache.parameters[rows])[0] for t in range(9)])
+    r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.head.known(hidden.cache.parameters[rows]))[0] for t in range(9)])
     # of about the same size: the bank's states were shifted, with which the operator does not commute exactly
     assert float(ensembles.bank.square().mean().sqrt()) == pytest.approx(float(r.square().mean().sqrt()), rel=0.1)
     tokens, facts, *_ = shown(hidden, 1)
@@ -597,7 +600,7 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(ensembles, hidde
 
 @torch.no_grad()
 def test_leads_and_members_have_noise_of_their_own(ensembles):
-    parts = [part.flatten(0, 1).flatten(1) for lead in range(3) for part in ensembles.noise(torch.tensor([2, 5]), lead, 4)]
+    parts = [part.flatten(1) for lead in range(3) for part in ensembles.noise(torch.tensor([2, 5]), lead, 4)]
     draws = torch.cat(parts)
     assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(draws) == 48   # 32 numbers each
 
@@ -647,14 +650,14 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
     residuals = {"dressed": bank.mean(0) + bank.std(0) * noise, "resampled": bank[place],
                  "gaussian": prior.unwhiten(noise.flatten(0, 1), condition),
-                 "prior": prior.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 3), condition)}
+                 "prior": prior.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)}
     for kind, r in residuals.items():
-        draws = posterior_draws(prior, steady, (guess, tokens, facts), noise, 3, kind, bank)
+        draws = posterior_draws(prior, steady, (guess, tokens, facts), noise, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()
         torch.testing.assert_close(draws, expected, rtol=1e-3, atol=1e-6)
-    monkeypatch.setattr(ups.generative.steady, "STATES", 3)
-    again = posterior_draws(prior, steady, (guess, tokens, facts), noise, 3, "prior", bank)
+    monkeypatch.setattr(ups.generative.draws, "STATES", 3)
+    again = posterior_draws(prior, steady, (guess, tokens, facts), noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
 
 

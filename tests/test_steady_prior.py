@@ -1,6 +1,6 @@
 """T10: -u'' = f on an interval, f a Gaussian process seen at some points: u is then Gaussian, mean G mu, covariance G S G^T.
 
-The linear guess of ups/generative/steady.py and the production losses and sampler of the prior must find both; a prior that does
+The linear guess of ups/generative/guess.py and the production losses and sampler of the prior must find both; a prior that does
 not look at the mask must be caught.
 """
 
@@ -14,8 +14,8 @@ import torch
 from known_answers import stream
 from torch import Tensor
 
+from ups.generative.guess import LinearGuess
 from ups.generative.observation import Observation
-from ups.generative.steady import LinearGuess
 
 pytestmark = pytest.mark.drawn
 
@@ -43,7 +43,7 @@ class Poisson:
         laplacian = 2 * torch.eye(CELLS) - torch.diag(torch.ones(CELLS - 1), 1) - torch.diag(torch.ones(CELLS - 1), -1)
         green = torch.linalg.inv(laplacian.double() * (CELLS + 1) ** 2)
         fields = torch.randn(4000, CELLS, generator=draws, dtype=torch.float64) @ torch.linalg.cholesky(covariance).T
-        return cls(covariance, green / green.norm() * 4, LinearGuess(fields[:, None]))
+        return cls(covariance, green / green.norm() * 4, LinearGuess.fit(fields[:, None]))
 
     def seen(self, values: Tensor, mask: Tensor) -> Tensor:
         """(count, 3 CELLS), float32."""

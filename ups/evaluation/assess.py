@@ -11,10 +11,11 @@ from torch import Tensor
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, milliseconds_per_state, one_step, rollouts
+from ups.evaluation.posterior import case_bank, judge_case, posterior_draws
 from ups.generative.corrector import load_corrector
 from ups.generative.observation import CASES, observe_case, row_generators
 from ups.generative.residuals import TransientResiduals
-from ups.generative.steady import SteadyResiduals, case_bank, judge_case, posterior_draws
+from ups.generative.steady import SteadyResiduals
 from ups.metrics import ensembles as probabilistic
 from ups.metrics import pairs
 from ups.metrics.intervals import bootstrap
@@ -42,7 +43,7 @@ def one_of_each(cache: Cache, split: str, count: int) -> Tensor:
 def assess_transient(config: Config, operator: Operator, name: str, device: torch.device) -> tuple[dict, dict]:
     """The task's entry of results.json under "ensembles" and the sample that the report draws."""
     settings, cache = config.evaluate, open_cache(config, name)
-    source = TransientResiduals(operator, cache, config, device)
+    source = TransientResiduals(operator, cache, config.task[name].train_from)
     ensembles = Ensembles(config, source, device)
     steps = assess_one_step(ensembles, min(WINDOWS, 24 * settings.ensemble_trajectories), settings.members,
                             settings.num_bootstrap)
@@ -195,10 +196,11 @@ def words_of(entry: dict[str, Any]) -> list[str]:
 def assess_steady(config: Config, operator: Operator, name: str, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     """The task's entry of results.json under "steady" (cases of observation) and the sample that the report draws."""
     settings, cache, seed = config.evaluate, open_cache(config, name), config.run.seed
-    source, prior = SteadyResiduals(operator, cache, config, device), load_corrector(config.run_dir / "steady", device)
+    prior = load_corrector(config.run_dir / "steady", device)
+    source = SteadyResiduals(operator, cache, prior.heads[name].guess)
     codec, places = source.head.input_codec, one_of_each(cache, settings.split, settings.ensemble_trajectories)
     z_in, z_ref, parameters = source.fields(settings.split, places)
-    v, u_ref, rows = codec.decode(z_in[:, 0]), source.physical(z_ref).cpu(), places.tolist()
+    v, u_ref, rows = codec.decode(z_in[:, 0]), source.head.physical(z_ref).cpu(), places.tolist()
     groups = cache.trajectory[cache.split[settings.split][places]]
     cases, scores, shown = {}, {}, {}
     for case in CASES:
@@ -207,7 +209,7 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
         predicted = source.predict(observation, parameters)
         noise = member_noise(predicted[0].shape[1:], seed, rows, 0, settings.members).to(device)
         members = {"operator": source.solution(predicted[0], torch.zeros_like(predicted[0]))[:, None], **{
-            model: posterior_draws(prior, source, predicted, noise, config.diffusion.sampler_steps, kind, bank)
+            model: posterior_draws(prior, source, predicted, noise, kind, bank)
             for kind, model in PRIORS.items()}}
         scores[case] = {model: probabilistic.score_ensemble(u.cpu()[:, :, None], u_ref, cache.task.boundary)
                         for model, u in members.items()}
@@ -215,7 +217,7 @@ def assess_steady(config: Config, operator: Operator, name: str, device: torch.d
                        for model, rows_of in scores[case].items()}
         if case != "full" and cache.task.posterior:
             few = rows[:settings.truth_fields]
-            exact, splits = judge_case(prior, source, case, few, config, bank, PRIORS)
+            exact, splits = judge_case(prior, source, case, settings.split, few, seed, settings.truth_members, bank, PRIORS)
             for kind, model in PRIORS.items():
                 cases[case][model]["exact"] = summarise_exact(exact[kind], splits, settings.num_bootstrap, seed)
         seen = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
@@ -258,7 +260,7 @@ def pool_spread(scores: list[dict[str, Tensor]], num_bootstrap: int, seed: int, 
 
 
 def summarise_exact(rows: list[dict[str, float]], splits: Tensor, num_bootstrap: int, seed: int) -> dict[str, Any]:
-    """Moments of `ups.generative.steady.judge`, one entry per field, as figures with intervals over fields; floor: the distance that
+    """Moments of `ups.evaluation.posterior.judge`, one entry per field, as figures with intervals over fields; floor: the distance that
     exact draws stay below 95 times of 100."""
     out: dict[str, Any] = {"fields": len(rows), "floor": float(torch.quantile(splits, 0.95))}
     values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}

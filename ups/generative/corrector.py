@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
+from ups.generative.guess import LinearGuess
 from ups.models.backbone import Backbone
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
@@ -54,8 +55,9 @@ class Condition:
 class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
-    description: name, dim (of r), num_conditions (C). Statistics are buffers that `fit_head` fills, but marginal_mean and _std:
-    those of residuals as they occur (training prefers where they are large), for dressing without conditions.
+    description: name, dim (of r), num_conditions (C), for a steady task guess (what `LinearGuess` is built from). Statistics
+    are buffers that `fit_head` fills, but marginal_mean and _std: those of residuals as they occur (training prefers where
+    they are large), for dressing without conditions.
     """
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
@@ -66,6 +68,7 @@ class CorrectorHead(nn.Module):
                                   ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0), ("marginal_std", dim, 1.0)):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
+        self.guess = LinearGuess(**description["guess"]) if "guess" in description else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
         self.gaussian = Backbone(model)

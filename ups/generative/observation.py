@@ -119,6 +119,14 @@ def observe_case(v: Tensor, case: str, generators: Sequence[torch.Generator]) ->
     return observe(v, Levels(coverage.double(), noise.double(), block), generators)
 
 
+def seen(v: Tensor, mask: Tensor) -> Observation:
+    """The observation of v (B, C, *space) at the cells where mask (B, 1, *space) is 1, exactly."""
+    mask = mask.to(v)
+    facts = torch.zeros(len(v), len(FACTS), device=v.device)
+    facts[:, 0] = mask.flatten(1).mean(1)
+    return Observation(torch.where(mask > 0, v, 0.0), mask, facts)
+
+
 def as_linear(observation: Observation, row: int, mean: float, std: float) -> LinearObservation:
     """One row of an observation of v = (g - mean) / std as y = A g + noise * eta on the field g (log a) itself.
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ups.config import Config, ModelConfig, OptimConfig, to_dict
+from ups.config import DiffusionConfig, ModelConfig, SteadyConfig, to_dict
 from ups.data.cache import Cache
 from ups.data.schedule import Schedule
+from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector, CorrectorHead, fit_head
 from ups.models.augment import augment
 from ups.models.operator import Operator
 from ups.seeds import generator
-from ups.training.fitted import fit_once
-from ups.training.run import Run
+from ups.training.fitted import Fit
 
 VALIDATION_BATCHES = 8
 NATURAL_BATCHES = 16   # from which the marginal spread is taken
@@ -52,29 +51,17 @@ class Residuals(Protocol):
         """
 
 
-@dataclass
-class TransientResiduals:
-    """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
+class TransientResiduals(StateConditions):
+    """Residuals along the trajectories of a cache. train_from: frames that are context only."""
 
-    Conditions: the operator's history, the change that led to it (zero where no frame is before) and the predicted change as
-    tokens; standardised log-parameters and log dt as facts. The change before is what a member knows of its own past: where a
-    parameter is hidden it says which one the member follows, without it every call would draw it anew.
-    """
-
-    operator: Operator
-    cache: Cache
-    config: Config
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        self.name = self.cache.task.name
-        self.head = self.operator.serve(self.cache)
-        dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description = {"name": self.name, "dim": bundle * dim, "num_conditions": (history + 1 + bundle) * dim}
+    def __init__(self, operator: Operator, cache: Cache, train_from: int):
+        operator.serve(cache)
+        super().__init__(operator, cache.task.name)
+        self.cache, self.train_from = cache, train_from
 
     def windows(self, split: str) -> tuple[int, int]:
-        first = self.config.task[self.name].train_from
-        return len(self.cache.split[split]), self.cache.num_frames - first - self.head.history - self.head.bundle + 1
+        num_starts = self.cache.num_frames - self.train_from - self.head.history - self.head.bundle + 1
+        return len(self.cache.split[split]), num_starts
 
     @cached_property
     def left(self) -> Tensor:
@@ -92,7 +79,7 @@ class TransientResiduals:
         """
         rms = self.left.square().flatten(1).mean(1).sqrt().double().cpu()
         if not bool(rms.isfinite().all()):
-            frame = int((~rms.isfinite()).nonzero()[0]) + self.config.task[self.name].train_from
+            frame = int((~rms.isfinite()).nonzero()[0]) + self.train_from
             raise ValueError(f"the residuals of {self.name} that start at frame {frame} are not finite; expected finite ones. "
                              f"Look at the data with the doctor, or train the operator again.")
         weights = 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
@@ -124,26 +111,11 @@ class TransientResiduals:
                 z[row, frame] += SMALLEST * (LARGEST / SMALLEST) ** size * error
         return z
 
-    def predict(self, z: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens, facts)."""
-        before, z, known = z[:, :1], z[:, -self.head.history :], self.head.known(parameters)
-        with torch.autocast(z.device.type, enabled=False):   # the operator's trunk turns it on for itself
-            full, _ = self.operator.predict(z, self.name, known)
-        parts = (z, z[:, :1] - before, full - z[:, -1:])
-        tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in parts], -1)
-        dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
-        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([known.standard, dt], 1)
-
-    def decode(self, r: Tensor) -> Tensor:
-        """(..., *tokens, bundle * dim) to normalised fields (..., bundle, C, *space); linear."""
-        ndim = self.head.task.ndim
-        return self.head.codec.decode(r.unflatten(-1, (self.head.bundle, -1)).movedim(-2, -2 - ndim))
-
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
              is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         rows, history = self.cache.split[split][places], self.head.history
-        frames = starts + self.config.task[self.name].train_from
+        frames = starts + self.train_from
         before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)   # the first frame itself: no change
         z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
         if draw is not None:
@@ -152,7 +124,7 @@ class TransientResiduals:
         if is_disturbed:
             keys = zip(places.tolist(), starts.tolist(), strict=True)
             seen = self.disturb(seen, starts, [generator(draw.initial_seed(), "disturb", *key) for key in keys])
-        z_pred, tokens, facts = self.predict(seen, self.cache.parameters[rows])
+        z_pred, tokens, facts = self.predict(seen, self.head.known(self.cache.parameters[rows]))
         return z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts
 
 
@@ -169,27 +141,21 @@ def validation(residuals: Residuals, seed: int, batch_size: int) -> list[tuple[T
     return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i)) for i, batch in enumerate(batches)]
 
 
-def fit_heads(all_residuals: dict[str, Residuals], corrector: Corrector, run: Run, scale_steps: int) -> dict[str, dict]:
-    """Fill every head of `corrector` from RUN/STAGE/scales, fitted there once; the ranks share the tasks. A collective.
-
-    Returns the statistics of `fit_head` by task. Raises ValueError, on all ranks, for residuals that the stage must refuse: the
-    operator is better where the corrector trains (it was trained there), or whitening does not carry over to validation.
-    """
-    config = run.config
-    fits = {name: partial(_fit_scale, residuals, config, corrector.description["model"], run.optim, scale_steps,
-                          run.train.batch_size) for name, residuals in all_residuals.items()}
-    found = fit_once(run, "scales", fits, "fitting the scale of the residuals")
-    for name, (facts, weights) in found.items():
-        corrector.heads[name].load_state_dict(weights, strict=False)
-        refuse(name, facts, config)
-    return {name: facts for name, (facts, _) in found.items()}
+def corrector_of(residuals: dict[str, Residuals], model: ModelConfig, precision: str, sampler_steps: int) -> Corrector:
+    """An untrained corrector; sampler_steps: it will be drawn with."""
+    return Corrector({"model": to_dict(model), "precision": precision, "sampler_steps": sampler_steps,
+                      "tasks": [source.description for source in residuals.values()]})
 
 
-def _fit_scale(residuals: Residuals, config: Config, model: dict, optim: OptimConfig, steps: int,
-               batch_size: int) -> tuple[dict[str, float], dict[str, Tensor]]:
-    seed = config.run.seed
+def scale_fits(residuals: dict[str, Residuals], section: DiffusionConfig | SteadyConfig, seed: int) -> dict[str, Callable[[], Fit]]:
+    """Task -> the fit of its head: (statistics of `fit_head`, weights)."""
+    return {name: partial(_fit_scale, source, section, seed) for name, source in residuals.items()}
+
+
+def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, seed: int) -> Fit:
+    steps, batch_size = section.scale_steps, section.train.batch_size
     torch.manual_seed(generator(seed, "scale", residuals.name).initial_seed())
-    head = CorrectorHead(residuals.description, ModelConfig(**model)).to(residuals.device)
+    head = CorrectorHead(residuals.description, section.model).to(residuals.device)
     schedule = schedule_of({residuals.name: residuals}, "reserved", batch_size, seed + 2)
     anywhere = Schedule({residuals.name: residuals.windows("reserved")}, batch_size, seed + 6)
 
@@ -202,15 +168,23 @@ def _fit_scale(residuals: Residuals, config: Config, model: dict, optim: OptimCo
     r = torch.cat(natural).flatten(0, -2)
     head.marginal_mean.copy_(r.mean(0))
     head.marginal_std.copy_(r.std(0))
-    facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, optim,
+    facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, section.optim,
                      (residuals.windows("reserved")[0], residuals.windows("val")[0]))
     kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
     return facts, {name: value for name, value in head.state_dict().items() if name.startswith(kept)}
 
 
-def refuse(name: str, facts: dict[str, float], config: Config) -> None:
-    """Raise ValueError for residual statistics that would make a corrector dishonest."""
-    least = config.diffusion.min_residual_ratio
+def put_scales(corrector: Corrector, fits: dict[str, Fit], least_ratio: float, largest_std: float) -> dict[str, dict]:
+    """Fill the heads of `corrector`; task -> the statistics. Raises as `refuse`."""
+    for name, (facts, weights) in fits.items():
+        corrector.heads[name].load_state_dict(weights, strict=False)
+        refuse(name, facts, least_ratio, largest_std)
+    return {name: facts for name, (facts, _) in fits.items()}
+
+
+def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> None:
+    """Raise ValueError for residual statistics that would make a corrector dishonest: the operator is better where the
+    corrector trains (it was trained there), or whitening does not carry over to validation."""
     # and so by more than chance: two standard errors below no difference
     is_small = facts["ratio"] < least and facts["ratio"] * (1 + 2 * facts["ratio_error"]) < max(1.0, least)
     if is_small or not math.isfinite(facts["ratio"]):
@@ -218,19 +192,13 @@ def refuse(name: str, facts: dict[str, float], config: Config) -> None:
                          f"validation (standard error {facts['ratio_error']:.3f}); expected at least "
                          f"{least} (diffusion.min_residual_ratio): it would learn too small a "
                          f"spread. Reserve trajectories with task.{name}.reserve and train the operator again.")
-    largest, error = config.diffusion.max_whitened_std, 2 * facts["std_val_error"]
+    error = 2 * facts["std_val_error"]
     is_near = facts["std_val"] - error <= largest and facts["std_val"] + error >= 1 / largest   # false for NaN
     if not (0.95 <= facts["std_train"] <= 1.05 and is_near):
         raise ValueError(f"the whitened residual of {name} has a standard deviation of {facts['std_train']:.3f} in training and "
                          f"{facts['std_val']:.3f} (standard error {facts['std_val_error']:.3f}) in validation; expected 0.95 to "
                          f"1.05 and {1 / largest:.2f} to {largest} (diffusion.max_whitened_std). Reserve more trajectories "
                          f"(task.{name}.reserve) or lower scale_steps.")
-
-
-def model_description(residuals: dict[str, Residuals], model: ModelConfig, precision: str, sampler_steps: int) -> dict[str, Any]:
-    """What `Corrector` is built from and drawn with."""
-    return {"model": to_dict(model), "precision": precision, "sampler_steps": sampler_steps,
-            "tasks": [r.description for r in residuals.values()]}
 
 
 def require_tasks(names: Sequence[str], stage: str) -> None:

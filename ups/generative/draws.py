@@ -1,0 +1,148 @@
+"""Every trained way to draw what the operator leaves, and rollouts and solutions drawn with it.
+
+    corrector    the diffusion, 2 sampler_steps evaluations           (stage diffusion)
+    student_1    its student in one evaluation                        (stage consistency)
+    student_2    the same in two, fresh noise at mid_angle between    (stage consistency)
+    rival        one evaluation of a network trained by scores        (stage rival)
+    prior        the diffusion of a steady task                       (stage steady)
+
+A finished stage's folder is enough: the conditional mean and scale are in all of them, sampler_steps and mid_angle in their
+config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ups.generative.conditions import FieldConditions, StateConditions
+from ups.generative.corrector import Condition, Corrector, load_corrector
+from ups.generative.diffusion import sample
+from ups.generative.observation import Observation
+from ups.generative.student import sample_student
+from ups.models.operator import Operator
+from ups.models.rollout import conserve, ensemble_rollout, member_noise
+
+STATES = 512          # states in one call of a network
+
+Draw = Callable[[Corrector, Condition, Tensor, Tensor], Tensor]   # (network, conditions, noise, second noise) -> r~
+
+
+def _diffuse(network: Corrector, condition: Condition, noise: Tensor, second: Tensor, num_steps: int = 0) -> Tensor:
+    return sample(network.velocity(condition), noise, num_steps or network.description["sampler_steps"])
+
+
+def _once(network: Corrector, condition: Condition, noise: Tensor, second: Tensor) -> Tensor:
+    return sample_student(network.velocity(condition), noise)
+
+
+def _twice(network: Corrector, condition: Condition, noise: Tensor, second: Tensor) -> Tensor:
+    return sample_student(network.velocity(condition), noise, network.description["mid_angle"], second)
+
+
+WAYS: dict[str, tuple[str, Draw]] = {   # name: (stage, draw)
+    "rival": ("rival", _once), "corrector": ("diffusion", _diffuse), "student_1": ("consistency", _once),
+    "student_2": ("consistency", _twice), "prior": ("steady", _diffuse),
+}
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A network and how it draws. num_steps (of corrector and prior): of the midpoint rule, 0: as it was trained for."""
+
+    network: Corrector
+    draw: Draw
+
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor, **options: int) -> Tensor:
+        """r~ (batch, *tokens, dim) from two noises of that shape."""
+        return self.draw(self.network, condition, noise, second, **options)
+
+    def residual(self, name: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
+        """r (batch, *tokens, dim), latent units, of task `name` under raw conditions as `predict` gives them."""
+        condition = self.network.condition(name, tokens, facts)
+        return self.network.unwhiten(self.whitened(condition, noise, second), condition)
+
+
+def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "cpu") -> Sampler:
+    """The way `name` (of WAYS) from its finished stage in the folder of a run. Raises as `load_corrector`."""
+    stage, draw = WAYS[name]
+    return Sampler(load_corrector(Path(run_dir) / stage, device), draw)
+
+
+@torch.no_grad()
+def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], z: Tensor,
+                 parameters: Tensor, num_frames: int, num_members: int, noise_of: Callable[[int], tuple[Tensor, Tensor]],
+                 is_conserved: bool = False) -> Tensor:
+    """Members (batch, num_members, num_frames, *tokens, dim) that follow z (batch, time, *tokens, dim).
+
+    residual(tokens, facts, noise, second) of rows (batch * num_members, ...), members of a trajectory being neighbours;
+    noise_of(lead): two noises of such rows. is_conserved: what the equation keeps is put right after every call.
+    """
+    head, known = states.head, states.head.known(parameters.repeat_interleave(num_members, 0))
+    start = head.physical(z[:, -1]).repeat_interleave(num_members, 0)
+    z = torch.cat([z[:, :1], z], 1)          # where nothing is before the first frame: no change
+
+    def step(window: Tensor, lead: int) -> Tensor:
+        z_pred, tokens, facts = states.predict(window, known)
+        z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
+        if not is_conserved:
+            return z_next
+        return head.codec.encode(head.codec.normalise(conserve(head.task, head.physical(z_next), start)))
+
+    return ensemble_rollout(step, z, num_frames, 1 + head.history, num_members)
+
+
+@torch.no_grad()
+def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, parameters: Tensor, num_frames: int,
+                  num_members: int, seed: int = 0) -> Tensor:
+    """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or more, *tokens,
+    dim); parameters (batch, P) raw. A function of seed and row, whatever the batch holds."""
+    states, parts, rows = StateConditions(operator, name), [], torch.arange(len(z))
+    shape = (*z.shape[2:-1], states.description["dim"])
+    for some in rows.split(max(1, STATES // num_members)):
+        def noise_of(lead: int, some: Tensor = some) -> tuple[Tensor, Tensor]:
+            return two_noises(shape, seed, some, lead, num_members, states.device)
+
+        def residual(tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
+            return sampler.residual(name, tokens, facts, noise, second)
+
+        parts.append(draw_rollout(states, residual, z[some], parameters[some], num_frames, num_members, noise_of))
+    return torch.cat(parts)
+
+
+def two_noises(shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int,
+               device: torch.device) -> tuple[Tensor, Tensor]:
+    """Noise and second noise (rows * members, *shape), by `member_noise`."""
+    return tuple(member_noise(shape, seed, rows.tolist(), lead, num_members, key).flatten(0, 1).to(device)
+                 for key in ("noise", "second"))
+
+
+@torch.no_grad()
+def draw_solutions(fields: FieldConditions, draw: Callable[[Condition, Tensor], Tensor], network: Corrector,
+                   predicted: tuple[Tensor, Tensor, Tensor], noise: Tensor) -> Tensor:
+    """Draws of a solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
+
+    predicted: of `FieldConditions.predict`; draw(conditions, noise): r~.
+    """
+    guess, tokens, facts = predicted
+    conditions, parts = network.condition(fields.name, tokens, facts), []
+    which = torch.arange(len(guess), device=guess.device).repeat_interleave(noise.shape[1])
+    for some, row in zip(noise.flatten(0, 1).split(STATES), which.split(STATES), strict=True):
+        condition = conditions.rows(row)
+        parts.append(network.unwhiten(draw(condition, some), condition))
+    return fields.solution(guess[:, None], torch.cat(parts).view_as(noise))
+
+
+def sample_solutions(operator: Operator, sampler: Sampler, name: str, observation: Observation, parameters: Tensor,
+                     num_members: int, seed: int = 0) -> Tensor:
+    """Solutions (batch, num_members, C, *space), physical units, of steady task `name` given what was seen of its
+    coefficient, in normalised units (`ups.generative.observation.seen`)."""
+    fields = FieldConditions(operator, name, sampler.network.heads[name].guess)
+    predicted = fields.predict(observation, parameters)
+    noise = member_noise(predicted[0].shape[1:], seed, range(len(predicted[0])), 0, num_members).to(fields.device)
+    return draw_solutions(fields, lambda condition, some: sampler.whitened(condition, some, some), sampler.network, predicted,
+                          noise)
