@@ -6,6 +6,7 @@ tests/closed_form.py holds world, fakes and judges. Every fake names the criteri
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from ups.generative.steady import SteadyResiduals
 from ups.models.operator import load_operator
 from ups.models.rollout import member_noise
 from ups.seeds import generator
+from ups.tasks import TASKS
 
 loop_stage._context.set_forkserver_preload(["closed_form", "train_steady"])
 
@@ -248,7 +250,7 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
 
 def assess_prior(root, monkeypatch) -> dict[str, float]:
     """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over it."""
-    monkeypatch.setattr(posterior, "truth_ensemble", world.exact_draws)
+    monkeypatch.setitem(TASKS, STEADY, replace(TASKS[STEADY], posterior=world.exact_draws))
     config = world.config_of(root, "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8")
     entry, _ = assess.assess_steady(config, load_operator(config.run_dir / "operator"), STEADY, CPU)
     models = entry["cases"]["noisy_0.3"]

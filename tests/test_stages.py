@@ -605,7 +605,7 @@ def test_leads_and_members_have_noise_of_their_own(ensembles):
     assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(draws) == 48   # 32 numbers each
 
 
-def test_guarded_rollouts_stay_in_the_range_of_their_start_and_lose_no_mean_beyond_it(ensembles, hidden, config, monkeypatch):
+def test_conserving_rollouts_stay_in_the_range_of_their_start_and_lose_no_mean_beyond_it(ensembles, hidden, config, monkeypatch):
     rows = hidden.cache.split["test"][:2]
     u = hidden.head.codec.denormalise(hidden.head.codec.decode(hidden.cache.batch(rows, 0, 1)))[:, None]
     low, high = u.amin((2, 3, 4)), u.amax((2, 3, 4))
@@ -614,7 +614,7 @@ def test_guarded_rollouts_stay_in_the_range_of_their_start_and_lose_no_mean_beyo
         return float(torch.maximum(low[..., None] - members.flatten(2), members.flatten(2) - high[..., None]).max())
 
     free = rollouts(ensembles, "dressed", rows, 4, 3)
-    monkeypatch.setattr(ensembles, "config", replace(config, evaluate=replace(config.evaluate, guard=True)))
+    monkeypatch.setattr(ensembles, "config", replace(config, evaluate=replace(config.evaluate, conserve=True)))
     held = rollouts(ensembles, "dressed", rows, 4, 3)
     assert outside(free) > 0.01 and outside(held) < 1e-5
     drift = [(members.mean((3, 4)) - u.mean((3, 4))).abs().mean() for members in (free, held)]
