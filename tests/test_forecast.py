@@ -283,7 +283,7 @@ def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trai
     other = copy.copy(caches["burgers1d"])
     other.tokenizer = copy.deepcopy(other.tokenizer)
     change(other)
-    residuals = functools.partial(TransientResiduals, operator, config=config, device=torch.device("cpu"))
+    residuals = functools.partial(TransientResiduals, operator, train_from=0)
     for serve in (operator.serve, residuals):
         with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator"):
             serve(other)
