@@ -84,7 +84,7 @@ def main() -> None:
 
     # ---- data: batches of residuals, solved by the teacher
     operator = load_operator(config.run_dir / "operator", run.device)
-    residuals = {name: TransientResiduals(operator, cache, config.task[name].train_from) for name, cache in caches.items()}
+    residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     teacher = load_corrector(config.run_dir / "diffusion", run.device)
     held_out = held_out_of(teacher, residuals, train.validate_trajectories, seed, run.ranks)
     schedule = schedule_of(residuals, "reserved", size, seed + 3)

@@ -66,7 +66,7 @@ def main() -> None:
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
-    residuals = {name: TransientResiduals(operator, cache, config.task[name].train_from) for name, cache in caches.items()}
+    residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     schedule = schedule_of(residuals, "reserved", size, seed)
 
     # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they leave

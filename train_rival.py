@@ -62,7 +62,7 @@ def main() -> None:
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
-    residuals = {name: TransientResiduals(operator, cache, config.task[name].train_from) for name, cache in caches.items()}
+    residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     schedule = schedule_of(residuals, "reserved", size, seed + 3)
     corrector = load_corrector(config.run_dir / "diffusion", run.device)
     held_out = held_out_of(corrector, residuals, train.validate_trajectories, seed, run.ranks)

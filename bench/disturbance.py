@@ -68,7 +68,7 @@ def score(config_path: str, overrides: list[str], task: str, variant: str, num_i
     put_in(variant)
     device, cache = torch.device("cpu"), open_cache(config, task)
     operator = load_operator(config.run_dir / "operator", device)
-    ensembles = Ensembles(config, residual.TransientResiduals(operator, cache, config.task[task].train_from), device)
+    ensembles = Ensembles(config, residual.TransientResiduals(operator, cache), device)
     values = len(cache.parameter_index.unique())
     rows, context = spread(cache, "val", num_initial * values), config.context(task)
     num_frames = min(config.evaluate.ensemble_frames, cache.num_frames - context)

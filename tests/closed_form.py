@@ -271,7 +271,7 @@ def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | No
 def ensembles_of(config: Config) -> Ensembles:
     """Every way to draw burgers1d's residual that the stages of this run have made."""
     operator = load_operator(config.run_dir / "operator")
-    return Ensembles(config, TransientResiduals(operator, open_cache(config, NOISY), 0), CPU)
+    return Ensembles(config, TransientResiduals(operator, open_cache(config, NOISY)), CPU)
 
 
 @torch.no_grad()

@@ -279,11 +279,11 @@ def test_latents_of_another_grid_codec_or_batch_are_refused_inside_the_operator(
 def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trained, change, text):
     operator, caches, config = trained
     assert operator.serve(caches["burgers1d"]) is operator.heads["burgers1d"]
-    TransientResiduals(operator, caches["burgers1d"], 0)
+    TransientResiduals(operator, caches["burgers1d"])
     other = copy.copy(caches["burgers1d"])
     other.tokenizer = copy.deepcopy(other.tokenizer)
     change(other)
-    residuals = functools.partial(TransientResiduals, operator, train_from=0)
+    residuals = functools.partial(TransientResiduals, operator)
     for serve in (operator.serve, residuals):
         with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator"):
             serve(other)

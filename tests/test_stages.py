@@ -323,7 +323,7 @@ def config(data) -> Config:
 
 @pytest.fixture(scope="module")
 def hidden(chain, config) -> TransientResiduals:
-    return TransientResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, HIDDEN), 0)
+    return TransientResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, HIDDEN))
 
 
 @pytest.fixture(scope="module")
@@ -354,12 +354,13 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
 def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     """An untrained operator that is shown two frames and predicts three."""
     settings = replace(config.task[HIDDEN], history=2, bundle=3, train_from=1)
-    config, cache = replace(config, task={**config.task, HIDDEN: settings}), open_cache(config, HIDDEN)
+    config = replace(config, task={**config.task, HIDDEN: settings})
+    cache = open_cache(config, HIDDEN)
     operator = Operator({"model": to_dict(config.operator.model), "precision": "no",
                          "tasks": [head_description(cache, "persistence", base_settings(cache))]})
     operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
-    residuals = TransientResiduals(operator, cache, settings.train_from)
+    residuals = TransientResiduals(operator, cache)
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
     assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "num_conditions": 6 * 4}
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])

@@ -43,7 +43,7 @@ def one_of_each(cache: Cache, split: str, count: int) -> Tensor:
 def assess_transient(config: Config, operator: Operator, name: str, device: torch.device) -> tuple[dict, dict]:
     """The task's entry of results.json under "ensembles" and the sample that the report draws."""
     settings, cache = config.evaluate, open_cache(config, name)
-    source = TransientResiduals(operator, cache, config.task[name].train_from)
+    source = TransientResiduals(operator, cache)
     ensembles = Ensembles(config, source, device)
     steps = assess_one_step(ensembles, min(WINDOWS, 24 * settings.ensemble_trajectories), settings.members,
                             settings.num_bootstrap)

@@ -52,12 +52,12 @@ class Residuals(Protocol):
 
 
 class TransientResiduals(StateConditions):
-    """Residuals along the trajectories of a cache. train_from: frames that are context only."""
+    """Residuals along the trajectories of a cache."""
 
-    def __init__(self, operator: Operator, cache: Cache, train_from: int):
+    def __init__(self, operator: Operator, cache: Cache):
         operator.serve(cache)
         super().__init__(operator, cache.task.name)
-        self.cache, self.train_from = cache, train_from
+        self.cache, self.train_from = cache, cache.settings.train_from
 
     def windows(self, split: str) -> tuple[int, int]:
         num_starts = self.cache.num_frames - self.train_from - self.head.history - self.head.bundle + 1
