@@ -8,7 +8,7 @@ from torch import nn
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import ModelConfig
-from ups.models.backbone import Backbone, Block, LocalMixing, SpectralMixing
+from ups.models.backbone import BACKBONES, Backbone, Block, LocalMixing, SpectralMixing, make_backbone
 
 MODEL = ModelConfig(width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]
@@ -166,3 +166,12 @@ def test_bfloat16_is_close_to_float32(boundary):
 def test_only_the_matrices_of_the_mlps_are_for_muon():
     flagged = {name for name, p in Backbone(MODEL).named_parameters() if getattr(p, "is_hidden_matrix", False)}
     assert flagged == {f"blocks.{i}.{part}.weight" for i in range(2) for part in ("up", "down")}
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
+def test_every_backbone_takes_any_grid_and_boundary_and_keeps_the_shape(kind, grid, boundary):
+    x = noise(2, *grid, 8)
+    y = make_backbone(MODEL, kind)(x, noise(2, 8, seed=1), boundary)
+    assert BACKBONES[kind].kind == kind and y.shape == x.shape and y.isfinite().all()

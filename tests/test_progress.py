@@ -12,7 +12,7 @@ import torch
 from ups import progress
 from ups.config import ROOT
 from ups.models import choose
-from ups.models.bases import Transport, learnt
+from ups.models.bases import Transport, base
 from ups.models.known import Known
 from ups.progress import Bar, note, position
 
@@ -70,7 +70,7 @@ def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypa
 
 def test_the_fit_of_a_base_tells_its_steps(monkeypatch):
     told = []
-    monkeypatch.setattr(learnt, "note", told.append)
+    monkeypatch.setattr(base, "note", told.append)
     u, none = torch.randn(2, 1, 1, 16), Known.of(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
     Transport(0, 1, (16,), "periodic", 4).descend(lambda step: (u, none, u[:, 0] + 1), 3, "burgers1d")
     assert told == [f"burgers1d: transport, step {step} of 3" for step in (1, 2, 3)]
@@ -82,7 +82,7 @@ def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
     from ups.data.cache import open_cache
     config = make_caches(tmp_path, "data.tasks=[burgers1d]", "operator.base_steps=4")
     told = []
-    for module in (choose, learnt):
+    for module in (choose, base):
         monkeypatch.setattr(module, "note", told.append)
     choose.choose_base(open_cache(config, "burgers1d"), 4, 10, 0, torch.device("cpu"))
     kinds = config.task["burgers1d"].base

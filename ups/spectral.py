@@ -1,7 +1,7 @@
 """Bases of a grid axis that follow its boundary: real Fourier when periodic, cosine or sine when not.
 
-Dense matrices on purpose: axes of tokens and cells are short (16 to 1024), and a matrix product with the modes that are
-kept is faster than a transform of all of them, on CPU and on GPU, and works in bf16.
+Dense matrices on purpose: axes of tokens and cells are short (16 to 1024), and a matrix product with the
+modes that are kept is faster than a transform of all of them, on CPU and on GPU, and works in bf16.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from ups.boundary import DIRICHLET, PERIODIC
 
 
 def fourier_pairs(n: int, modes: int) -> Tensor:
-    """Orthonormal real Fourier rows (2, modes, n), float64: cosines, then sines, of wave numbers 0 .. modes - 1.
+    """Orthonormal real Fourier rows (2, modes, n), float64: cosines, then sines, of wave numbers 0 .. modes -
+    1.
 
-    modes: at most n // 2 + 1, all there are. The sines of wave numbers 0 and n/2 are zero rows; all others have unit norm.
+    modes: at most n // 2 + 1, all there are. The sines of wave numbers 0 and n/2 are zero rows; all others
+    have unit norm.
     """
-    angle = 2 * math.pi * torch.outer(torch.arange(modes, dtype=torch.float64), torch.arange(n, dtype=torch.float64)) / n
+    angle = 2 * math.pi * torch.outer(torch.arange(modes, dtype=torch.float64),
+                                      torch.arange(n, dtype=torch.float64)) / n
     rows = torch.stack([angle.cos(), angle.sin()])
     norm = rows.norm(dim=-1, keepdim=True)
     return torch.where(norm > 1e-6, rows / norm.clamp_min(1e-6), torch.zeros_like(rows))
 
 
 def cosine(n: int) -> Tensor:
-    """Orthonormal DCT-II rows (n, n), float64: even at both walls, which lie half a cell outside the first and last centre."""
+    """Orthonormal DCT-II rows (n, n), float64: even at both walls, which lie half a cell outside the first
+    and last centre."""
     k, j = torch.arange(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
     rows = torch.cos(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
     rows[0] /= math.sqrt(2)
@@ -67,18 +71,19 @@ def interpolation(n: int, m: int, boundary: str) -> Tensor:
 
 
 def resample(u: Tensor, space: Sequence[int], boundary: str) -> Tensor:
-    """u (..., *own space) on the grid `space` of the same domain: `interpolation` of every axis, in float64."""
+    """u (..., *own space) on the grid `space` of the same domain: `interpolation` of every axis, in
+    float64."""
     own = u.shape[-len(space) :]
     matrices = [interpolation(n, m, boundary).to(u.device) for n, m in zip(own, space, strict=True)]
     return apply_axes(u.double(), matrices).to(u.dtype)
 
 
 class FieldTransform(nn.Module):
-    """Full orthonormal transform of a field (..., *space) into (..., modes) and back: Fourier if periodic, sine for a
-    Dirichlet wall, else cosine.
+    """Full orthonormal transform of a field (..., *space) into (..., modes) and back: Fourier if periodic,
+    sine for a Dirichlet wall, else cosine.
 
-    modes: number of (flattened) modes. A periodic field uses the half spectrum of a real transform. Nothing is learnt or
-    saved; the matrices move with the module.
+    modes: number of (flattened) modes. A periodic field uses the half spectrum of a real transform. Nothing
+    is learnt or saved; the matrices move with the module.
     """
 
     def __init__(self, space: tuple[int, ...], boundary: str):

@@ -1,10 +1,12 @@
 """The network shared by all tasks: token grids of 1, 2 or 3 dimensions, any boundary, one set of weights.
 
-Nothing in a block knows the dimension: global mixing is a spectral convolution along each axis in turn, summed (factorised
-Fourier operator, Tran et al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not), local mixing a
-depthwise convolution along each axis, and a gated MLP (Shazeer 2020, arXiv 2002.05202) mixes channels. AdaLN-zero
-(Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters, time step and boundary. Flat, without token merging or
-attention: at equal time spectral mixing on one level measured better than a U-shape with attention on every task tried.
+Nothing in a block knows the dimension: global mixing is a spectral convolution along each axis in turn,
+summed (factorised Fourier operator, Tran et al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine
+modes if not), local mixing a depthwise convolution along each axis, and a gated MLP (Shazeer 2020, arXiv
+2002.05202) mixes channels. AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters,
+time step and boundary. Flat, without token merging or
+attention: at equal time spectral mixing on one level measured better than a U-shape with attention on every
+task tried.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from ups.spectral import cosine, fourier_pairs
 
 
 class SpectralMixing(nn.Module):
-    """Sum over axes of a convolution along that axis, diagonal in its low modes: y_k = W_k x_k, complex if periodic.
+    """Sum over axes of a convolution along that axis, diagonal in its low modes: y_k = W_k x_k, complex if
+    periodic.
 
-    weight: (2, modes, width, width), real and imaginary part, shared by the axes; a cosine basis uses the real part.
+    weight: (2, modes, width, width), real and imaginary part, shared by the axes; a cosine basis uses the
+    real part.
     """
 
     def __init__(self, width: int, modes: int):
@@ -47,8 +51,10 @@ class SpectralMixing(nn.Module):
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
             hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
             real, imag = self.weight[0, :modes], self.weight[1, :modes]
-            if len(hat) == 2:                                                      # x_hat = c - i s, so y = W x_hat has
-                c, s = hat                                                         # cosine part Wr c + Wi s, sine Wr s - Wi c
+            # x_hat = c - i s, so y = W x_hat has
+            if len(hat) == 2:
+                # cosine part Wr c + Wi s, sine Wr s - Wi c
+                c, s = hat
                 hat = torch.cat([c @ real + s @ imag, s @ real - c @ imag])
             else:
                 hat = hat[0] @ real
@@ -57,7 +63,8 @@ class SpectralMixing(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """Sum over axes of a depthwise convolution along that axis; weight (width, 1, kernel), shared by the axes."""
+    """Sum over axes of a depthwise convolution along that axis; weight (width, 1, kernel), shared by the
+    axes."""
 
     def __init__(self, width: int, kernel_size: int):
         super().__init__()
@@ -66,7 +73,8 @@ class LocalMixing(nn.Module):
 
     def forward(self, x: Tensor, boundary: str) -> Tensor:
         mode = {PERIODIC: "circular", DIRICHLET: "constant"}.get(boundary, "replicate")
-        h = x.movedim(-1, 1)                    # a channels-last image to the convolution: on a CPU five times as fast as lines
+        # a channels-last image to the convolution: on a CPU five times as fast as lines
+        h = x.movedim(-1, 1)
         if h.ndim == 3:
             h = h.unsqueeze(2)
         ndim, (width, _, kernel_size) = h.ndim - 2, self.weight.shape
@@ -79,7 +87,8 @@ class LocalMixing(nn.Module):
 
 
 class Block(nn.Module):
-    """x += gate * mixing(norm x), then x += gate * MLP(norm x + local), gates and shifts set by the condition."""
+    """x += gate * mixing(norm x), then x += gate * MLP(norm x + local), gates and shifts set by the
+    condition."""
 
     def __init__(self, width: int, modes: int, kernel_size: int, mlp_ratio: float):
         super().__init__()
@@ -90,11 +99,13 @@ class Block(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
         for linear in (self.up, self.down):
-            linear.weight.is_hidden_matrix = True                                  # for Muon, see ups/training/optim.py
+            # for Muon, see ups/training/optim.py
+            linear.weight.is_hidden_matrix = True
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
         shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
-        shift1, scale1, gate1, shift2, scale2, gate2 = (m.view(shape) for m in self.modulation(condition).chunk(6, -1))
+        shift1, scale1, gate1, shift2, scale2, gate2 = (m.view(shape)
+                                                        for m in self.modulation(condition).chunk(6, -1))
         h = F.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
         x = x + gate1 * self.spectral(h, boundary)
         h = F.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
@@ -103,7 +114,9 @@ class Block(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Blocks over tokens: (batch, *tokens, width) and a condition (batch, width) to (batch, *tokens, width)."""
+    """Blocks over tokens, all on one level."""
+
+    kind = "flat"
 
     def __init__(self, model: ModelConfig):
         super().__init__()
@@ -114,3 +127,12 @@ class Backbone(nn.Module):
         for block in self.blocks:
             x = block(x, condition, boundary)
         return F.rms_norm(x, x.shape[-1:])
+
+
+BACKBONES: dict[str, type[nn.Module]] = {backbone.kind: backbone for backbone in (Backbone,)}
+
+
+def make_backbone(model: ModelConfig, kind: str = Backbone.kind) -> nn.Module:
+    """A backbone: x (batch, *tokens, width), a condition (batch, width) and a boundary to (batch, *tokens,
+    width)."""
+    return BACKBONES[kind](model)

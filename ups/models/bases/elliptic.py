@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
-from ups.models.bases.base import Samples, Window
-from ups.models.bases.learnt import Learnt
+from ups.models.bases.base import Learnt, Samples, Window
 from ups.models.known import Known
 from ups.spectral import apply_axes, cosine, fourier_pairs, sine
 

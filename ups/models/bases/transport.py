@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import PERIODIC
-from ups.models.bases.learnt import Learnt
+from ups.models.bases.base import Learnt
 from ups.models.known import Known
 
 
