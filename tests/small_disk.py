@@ -26,6 +26,7 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 from ups.data import generate  # noqa: E402
 from ups.data.generate import num_done, write_data  # noqa: E402
+from ups.data.layout import layout_of  # noqa: E402
 from ups.data.pdebench import data_bytes, partial_path  # noqa: E402
 from ups.tasks import get_task  # noqa: E402
 
@@ -101,7 +102,7 @@ def examine(task: str, path: Path) -> tuple[int, int]:
     wrong = np.zeros(confirmed, bool)
     if confirmed:
         with h5py.File(path if path.exists() else partial_path(path), "r", locking=False) as file:
-            for key, rows, values in generate._pieces(get_task(task), 0, u_ref[:confirmed]):
+            for key, rows, values in layout_of(get_task(task)).placed(0, u_ref[:confirmed]):
                 if rows == ():
                     wrong[int(key[:4])] |= not np.array_equal(file[key][()], values)
                 else:

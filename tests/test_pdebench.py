@@ -19,6 +19,7 @@ import small_disk
 
 from ups.data import generate, pdebench
 from ups.data.generate import generation_settings, num_done, write_data
+from ups.data.layout import layout_of
 from ups.data.pdebench import data_bytes, open_data, partial_path, split_indices
 from ups.tasks import TASKS, get_task
 
@@ -187,9 +188,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     path = tmp_path / "1D_Advection_Sols_beta1.0.hdf5"
     made = settings("advection1d", num=1310, resolution=1024, frames=201, parameter=1.0)
     with h5py.File(path, "w") as file:
-        from ups.data.generate import _create
-        _create(file, get_task("advection1d"), made)
-        file.attrs["ups_progress"] = 1310
+        layout_of(get_task("advection1d")).create(file, made)
+        file.attrs.update(ups_progress=1310, ups_settings=json.dumps(made))
         file["tensor"][1300:1303] = np.arange(3, dtype=np.float32)[:, None, None].repeat(201, 1).repeat(1024, 2)
     assert path.stat().st_size > 2**30
     code = f"""
@@ -348,16 +348,19 @@ def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chun
         sys.path.insert(0, "tests")
         from pathlib import Path
         from ups.data import generate
+        from ups.data.layout import layout_of
+        from ups.tasks import get_task
         from test_pdebench import settings, solver
-        store, calls = generate._store, []
+        kind = type(layout_of(get_task({task!r})))
+        store, calls = kind.store, []
 
-        def killed(file, spec, made, first, u):
-            store(file, spec, made, first, u)
+        def killed(layout, file, made, first, u):
+            store(layout, file, made, first, u)
             calls.append(first)
             if len(calls) == {dies_in + 1}:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        generate._store = killed
+        kind.store = killed
         generate.write_data(Path({str(path)!r}), {task!r}, solver({task!r}), settings({task!r}, {num}, 2), chunk={chunk})
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
@@ -422,12 +425,12 @@ def test_a_file_that_another_process_finished_meanwhile_is_kept(tmp_path, monkey
 
 @pytest.mark.parametrize("task", ["cfd2d", "darcy2d", "diff_react2d"])
 def test_a_write_that_gets_lost_is_noticed_before_it_counts_as_done(task, tmp_path, monkeypatch):
-    path, made, store = tmp_path / "data.hdf5", settings(task), generate._store
+    path, made, store = tmp_path / "data.hdf5", settings(task), type(layout_of(get_task(task))).store
 
-    def lossy(file, spec, settings, first, u):
-        store(file, spec, settings, first, np.where(first + np.arange(len(u)).reshape(-1, *[1] * (u.ndim - 1)) == 5, 0, u))
+    def lossy(layout, file, settings, first, u):
+        store(layout, file, settings, first, np.where(first + np.arange(len(u)).reshape(-1, *[1] * (u.ndim - 1)) == 5, 0, u))
 
-    monkeypatch.setattr(generate, "_store", lossy)
+    monkeypatch.setattr(type(layout_of(get_task(task))), "store", lossy)
     told = "trajectories 3 to 5 read back from .* are not those that were written.*continues at trajectory 3"
     with pytest.raises(OSError, match=told):
         write_data(path, task, solver(task), made, chunk=3)

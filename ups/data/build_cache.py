@@ -26,7 +26,8 @@ from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache
 from ups.config import Config
 from ups.files import explained, flush, held, reserve
 from ups.metrics.errors import nrmse, nrmse_global
-from ups.data.pdebench import Trajectories, open_data, partial_path, split_indices
+from ups.data.pdebench import open_data, partial_path, split_indices
+from ups.data.reader import Reader
 from ups.tasks import Task, get_task
 from ups.data.tokenizer import PatchMoments, Tokenizer
 
@@ -158,7 +159,7 @@ def require_same_data(config: Config, cache: Cache) -> None:
                          f"files back, or run `make cache` and train again.")
 
 
-def open_sources(config: Config, task_name: str, paths: Sequence[Path]) -> list[Trajectories]:
+def open_sources(config: Config, task_name: str, paths: Sequence[Path]) -> list[Reader]:
     """The data files of a task, one per parameter value, checked against the configuration and each other."""
     settings, wanted, key = config.task[task_name], plan(config, task_name), f"task.{task_name}"
     sources = [open_data(path, task_name, space_stride=settings.space_stride, time_stride=settings.time_stride,
@@ -186,7 +187,7 @@ def _channels(task: Task) -> dict[str, slice]:
     return {**groups, "input": slice(len(task.inputs))} if task.inputs else groups
 
 
-def _read(config: Config, task: Task, sources: Sequence[Trajectories], bar: tqdm,
+def _read(config: Config, task: Task, sources: Sequence[Reader], bar: tqdm,
           chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(file, trajectory indices, values) of the `chosen` trajectories of every file (None: all that the task keeps)."""
     num = config.task[task.name].num_trajectories

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from ups.data.download import edition, md5_of
-from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
+from ups.data.pdebench import SETTINGS, open_data, split_indices
+from ups.data.reader import Reader
 from ups.boundary import PERIODIC
 from ups.tasks import Finding, get_task
 
@@ -135,9 +136,9 @@ class _Scan:
     drift: list[float] = field(default_factory=list)   # of every trajectory, the largest of its fields' means over their RMS
 
 
-def _scan(data: Trajectories) -> _Scan:
+def _scan(data: Reader) -> _Scan:
     """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
-    task = get_task(data.task)
+    task = data.task
     scan, frozen = _Scan([], [], [], []), 0.0
     size = 4 * data.num_frames * len(task.channels) * int(np.prod(data.space))
     step = max(1, BLOCK_BYTES // size)
@@ -171,9 +172,9 @@ def _copies(digests: list[bytes]) -> list[tuple[int, int]]:
     return [(i, first[digest]) for i, digest in enumerate(digests) if first.setdefault(digest, i) != i]
 
 
-def _edition(data: Trajectories, hash_all: bool) -> list[Finding]:
+def _edition(data: Reader, hash_all: bool) -> list[Finding]:
     """Whether a file with a published name is the published file (by MD5)."""
-    name, where, published = data.path.name, str(data.path), get_task(data.task).published
+    name, where, published = data.path.name, str(data.path), data.task.published
     if SETTINGS in data.attributes or name not in published:
         return []
     if data.path.stat().st_size > MD5_BYTES and not hash_all:
@@ -189,9 +190,9 @@ def _edition(data: Trajectories, hash_all: bool) -> list[Finding]:
     return [Finding("warning", what, where, "make sure you know where it comes from")]
 
 
-def _name(data: Trajectories) -> list[Finding]:
+def _name(data: Reader) -> list[Finding]:
     """Whether the parameter is the one in the file's name."""
-    task = get_task(data.task)
+    task = data.task
     named = task.parameter_in(data.path.name)
     if named is None or np.isclose(named, data.parameter, rtol=1e-4):
         return []
@@ -199,9 +200,9 @@ def _name(data: Trajectories) -> list[Finding]:
                     str(data.path), "find out which is true and mend the other")]
 
 
-def _mean(data: Trajectories, drift: list[float]) -> list[Finding]:
+def _mean(data: Reader, drift: list[float]) -> list[Finding]:
     """Whether the mean stays where the equation conserves it."""
-    task, median = get_task(data.task), float(np.median(drift)) if drift else 0.0
+    task, median = data.task, float(np.median(drift)) if drift else 0.0
     if task.conserved != task.fields or median <= DRIFT:
         return []
     return [Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} conserves it: "
@@ -209,9 +210,9 @@ def _mean(data: Trajectories, drift: list[float]) -> list[Finding]:
                     "name the right task in data.tasks")]
 
 
-def _wall_noise(data: Trajectories, u: np.ndarray) -> list[Finding]:
+def _wall_noise(data: Reader, u: np.ndarray) -> list[Finding]:
     """Whether the second half of the trajectories alternates from cell to cell next to a wall, and not elsewhere."""
-    task = get_task(data.task)
+    task = data.task
     if task.boundary == PERIODIC or task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
         return []
     u = u[:, data.num_frames // 2:].astype(np.float64)

@@ -16,14 +16,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import yaml
 
 from ups.files import explained, flush, held, reserve
 from ups.data.hdf5 import node
-from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, make_room, partial_path, plain
-from ups.tasks import Task, get_task
+from ups.data.layout import Layout, fixed_text, layout_of, plain
+from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, make_room, partial_path
+from ups.tasks import get_task
 
-GROUP_BYTES = 2**15   # at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
 
 def num_done(path: str | Path, settings: dict[str, Any]) -> int:
     """Trajectories of `path` (or of its unfinished predecessor) that exist with exactly these settings; 0 if there is no file.
@@ -74,7 +73,9 @@ def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], se
     on_progress(done)
     if path.exists():
         return
-    partial, num_bytes = partial_path(path), _most_bytes(spec, settings)
+    partial, layout = partial_path(path), layout_of(spec)
+    num_bytes = layout.most_bytes(settings, data_bytes(spec.name, *(settings[key] for key in (
+        "num_trajectories", "num_frames", "resolution"))))
     make_room(path, num_bytes)
     with explained(path, num_bytes, "data.root, task.*.num_trajectories or task.*.resolution"), held(partial) as held_file:
         done = num_done(path, settings)   # who held it before may have gone on
@@ -83,7 +84,8 @@ def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], se
             return
         if not os.fstat(held_file.fileno()).st_size:
             with h5py.File(partial, "w", locking=False) as file:
-                _create(file, spec, settings)
+                file.attrs.update({SETTINGS: fixed_text(json.dumps(settings, sort_keys=True)), PROGRESS: 0})
+                layout.create(file, settings)
         while done < total:
             # every time, as HDF5 gives back what it did not use
             reserve(held_file, max(num_bytes, os.fstat(held_file.fileno()).st_size))
@@ -97,24 +99,16 @@ def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], se
                 raise ValueError(f"the solver of {task} returned non-finite numbers for trajectories {bad[:5]}; expected finite "
                                  f"ones. Change task.{task} (resolution, t_end, parameters) or data.seed.")
             with _continued(partial) as file:
-                _store(file, spec, settings, done, u)
+                layout.store(file, settings, done, u)
             os.fsync(held_file.fileno())
             with _continued(partial) as file:   # opened anew: what HDF5 remembers proves nothing
-                _require_stored(file, spec, done, u)
+                _require_stored(file, layout, done, u)
                 done = int(indices[-1]) + 1
                 file.attrs.modify(PROGRESS, done)   # the numbers first, then the claim that they are there
             os.fsync(held_file.fileno())
             on_progress(done)
         partial.rename(path)
         flush(path.parent)
-
-
-def _most_bytes(spec: Task, settings: dict[str, Any]) -> int:
-    """What a file may take on the disk: its numbers and, in the group layout, what HDF5 writes about every group."""
-    size = data_bytes(spec.name, *(settings[key] for key in ("num_trajectories", "num_frames", "resolution")))
-    if spec.layout == "arrays":
-        return size
-    return size + size // 50 + settings["num_trajectories"] * GROUP_BYTES
 
 
 @contextlib.contextmanager
@@ -134,80 +128,9 @@ def _continued(partial: Path) -> Iterator[h5py.File]:
                          f"run `make data` again.") from error
 
 
-def _grid(spec: Task, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
-    """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
-    low, high = spec.domain
-    centres = low + (np.arange(settings["resolution"]) + 0.5) * (high - low) / settings["resolution"]
-    grid = {axis: centres.astype(np.float32) for axis in sorted(spec.axes)}
-    if not spec.is_steady:
-        grid["t"] = (np.arange(num_times) * settings["t_end"] / max(1, settings["num_frames"] - 1)).astype(np.float32)
-    return grid
-
-
-def _create(file: h5py.File, spec: Task, settings: dict[str, Any]) -> None:
-    """Attributes and, in the array layout, coordinates and every array at full size (contiguous, not filled)."""
-    file.attrs.update({SETTINGS: _text(json.dumps(settings, sort_keys=True)), PROGRESS: 0})
-    if spec.layout == "groups":
-        return
-    file.attrs.update(spec.attributes(settings["parameter"]))
-    num, frames = settings["num_trajectories"], settings["num_frames"]
-    for axis, values in _grid(spec, settings, frames + 1).items():  # one time more than frames, as published
-        if spec.has_own_times and axis == "t":
-            file["t"] = np.tile(values[:frames], (num, 1))
-        else:
-            file[f"{axis}-coordinate"] = values
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    for array in spec.arrays:
-        sizes = {"time": frames, "channel": array.channels}
-        shape = (num, *(sizes.get(axis, settings["resolution"]) for axis in array.axes(spec.axes)))
-        file.create_dataset(array.key, shape, np.float32, dcpl=properties)
-
-
-def _text(text: str) -> np.bytes_:
-    """A text attribute of fixed length: of variable length, HDF5 may look for it in a damaged file for ever."""
-    return np.bytes_(text.encode("ascii"))
-
-
-def _pieces(spec: Task, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Where the trajectories u (n, time, channel, *space) from `first` on lie in a file: (dataset, its rows, their values)."""
-    if spec.layout == "groups":
-        yield from ((f"{index:04d}/data", (), values) for index, values in enumerate(np.moveaxis(u, 2, -1), first))
-        return
-    channel = 0
-    for array in spec.arrays:
-        values = u[:, 0, channel] if array.steady else u[:, :, channel]
-        if array.vector:
-            values = np.moveaxis(u[:, :, channel:channel + array.channels], 2, -1)
-        yield array.key, slice(first, first + len(u)), values
-        channel += array.channels
-
-
-def _store(file: h5py.File, spec: Task, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
-    """Write u (n, time, channel, *space) as trajectories first, first + 1, .."""
-    low, high = spec.domain
-    sim = {**dict(spec.constants), "t": settings["t_end"], "tdim": settings["num_frames"], "seed": settings["seed"]}
-    for axis in spec.axes:
-        sim |= {f"{axis}_min": low, f"{axis}_max": high, f"{axis}dim": settings["resolution"]}
-    for index, (key, rows, values) in enumerate(_pieces(spec, first, u), first):
-        if spec.layout == "arrays":
-            node(file, key)[rows] = values
-            continue
-        name = key.removesuffix("/data")
-        if node(file, name) is not None:
-            del file[name]   # written after the last confirmed chunk, perhaps not completely
-        group = file.create_group(name)
-        group.create_dataset("data", data=values, compression="lzf")
-        for axis, points in _grid(spec, settings, settings["num_frames"]).items():
-            group[f"grid/{axis}"] = points
-        config = {"sim": {**sim, "index": index}, "generator": settings["generator"]}
-        group.attrs["config"] = _text(yaml.safe_dump(config))
-
-
-def _require_stored(file: h5py.File, spec: Task, first: int, u: np.ndarray) -> None:
+def _require_stored(file: h5py.File, layout: Layout, first: int, u: np.ndarray) -> None:
     """Raise OSError unless `file` holds u as the trajectories from `first` on: HDF5 loses small writes to a full disk."""
-    for key, rows, values in _pieces(spec, first, u):
+    for key, rows, values in layout.placed(first, u):
         found = node(file, key)
         if found is None or not np.array_equal(found[rows], values):
             raise OSError(f"{file.filename}: trajectories {first} to {first + len(u) - 1} read back from {key} are not those "

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from ups.data.build_cache import data_files, open_sources
 from ups.config import Config, TaskConfig
-from ups.data.pdebench import coordinate_key
+from ups.data.layout import layout_of
 from ups.tasks import get_task
 
 
 def describe_layout(task: str, wanted: TaskConfig) -> str:
     """What a file of `task` must hold, in words: arrays, axes, shapes, coordinates, attributes."""
-    spec, is_grouped = get_task(task), get_task(task).layout == "groups"
-    num, sizes = wanted.num_trajectories, dict.fromkeys(spec.axes, wanted.resolution)
-    sizes |= {"trajectory": num, "time": wanted.num_frames}
+    spec = get_task(task)
+    layout, num = layout_of(spec), wanted.num_trajectories
+    sizes = {**dict.fromkeys(spec.axes, wanted.resolution), "trajectory": num, "time": wanted.num_frames}
     parts = []
     for array in spec.arrays:
-        axes = (() if is_grouped else ("trajectory",)) + array.axes(spec.axes)
+        axes = layout.axes(array)
         shape = tuple({**sizes, "channel": array.channels}[axis] for axis in axes)
         parts.append(f"{array.key} ({', '.join(axes)}) = {shape} of floats")
-    parts += (
-        [] if spec.is_steady else [f"{coordinate_key(spec, 't')} = ({wanted.num_frames},), the frames' times"]
-    )
-    parts += [f"{coordinate_key(spec, axis)} = ({wanted.resolution},), optional" for axis in spec.axes]
+    if not spec.is_steady:
+        parts.append(f"{layout.coordinate('t')} = ({wanted.num_frames},), the frames' times")
+    parts += [f"{layout.coordinate(axis)} = ({wanted.resolution},), optional" for axis in spec.axes]
     parts += [f"attribute {', '.join(spec.parameters)}"] if spec.parameters else []
-    where = (
-        f"{num} HDF5 groups 0000, 0001, .., one per trajectory, each with" if is_grouped else "HDF5 arrays"
-    )
-    return f"{where} {'; '.join(parts)}"
+    return f"{layout.describe(num)} {'; '.join(parts)}"
 
 
 def look_at_own(config: Config) -> None:

@@ -1,9 +1,6 @@
-"""PDEBench's HDF5 layouts: what a task's file holds, the lazy reader, and the split by trajectory index.
+"""The reader of PDEBench's HDF5 files (either layout: ups/data/layout.py), and the split by trajectory index.
 
-Two layouts exist. "arrays": one array per channel, trajectories on axis 0, contiguous and uncompressed (`tensor` (b, t, x);
-`density`, `pressure`, `Vx`, ..; Darcy's `nu` (b, x, y) and `tensor` (b, 1, x, y); `velocity` (b, t, x, y, v)). "groups":
-one group per trajectory, `0000/data` (t, *space, v), lzf, with `0000/grid/x` and so on. Both become
-(trajectory, time, channel, *space) float32 here. What a file holds is decided by its keys, never by its suffix.
+Both layouts become (trajectory, time, channel, *space) float32 here.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +20,13 @@ import h5py
 import numpy as np
 
 from ups.data.hdf5 import node
+from ups.data.layout import Layout, found_in, layout_of, plain
 from ups.tasks import TASKS, Array, Task, get_task
 
 BLOCK_BYTES = 16 * 2**20  # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
 SETTINGS, PROGRESS = "ups_settings", "ups_progress"  # attributes of files we generate
 AGAIN = ("If it is yours, write it again (README, Your own data); else delete it and run `make data`, which makes it "
          "again.")
-
-
-def coordinate_key(task: Task, axis: str) -> str:
-    """Where the coordinate of an axis is; in the group layout, within each group."""
-    if task.layout == "groups":
-        return f"grid/{axis}"
-    return "t" if axis == "t" and task.has_own_times else f"{axis}-coordinate"
 
 
 def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: int) -> int:
@@ -56,12 +48,10 @@ def split_indices(task: str, num_trajectories: int, val_fraction: float, test_fr
             f"{task}: {num_trajectories} trajectories cannot be split with val_fraction {val_fraction} and test_fraction "
             f"{test_fraction}; expected at least one each for training, validation and test. Generate more or lower the shares."
         )
-    order = np.arange(num_trajectories)
-    if get_task(task).layout == "groups":
-        cuts = np.split(order, [num_trajectories - num_val - num_test, num_trajectories - num_test])
-        return dict(zip(("train", "val", "test"), cuts, strict=True))
-    cuts = np.split(order, [num_test, num_test + num_val])
-    return dict(zip(("test", "val", "train"), cuts, strict=True))
+    shares = {"val": num_val, "test": num_test, "train": num_trajectories - num_val - num_test}
+    names = layout_of(get_task(task)).split
+    cuts = np.split(np.arange(num_trajectories), np.cumsum([shares[name] for name in names])[:-1])
+    return dict(zip(names, cuts, strict=True))
 
 
 def partial_path(path: Path) -> Path:
@@ -91,15 +81,10 @@ def make_room(path: Path, num_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class Trajectories:
-    """One file of one task, read on demand. Holds no open file: safe to fork, pickle and share between threads.
-
-    num_trajectories, num_frames, space, dt (model time units, 0 for a steady task) and coordinates ("t" and the space
-    axes, float64) are those after striding. parameter: first file-level parameter or None. attributes: what the file says
-    about itself. notes: oddities that were put right, for the user to see.
-    """
+    """One file in one of PDEBench's layouts: a `ups.data.reader.Reader`. squeezed: arrays with a leading axis of length 1."""
 
     path: Path
-    task: str
+    task: Task
     num_trajectories: int
     num_frames: int
     space: tuple[int, ...]
@@ -121,31 +106,26 @@ class Trajectories:
         """Nothing to close: `read` opens the file for its own duration (about 0.3 ms)."""
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical units.
+        """Trajectories first..last-1 as `Reader.read` has them.
 
-        Channels are `Task.channels`: the coefficient of a steady task first. Reads these trajectories and strides only.
         Raises ValueError for an empty range or one outside the file, and for a group of another shape.
         """
         if not 0 <= first < last <= self.num_trajectories:
             raise ValueError(f"{self.path}: trajectories {first} to {last} asked for; expected 0 <= first < last <= "
                              f"{self.num_trajectories}. Ask for a range inside the file.")
-        task = get_task(self.task)
-        out = np.empty((last - first, self.num_frames, len(task.channels), *self.space), np.float32)
-        with _open(self.path, self.task) as file:
-            channel = 0
-            for array in task.arrays:
-                view = out[:, :, channel:channel + array.channels]
-                for row, name in enumerate(self.groups[first:last]):
-                    self._fill(_group_data(file, self.path, name), array, view[row:row + 1], ())
-                if not self.groups:
-                    lead = (0,) if array.key in self.squeezed else ()
-                    self._fill(node(file, array.key), array, view, (*lead, first))
+        out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
+        channel, layout = 0, layout_of(self.task)
+        with _open(self.path, self.task.name) as file:
+            for array in self.task.arrays:
+                view, lead = out[:, :, channel:channel + array.channels], (0,) if array.key in self.squeezed else ()
+                for dataset, rows, at in layout.pieces(file, array, self.groups, first, last):
+                    self._fill(dataset, array, view[rows], (*lead, *at))
                 channel += array.channels
         return out
 
     def _fill(self, dataset: h5py.Dataset, array: Array, out: np.ndarray, at: tuple[int, ...]) -> None:
         """Copy `dataset` from trajectory at[-1] on (the only one if `at` is empty) into out (n, time, channel, *space)."""
-        task, stride, shape = get_task(self.task), self.space_stride, dataset.shape
+        task, stride, shape = self.task, self.space_stride, dataset.shape
         if dataset.dtype.kind != "f":
             raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype}; expected real floating-point numbers, "
                              f"as in the first trajectory. {AGAIN}")
@@ -181,30 +161,26 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
     (lists what it holds) or has the wrong rank, size, kind of number or time coordinate.
     """
     path, spec = Path(path), get_task(task)
+    layout = layout_of(spec)
     if min(space_stride, time_stride) < 1 or first_frame < 0:
         raise ValueError(f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame {first_frame}; expected "
                          f"strides of at least 1 and first_frame of at least 0. Mend task.{task}.")
     with _open(path, task) as file:
-        groups = tuple(sorted(filter(str.isdigit, file), key=int)) if spec.layout == "groups" else ()
-        if spec.layout == "groups" and not groups:
-            raise ValueError(f"{path} has no trajectory group such as 0000/data; expected the layout of {task}. {_found(file)}")
+        groups = layout.names(file)
         if PROGRESS in file.attrs and (done := _progress(file, path)) is not None:
             raise ValueError(f"{path} is unfinished ({done} trajectories); expected a complete file. Run `make data`, which "
                              f"continues it.")
         num, frames, space, squeezed, notes = None, None, None, set(), []
         for array in spec.arrays:
-            dataset = _group_data(file, path, groups[0]) if groups else node(file, array.key)
-            if not isinstance(dataset, h5py.Dataset):
-                raise ValueError(f"{path} has no array {array.key!r}; expected {', '.join(array.key for array in spec.arrays)} for {task}. {_found(file)}")
-            axes = (() if groups else ("trajectory",)) + array.axes(spec.axes)
+            dataset, axes = layout.dataset(file, array, groups[0] if groups else ""), layout.axes(array)
             shape = dataset.shape
-            if not groups and len(shape) == len(axes) + 1 and shape[0] == 1:
+            if layout.lead and len(shape) == len(axes) + 1 and shape[0] == 1:
                 squeezed.add(array.key)
                 notes.append(f"{array.key} has a leading axis of length 1 (a device axis); it is ignored")
                 shape = shape[1:]
             if len(shape) != len(axes):
                 raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape}; expected {len(axes)} axes "
-                                 f"({', '.join(axes)}) for {task}. {_found(file)}")
+                                 f"({', '.join(axes)}) for {task}. {found_in(file)}")
             if dataset.dtype.kind != "f":
                 raise ValueError(f"{path}: {dataset.name} holds {dataset.dtype}; expected real floating-point numbers. "
                                  f"Convert it with h5py.")
@@ -225,18 +201,16 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
             raise ValueError(f"{path} has {frames} frames; expected more than first_frame {first_frame}. "
                              f"Lower task.{task}.first_frame.")
         attributes = {key: plain(file.attrs[key]) for key in file.attrs if "/config" not in key}
-        if groups:  # PDEBench's first code wrote "0000/config" on the root, its present code "config" on the group
-            text = node(file, groups[0]).attrs.get("config", file.attrs.get(f"{groups[0]}/config"))
-            attributes |= {} if text is None else {"config": plain(text)}
+        attributes |= layout.attributes(file, groups)
         _require_task(path, spec, attributes)
-        coordinates = _coordinates(file, path, spec, groups, frames, space)
+        coordinates = _coordinates(file, path, layout, groups, frames, space)
     parameter, note = _parameter(path, spec, attributes)
     notes += [note] if note else []
     coordinates = {axis: values[first_frame::time_stride] if axis == "t" else values[::space_stride]
                    for axis, values in coordinates.items()}
     times = coordinates.get("t", np.zeros(1))
     return Trajectories(
-        path=path, task=task, num_trajectories=num, num_frames=-(-(frames - first_frame) // time_stride),
+        path=path, task=spec, num_trajectories=num, num_frames=-(-(frames - first_frame) // time_stride),
         space=tuple(-(-size // space_stride) for size in space),
         dt=float((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else 0.0, parameter=parameter,
         coordinates=coordinates, attributes=attributes, notes=tuple(notes), space_stride=space_stride,
@@ -289,45 +263,15 @@ def _require_written(dataset: h5py.Dataset, path: Path) -> None:
         raise ValueError(f"{path}: {there} of {expected} {unit} of {dataset.name} are there; expected all. {AGAIN}")
 
 
-def _found(file: h5py.File) -> str:
-    """What the file holds, and which tasks it may be."""
-    keys = sorted(file)
-    listing = [f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
-               for key in keys[:8]]
-    is_grouped = any(key.isdigit() for key in keys)
-    fits = [name for name, task in TASKS.items()
-            if (task.layout == "groups") == is_grouped and (is_grouped or all(
-                len(getattr(node(file, array.key), "shape", ())) == 1 + len(array.axes(task.axes)) for array in task.arrays))]
-    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
-    return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
-            f"{', '.join(fits) or 'none of ours'}.")
-
-
-def _group_data(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
-    data = node(file, f"{name}/data")
-    if not isinstance(data, h5py.Dataset):
-        raise ValueError(f"{path} has no {name}/data; expected one in every group. {_found(file)}")
-    return data
-
-
-def plain(value: Any) -> Any:
-    """An HDF5 attribute as text or number."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value.item() if isinstance(value, (np.ndarray, np.generic)) and value.size == 1 else value
-
-
-def _coordinates(file: h5py.File, path: Path, spec: Task, groups: tuple[str, ...], frames: int,
+def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str, ...], frames: int,
                  space: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Coordinates present in the file, float64; the time coordinate is required of a time-dependent task."""
-    def key(axis: str) -> str:
-        return f"{groups[0]}/{coordinate_key(spec, axis)}" if groups else coordinate_key(spec, axis)
-
+    spec, key = layout.task, partial(layout.coordinate, name=groups[0] if groups else "")
     expected = ({} if spec.is_steady else {"t": frames}) | dict(zip(spec.axes, space, strict=True))
     found = {axis: node(file, key(axis)) for axis in expected}
     if "t" in expected and found["t"] is None:
         raise ValueError(f"{path} has no {key('t')!r}; expected the frames' times, ({frames},) numbers in equal steps. Add "
-                         f"that array with h5py. {_found(file)}")
+                         f"that array with h5py. {found_in(file)}")
     coordinates = {}
     for axis, size in expected.items():
         if (stored := found[axis]) is None:
