@@ -23,6 +23,7 @@ from ups import files
 from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
+from ups.data import pdebench
 from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, require_same_data
 from ups.data.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
 from ups.data.generate import generation_settings, write_data
@@ -702,8 +703,8 @@ def test_memory_does_not_grow_with_the_number_of_trajectories(built, tmp_path, m
     config = fresh(built, tmp_path, "cache.chunk=1000")
     monkeypatch.setattr(cache_build, "READ_BYTES", 3 * 4 * 32 * FRAMES)
     sizes = []
-    read = cache_build.Trajectories.read
-    monkeypatch.setattr(cache_build.Trajectories, "read", lambda self, i, j: sizes.append(j - i) or read(self, i, j))
+    read = pdebench.Trajectories.read
+    monkeypatch.setattr(pdebench.Trajectories, "read", lambda self, i, j: sizes.append(j - i) or read(self, i, j))
     build_cache(config, "advection1d", progress=False)
     assert max(sizes) == 3
 
