@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.models.rollout import rollout
 
 WRAP = {PERIODIC: "circular", NO_FLUX: "replicate", OUTFLOW: "replicate", DIRICHLET: "zeros"}
 CHANGE_FLOOR = 0.05  # share of the typical change below which loss "change" stops dividing by the change
@@ -631,12 +632,9 @@ class Trainer:
         normalise = p.normalise_inputs if p.is_steady else p.normalise
         window = channels_last(normalise(given), p.ndim).to(self.device)
         constant = self.scale_parameters(parameters).to(self.device)
-        window, frames = window if p.is_steady else window[:, -self.settings.history :], []
-        for _ in range(num_steps):
-            pred = self.advance(window, constant)
-            frames.append(pred.movedim(-1, 1))
-            window = torch.cat((window[:, 1:], pred[:, None]), 1) if num_steps > 1 else window
-        return p.denormalise(torch.stack(frames, 1).to(given.device))
+        history = 1 if p.is_steady else self.settings.history
+        u = rollout(lambda shown: self.advance(shown, constant)[:, None], window, num_steps, history)
+        return p.denormalise(u.movedim(-1, 2).to(given.device))
 
 
 def train(problem: Problem, settings: Settings, budget_seconds: float, seed: int, score: Callable[[Trained], float] | None = None,

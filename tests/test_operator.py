@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_choose import TINY, make_caches
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 import train_operator
 import ups.training.run
@@ -185,6 +186,18 @@ def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32():
         assert torch.equal(base, expected_base) and full.dtype == torch.float32
         change, expected_change = full - base, expected - expected_base
         assert 1e-5 < float(((change - expected_change).norm() / expected_change.norm()).detach()) < 0.03
+
+
+@pytest.mark.parametrize(("name", "kind", "history"), [*HEADS, ("advection1d", "persistence", 1)])
+def test_a_call_inside_a_rollout_waits_for_no_device(name, kind, history):
+    """Fake tensors hold no numbers: asking for one (bool, item, tolist), which would wait, raises."""
+    operator = build(describe(name, kind, history), precision="bf16")
+    known, z = operator.heads[name].known(values(name)), latents(operator, name, 2, history)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        full, _ = operator.predict(fake.from_tensor(z), name, known)
+        assert isinstance(full, FakeTensor) and full.shape == (2, 1, *operator.heads[name].codec.tokens, full.shape[-1])
+        with pytest.raises(DataDependentOutputException):
+            bool(full.isfinite().all())
 
 
 def test_every_parameter_gets_a_gradient_after_two_updates():
