@@ -1,15 +1,16 @@
 """Data: generate or download every file of the configured tasks, in PDEBench's layout.
 
-Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and parameter value, under PDEBench's names.
+Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and parameter value, under PDEBench's
+    names.
     data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/pde
     data.source=published  downloaded from data.url, MD5-checked
     data.source=own        yours: looked at, never written
-Large files are solved by one single-threaded process per core; how many never changes the numbers. A killed run continues
-where it stopped; a finished file is kept; a file made otherwise is never overwritten.
+Large files are solved by one single-threaded process per core; how many never changes the numbers. A killed
+run continues where it stopped; a finished file is kept; a file made otherwise is never overwritten.
 
-    python prepare_data.py --config configs/small.yaml              prints one line per file, "generated" or "up to date"
-    python prepare_data.py --config configs/small.yaml --dry-run    lists files, sizes and disk, writes nothing
-    python prepare_data.py --config configs/small.yaml --doctor     examines the files, exit status 1 if one is ill or doubtful
+    python prepare_data.py --config configs/small.yaml              one line per file: "generated", "up to date"
+    python prepare_data.py --config configs/small.yaml --dry-run    files, sizes and disk, writes nothing
+    python prepare_data.py --config configs/small.yaml --doctor     examines the files, status 1 if one is not sound
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from ups.data.generate import generation_settings, num_done, write_data
 from ups.data.pdebench import data_bytes
 from ups.tasks import TASKS, get_task
 
-MIN_SHARE = 16   # trajectories of a file per worker: a worker imports torch for seconds before it solves the first
+# trajectories of a file per worker: a worker imports torch for seconds before it solves the first
+MIN_SHARE = 16
 NUM_SLICES = 4   # slices of a chunk per worker, so that all end at about the same time
 
 
 def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
-    """Trajectories `indices` of `task` by its solver, (n, time, channel, *space) float32, on one thread: for arrays this
-    small a second one only waits (diff_react2d under load: 0.3 s per trajectory on one, 9 s on two)."""
+    """Trajectories `indices` of `task` by its solver, (n, time, channel, *space) float32, on one thread: for
+    arrays this small a second one only waits (diff_react2d under load: 0.3 s per trajectory on one, 9 s on
+    two)."""
     import torch
 
     num_threads = torch.get_num_threads()
@@ -66,7 +69,8 @@ def _start_worker() -> None:
 
 @contextmanager
 def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..., np.ndarray]]:
-    """`solve`, every call shared among at most `num_workers` processes; in this one where files of so few are not worth more."""
+    """`solve`, every call shared among at most `num_workers` processes; in this one where files of so few are
+    not worth more."""
     num_workers = min(num_workers, num_trajectories // MIN_SHARE)
     if num_workers <= 1:
         yield solve
@@ -77,8 +81,9 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
         try:
             return np.concatenate(list(pool.map(partial(solve, task, **settings), slices)))
         except BrokenExecutor as error:
-            raise OSError(f"a process that solved trajectories of {task} from {indices[0]} on died; expected an answer. If "
-                          f"memory is short use --workers {num_workers // 2}; `make data` again continues there.") from error
+            raise OSError(f"a process that solved trajectories of {task} from {indices[0]} on died; expected "
+                          f"an answer. If memory is short use --workers {num_workers // 2}; `make data` "
+                          "again continues there.") from error
 
     pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
     try:
@@ -92,13 +97,17 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
 
 
 def main(arguments: list[str] | None = None) -> int:
-    # ---------------------------------------------------------------------------------------------------------- config
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # ------------------------------------------------------------------------------------------------- config
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
     parser.add_argument("--dry-run", action="store_true", help="list files, sizes and disk; write nothing")
-    parser.add_argument("--doctor", action="store_true", help="examine the files; exit 1 on an error or a warning")
-    parser.add_argument("--md5", action="store_true", help="with --doctor: compare the MD5 of large files too")
-    parser.add_argument("--workers", type=int, default=num_cores(), help="processes that solve (default: one per core)")
+    parser.add_argument("--doctor", action="store_true", help="examine the files; exit 1 on an error or a "
+                                                              "warning")
+    parser.add_argument("--md5", action="store_true",
+                        help="with --doctor: compare the MD5 of large files too")
+    parser.add_argument("--workers", type=int, default=num_cores(), help="processes that solve (default: one "
+                                                                         "per core)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_intermixed_args(arguments)
     if args.workers < 1:
@@ -106,8 +115,10 @@ def main(arguments: list[str] | None = None) -> int:
     config = load_config(args.config, args.overrides)
     is_published, is_own = config.data.source == "published", config.data.source == "own"
 
-    # ----------------------------------------------------------------------------------------------------------- files
-    files = []  # (task, parameter, path, bytes, generation settings, (id, md5) or None); tasks that share files name them once
+    # -------------------------------------------------------------------------------------------------- files
+    # (task, parameter, path, bytes, generation settings, (id, md5) or None); tasks that share files name them
+    # once
+    files = []
     for task, wanted in {get_task(name).of or name: config.task[name] for name in config.data.tasks}.items():
         spec = get_task(task)
         readers = [name for name in config.data.tasks if task in (name, get_task(name).of)]
@@ -115,49 +126,55 @@ def main(arguments: list[str] | None = None) -> int:
         for parameter in sorted(values) or [None]:
             path = config.data_dir(task) / spec.file_for(parameter)
             if is_own:
-                source, size = None, data_bytes(task, wanted.num_trajectories, wanted.num_frames, wanted.resolution)
+                source, size = None, data_bytes(task, wanted.num_trajectories, wanted.num_frames,
+                                                wanted.resolution)
             elif is_published:
                 source = published_file(task, parameter)[1:]
                 size = data_bytes(task, spec.num_trajectories, spec.num_frames, spec.resolution)
             else:
                 source = generation_settings(
-                    task, f"ups {ups.__version__}", seed=config.data.seed, num_trajectories=wanted.num_trajectories,
-                    resolution=wanted.resolution, num_frames=wanted.num_frames, t_end=wanted.t_end, parameter=parameter)
+                    task, f"ups {ups.__version__}", seed=config.data.seed,
+                    num_trajectories=wanted.num_trajectories,
+                    resolution=wanted.resolution, num_frames=wanted.num_frames, t_end=wanted.t_end,
+                    parameter=parameter)
                 size = data_bytes(task, wanted.num_trajectories, wanted.num_frames, wanted.resolution)
             files.append((task, parameter, path, size, source))
 
-    # ---------------------------------------------------------------------------------------------------------- doctor
+    # ------------------------------------------------------------------------------------------------- doctor
     if args.doctor:
         is_ill = False
         for task in dict.fromkeys(name for name, *_ in files):
-            found = examine_all([path for name, _, path, _, _ in files if name == task], task, hash_all=args.md5,
-                                val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction,
-                                is_own=is_own)
+            found = examine_all([path for name, _, path, _, _ in files if name == task], task,
+                                hash_all=args.md5,
+                                val_fraction=config.data.val_fraction,
+                                test_fraction=config.data.test_fraction, is_own=is_own)
             for path, findings in found.items():
                 print(report(path, findings))
                 is_ill = is_ill or any(finding.severity != "info" for finding in findings)
         return int(is_ill)
 
-    # --------------------------------------------------------------------------------------------------------- dry run
+    # ------------------------------------------------------------------------------------------------ dry run
     if args.dry_run:
         from ups.dry_run import print_data_plan  # imports torch
 
         print_data_plan(config, files, solve, args.workers)
         return 0
 
-    # ------------------------------------------------------------------------------------------------------------- own
+    # ---------------------------------------------------------------------------------------------------- own
     if is_own:
         from ups.data.own import look_at_own  # imports torch, which the other sources go without
 
         look_at_own(config)
         return 0
 
-    # ------------------------------------------------------------------------------------------------------------ loop
-    missing = [] if is_published else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()]
+    # --------------------------------------------------------------------------------------------------- loop
+    missing = ([] if is_published
+               else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()])
     if missing and (unsolved := [task for task, *_ in files if not get_task(task).simulate]):
         solved = ", ".join(name for name, task in TASKS.items() if task.simulate)
-        raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. Change data.tasks, or "
-                         "set data.source=published, or data.source=own for files of yours.")
+        raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. "
+                         "Change data.tasks, or set data.source=published, or data.source=own for files of "
+                         "yours.")
     with solver_pool(max(missing, default=0), args.workers) as solver:
         for task, _, path, _, source in files:
             if is_published:
@@ -182,7 +199,8 @@ def num_cores() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (ValueError, OSError) as error:  # what a user can cause: the message says what to do, a traceback would hide it
+    except (ValueError, OSError) as error:
+        # what a user can cause: the message says what to do, a traceback would hide it
         sys.exit(f"prepare_data.py: {error}")
     except KeyboardInterrupt:
         print("prepare_data.py: interrupted; the same command continues", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Modules that are imported when they are first used, for files that must import in a moment: torch takes seconds."""
+"""Modules that are imported when they are first used, for files that must import in a moment: torch takes
+seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ if TYPE_CHECKING:
     import torch
 else:
     class _Module:
-        """A module whose attributes are looked up in it each time, and which is imported for the first of them."""
+        """A module whose attributes are looked up in it each time, and which is imported for the first of
+        them."""
 
         def __init__(self, name: str) -> None:
             self._name = name

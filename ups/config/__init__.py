@@ -1,4 +1,5 @@
-"""The configuration: what it may say (schema), how it is read (load), what no configuration may say (checks)."""
+"""The configuration: what it may say (schema), how it is read (load), what no configuration may say
+(checks)."""
 
 from ups.config.load import DEFAULT, load_config, parse_arguments, read_yaml, save_config, to_dict
 from ups.config.schema import (

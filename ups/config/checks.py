@@ -1,4 +1,5 @@
-"""What a configuration may not say: impossible values and combinations, refused at once before anything is made."""
+"""What a configuration may not say: impossible values and combinations, refused at once before anything is
+made."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def check(config: Config) -> None:
 
 
 def _check_bounds(section: Any, where: str, problems: _Problems) -> bool:
-    """Whether every value of a section, and of those in it, is within the bounds that its class states beside the key."""
+    """Whether every value of a section, and of those in it, is within the bounds that its class states beside
+    the key."""
     before = len(problems)
     for key, kind in get_type_hints(type(section), include_extras=True).items():
         value = getattr(section, key)
@@ -50,29 +52,38 @@ def _check_all(config: Config, problems: _Problems) -> None:
     _require = problems.require
     _check_bounds(config, "", problems)
     _require(NAME.fullmatch(config.run.name) is not None and not config.run_dir.is_file(),
-             f"run.name is {config.run.name!r:.200}", f"the name of a folder in {config.run.root}: letters, digits and, "
+             f"run.name is {config.run.name!r:.200}",
+             f"the name of a folder in {config.run.root}: letters, digits and, "
              "inside, any of . + -, and not leaderboard.*",
              "Choose another (RUN= of make); another place is run.root (RUNS= of make).")
-    _require(bool(config.data.tasks), "data.tasks is empty", "at least one task", f"Known: {', '.join(TASKS)}.")
-    _require(len(set(config.data.tasks)) == len(config.data.tasks), f"data.tasks repeats {config.data.tasks[-1]}" if
+    _require(bool(config.data.tasks), "data.tasks is empty", "at least one task",
+             f"Known: {', '.join(TASKS)}.")
+    _require(len(set(config.data.tasks)) == len(config.data.tasks),
+             f"data.tasks repeats {config.data.tasks[-1]}" if
              len(config.data.tasks) > len(TASKS) else f"data.tasks {config.data.tasks} repeats a task",
              "each task once", "Remove the repetition.")
-    stages = {name: getattr(config, name) for name in ("operator", "diffusion", "consistency", "rival", "steady")}
+    stages = {name: getattr(config, name)
+              for name in ("operator", "diffusion", "consistency", "rival", "steady")}
     for stage, section in stages.items():
         train = section.train
-        _require(train.micro_batch <= 0 or train.batch_size % train.micro_batch == 0 or train.micro_batch > train.batch_size,
-                 f"{stage}.train.batch_size {train.batch_size} is not a multiple of micro_batch {train.micro_batch}",
+        _require(train.micro_batch <= 0 or train.batch_size % train.micro_batch == 0
+                 or train.micro_batch > train.batch_size,
+                 f"{stage}.train.batch_size {train.batch_size} is not a multiple of micro_batch "
+                 f"{train.micro_batch}",
                  "micro-batches of equal size", "Change one of the two.")
     _require(0 < config.data.val_fraction and 0 < config.data.test_fraction and
              config.data.val_fraction + config.data.test_fraction < 1,
-             f"data.val_fraction + data.test_fraction is {config.data.val_fraction + config.data.test_fraction}",
+             "data.val_fraction + data.test_fraction is "
+             f"{config.data.val_fraction + config.data.test_fraction}",
              "both above 0 and their sum below 1", "Lower one of them.")
     asked = set(config.evaluate.stages)
     _require("operator" in asked and ("diffusion" in asked or not asked & {"consistency", "rival"}),
-             f"evaluate.stages is {config.evaluate.stages}", "operator, and diffusion where consistency or rival is named",
+             f"evaluate.stages is {config.evaluate.stages}",
+             "operator, and diffusion where consistency or rival is named",
              "Name the stages that these stand on, too.")
     strange = [name for name in config.evaluate.tasks if name not in config.data.tasks]
-    _require(not strange, f"evaluate.tasks names {', '.join(strange)}", f"tasks of the run ({', '.join(config.data.tasks)})",
+    _require(not strange, f"evaluate.tasks names {', '.join(strange)}",
+             f"tasks of the run ({', '.join(config.data.tasks)})",
              "Leave it out, or add it to data.tasks and train.")
     _require(not config.evaluate.tasks or config.evaluate.split == "val",
              f"evaluate.tasks is {config.evaluate.tasks} with evaluate.split test",
@@ -97,11 +108,13 @@ def _check_task(name: str, settings: TaskConfig, problems: _Problems) -> None:
     if not _check_bounds(settings, f"{key}.", problems):   # what follows divides by these
         return
     _require(bool(settings.parameters) == bool(task.parameters), f"{key}.parameters is {settings.parameters}",
-             f"a value for {task.parameters[0]}" if task.parameters else "an empty list (the task has no parameter)",
+             f"a value for {task.parameters[0]}" if task.parameters else "an empty list (the task has no "
+                                                                         "parameter)",
              "Change it.")
     cells = -(-settings.resolution // settings.space_stride)
     fits = [p for p in range(1, 65) if cells % p == 0]
-    _require(cells % settings.patch == 0, f"{key}.patch {settings.patch} does not divide the grid of {cells} cells "
+    _require(cells % settings.patch == 0,
+             f"{key}.patch {settings.patch} does not divide the grid of {cells} cells "
              f"(resolution / space_stride)", f"one of {fits}", f"Change {key}.patch or {key}.space_stride.")
     width = settings.patch**task.ndim * len(task.fields)
     _require(0 <= settings.dim <= width, f"{key}.dim is {settings.dim}",
@@ -109,15 +122,20 @@ def _check_task(name: str, settings: TaskConfig, problems: _Problems) -> None:
     frames = (settings.num_frames - settings.first_frame + settings.time_stride - 1) // settings.time_stride
     if not task.is_steady:
         _require(frames - settings.train_from >= settings.history + settings.bundle,
-                 f"{key} leaves {frames - settings.train_from} frames to train on (num_frames {settings.num_frames}, first_frame "
-                 f"{settings.first_frame}, time_stride {settings.time_stride}, train_from {settings.train_from})",
-                 f"at least history + bundle = {settings.history + settings.bundle}", "Keep more frames or shorten the history.")
-    _require(task.posterior is None or settings.space_stride == 1, f"{key}.space_stride is {settings.space_stride}",
-             "1 (the exact posterior is that of the grid the data were generated on)", f"Lower {key}.resolution instead.")
+                 f"{key} leaves {frames - settings.train_from} frames to train on (num_frames "
+                 f"{settings.num_frames}, first_frame {settings.first_frame}, time_stride "
+                 f"{settings.time_stride}, train_from {settings.train_from})",
+                 f"at least history + bundle = {settings.history + settings.bundle}",
+                 "Keep more frames or shorten the history.")
+    _require(task.posterior is None or settings.space_stride == 1,
+             f"{key}.space_stride is {settings.space_stride}",
+             "1 (the exact posterior is that of the grid the data were generated on)",
+             f"Lower {key}.resolution instead.")
     _require(bool(settings.base), f"{key}.base is empty", "at least one base predictor", "Use [persistence].")
     for base in settings.base:
         _require(BASES[base].is_steady == task.is_steady, f"{key}.base names {base}",
-                 f"of {', '.join(serving(task.is_steady))}: the task is {'' if task.is_steady else 'not '}steady",
+                 f"of {', '.join(serving(task.is_steady))}: the task is "
+                 f"{'' if task.is_steady else 'not '}steady",
                  "Change the list.")
         if BASES[base].check is not None:
             _require(*BASES[base].check(key, settings, cells))

@@ -1,7 +1,8 @@
 """Configuration: configs/default.yaml, then overlays, then dotted overrides, into frozen dataclasses.
 
 Every number of a run has one home: default.yaml or, of a task, its file (ups/tasks). Unknown, duplicate,
-missing or mistyped keys and impossible combinations are errors that name the key, what was expected and the nearest spelling.
+missing or mistyped keys and impossible combinations are errors that name the key, what was expected and the
+nearest spelling.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
         if key in seen:
             mark = key_node.start_mark
             raise _DuplicateError(
-                f"duplicate key {_show(key)} in FILE line {mark.line + 1}; expected each key once. Remove one of the two."
+                f"duplicate key {_show(key)} in FILE line {mark.line + 1}; expected each key once. Remove "
+                "one of the two."
             )
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
@@ -52,19 +54,22 @@ def read_yaml(path: str | Path) -> dict:
     path = Path(path)
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. Name one that is there with "
-                                f"--config (CONFIG= of make): {', '.join(near) or f'{path.parent} has none'}.")
+        raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. Name one that is there "
+                                "with --config (CONFIG= of make): "
+                                f"{', '.join(near) or f'{path.parent} has none'}.")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except _DuplicateError as error:
         raise ValueError(str(error).replace("FILE", str(path), 1)) from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:   # a date that is none, unhashable keys, depth
-        raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line.") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        # a date that is none, unhashable keys, depth
+        raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that "
+                         "line.") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as 'run:'. See "
-                         f"configs/small.yaml for one.")
+        raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
+                         "'run:'. See configs/small.yaml for one.")
     return data
 
 
@@ -79,7 +84,8 @@ def _unknown(key: str, allowed: typing.Iterable[str], where: str) -> ValueError:
     allowed = list(allowed)
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return ValueError(f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename or remove it.")
+    return ValueError(f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename "
+                      "or remove it.")
 
 
 def _wrong(key: str, value: Any, expected: str) -> ValueError:
@@ -88,7 +94,8 @@ def _wrong(key: str, value: Any, expected: str) -> ValueError:
 
 
 def _show(value: Any) -> str:
-    """repr of a value in a message, at a length that can be read: aliases make YAML of a page expand to gigabytes."""
+    """repr of a value in a message, at a length that can be read: aliases make YAML of a page expand to
+    gigabytes."""
     try:
         return _short.repr(value)
     except ValueError:   # a number of thousands of digits
@@ -131,7 +138,8 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
             number = float(value) if not isinstance(value, (bool, list, dict)) and value is not None else None
         except (ValueError, OverflowError):
             number = None
-        if number is None or number != number or abs(number) == float("inf") or (kind is int and number != int(number)):
+        if number is None or number != number or abs(number) == float("inf") or (kind is int
+                                                                                 and number != int(number)):
             raise _wrong(key, value, "a whole number" if kind is int else "a finite number")
         return kind(value) if isinstance(value, int) else kind(number)
     if not isinstance(value, str):
@@ -141,7 +149,8 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
 
 def _convert_all(entries: typing.Iterable[tuple[str, Any, Any, str]],
                  problems: typing.Iterable[str] = ()) -> dict[str, Any]:
-    """Every (name, value, kind, dotted key) converted; a ValueError has a line for all that is wrong, `problems` first."""
+    """Every (name, value, kind, dotted key) converted; a ValueError has a line for all that is wrong,
+    `problems` first."""
     values, problems = {}, list(problems)
     for name, value, kind, key in entries:
         try:
@@ -159,8 +168,8 @@ def _build(cls: type, data: Any, where: str = "") -> Any:
     hints = typing.get_type_hints(cls)
     problems = [str(_unknown(str(key), hints, where)) for key in data if key not in hints]
     if missing := [key for key in hints if key not in data]:
-        problems.append(f"missing {', '.join(where + key for key in missing)}; expected every key in {DEFAULT} or in an "
-                        f"overlay. Add to your overlay what is missing.")
+        problems.append(f"missing {', '.join(where + key for key in missing)}; expected every key in "
+                        f"{DEFAULT} or in an overlay. Add to your overlay what is missing.")
     present = ((key, data[key], kind, f"{where}{key}") for key, kind in hints.items() if key in data)
     return cls(**_convert_all(present, problems))
 
@@ -169,7 +178,8 @@ def _override(data: dict, text: str) -> None:
     """Apply one `a.b.c=value` override in place; the value is read as YAML."""
     key, sep, value = text.partition("=")
     if not sep or not key:
-        raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Mend it.")
+        raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as "
+                         "run.seed=1. Mend it.")
     parts = key.split(".")
     node = data
     for depth, part in enumerate(parts[:-1]):
@@ -182,17 +192,19 @@ def _override(data: dict, text: str) -> None:
     try:
         read = yaml.safe_load(value)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote it.") from error
+        raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote "
+                         "it.") from error
     # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
     is_text = isinstance(node.get(parts[-1]), str) and not isinstance(read, (str, list, dict))
     node[parts[-1]] = value.strip() if is_text else _merge(node.get(parts[-1]), read)
 
 
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
-    """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as "run.seed=1".
+    """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as
+    "run.seed=1".
 
-    An overlay may start with `include: other.yaml` (relative to itself). Raises ValueError or FileNotFoundError for
-    anything a user can get wrong, before any process group or file exists.
+    An overlay may start with `include: other.yaml` (relative to itself). Raises ValueError or
+    FileNotFoundError for anything a user can get wrong, before any process group or file exists.
     """
     data = read_yaml(DEFAULT)
     for overlay in _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []:
@@ -203,14 +215,16 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     named |= {text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task.")}
     tasks = data["data"].get("tasks") if isinstance(data["data"], dict) else None
     if isinstance(data["task"], dict) and isinstance(tasks, list):
-        data["task"] = {name: section for name, section in data["task"].items() if name in tasks or name in named}
+        data["task"] = {name: section for name, section in data["task"].items() if name in tasks
+                        or name in named}
     config = _build(Config, data)
     check(config)
     return config
 
 
 def _with_settings(data: dict) -> tuple[dict, set[str]]:
-    """`data` with a full section for every task, what it says laid over the task's settings; the tasks it has sections of."""
+    """`data` with a full section for every task, what it says laid over the task's settings; the tasks it has
+    sections of."""
     said = data["task"]
     named = set(said) if isinstance(said, dict) else set()
     for name in named:
@@ -219,8 +233,10 @@ def _with_settings(data: dict) -> tuple[dict, set[str]]:
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:
-    """(configuration, whether --dry-run was given) of a stage script's command line; description: its docstring."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """(configuration, whether --dry-run was given) of a stage script's command line; description: its
+    docstring."""
+    parser = argparse.ArgumentParser(description=description,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
     parser.add_argument("--show-config", action="store_true", help="print the resolved configuration and end")
@@ -235,8 +251,8 @@ def parse_arguments(description: str) -> tuple[Config, bool]:
 
 def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
     if path.resolve() in seen:
-        raise ValueError(f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain of files that ends. "
-                         "Remove one include.")
+        raise ValueError(f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain "
+                         "of files that ends. Remove one include.")
     data = read_yaml(path)
     include = data.pop("include", None)
     before = _overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
@@ -244,7 +260,8 @@ def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
 
 
 def to_dict(config: Any) -> dict:
-    """The configuration as plain YAML-able values; feeding it back to `load_config` gives the same configuration."""
+    """The configuration as plain YAML-able values; feeding it back to `load_config` gives the same
+    configuration."""
     return dataclasses.asdict(config)
 
 

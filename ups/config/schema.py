@@ -1,6 +1,7 @@
 """What a configuration says: one frozen dataclass per section, names, types and bounds.
 
-The numbers are in configs/default.yaml and, of a task, in its file (ups/tasks): a value that is in neither does not exist.
+The numbers are in configs/default.yaml and, of a task, in its file (ups/tasks): a value that is in neither
+does not exist.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Bound:
-    """What a value must be beside its type: `holds` says whether, `expected` and `do` say it to the user ({key})."""
+    """What a value must be beside its type: `holds` says whether, `expected` and `do` say it to the user
+    ({key})."""
 
     holds: Callable[[Any], bool]
     expected: str
@@ -32,12 +34,15 @@ Kept = Bound(lambda value: value >= 2, "at least 2 (the newest may be damaged)",
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
 Angle = Bound(lambda value: 0 < value < 1.57, "an angle in (0, 1.57)", "Use 1.1.")
-Fourfold = Bound(lambda value: value > 0 and value % 4 == 0, "a multiple of 4: a quarter is replaced at a time")
+Fourfold = Bound(lambda value: value > 0 and value % 4 == 0,
+                 "a multiple of 4: a quarter is replaced at a time")
 AboveOne = Bound(lambda value: value > 1, "a number above 1", "Use 1.15.")
-Interval = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound", "Use [0.5, 2.0].")
+Interval = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound",
+                 "Use [0.5, 2.0].")
 Split = Bound(lambda value: value >= 3, "at least 3 (training, validation, test)", "Raise it.")
 Energy = Bound(lambda value: 0 < value <= 1, "a share in (0, 1]", "Use 1.0 to keep all.")
-Reserve = Bound(lambda value: 0 <= value < 1, "a share in [0, 1)", "Use 0.5, or 0 for a task that is not corrected.")
+Reserve = Bound(lambda value: 0 <= value < 1, "a share in [0, 1)",
+                "Use 0.5, or 0 for a task that is not corrected.")
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,8 @@ class Config:
     def asked(self) -> dict[str, list[str]]:
         """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names."""
         transient, steady = (self.corrected(is_steady, self.evaluated) for is_steady in (False, True))
-        wanted = {"operator": self.evaluated, **dict.fromkeys(("diffusion", "consistency", "rival"), transient), "steady": steady}
+        wanted = {"operator": self.evaluated,
+                  **dict.fromkeys(("diffusion", "consistency", "rival"), transient), "steady": steady}
         return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
 
     def cache_path(self, task: str) -> Path:
@@ -271,9 +277,11 @@ class Config:
     def context(self, task: str) -> int:
         """Frames given to a model before its first prediction."""
         entry = get_task(task)
-        return 0 if entry.is_steady else self.task[task].history if entry.hides else self.evaluate.context_frames
+        return (0 if entry.is_steady else self.task[task].history if entry.hides
+                else self.evaluate.context_frames)
 
     def corrected(self, is_steady: bool, names: list[str] | None = None) -> list[str]:
-        """The tasks (of `names`, else all) whose operator errors are learnt: those with reserved trajectories."""
+        """The tasks (of `names`, else all) whose operator errors are learnt: those with reserved
+        trajectories."""
         return [name for name in names or self.data.tasks
                 if self.task[name].reserve > 0 and get_task(name).is_steady == is_steady]

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
 from ups.config import Config
-from ups.files import explained, flush, held, reserve
-from ups.metrics.errors import nrmse, nrmse_global
+from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
 from ups.data.pdebench import open_data, partial_path, split_indices
 from ups.data.reader import Reader
-from ups.tasks import Task, get_task
 from ups.data.tokenizer import PatchMoments, Tokenizer
+from ups.files import explained, flush, held, reserve
+from ups.metrics.errors import nrmse, nrmse_global
+from ups.tasks import Task, get_task
 
 READ_BYTES = 2**25        # of float32 data held at a time (at least one trajectory)
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row

@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from ups.config import Config, TaskConfig
-from ups.progress import beat
 from ups.data.hdf5 import dataset, node
-from ups.tasks import Task, get_task
 from ups.data.tokenizer import TENSORS, Tokenizer
+from ups.progress import beat
+from ups.tasks import Task, get_task
 
 FORMAT = 1
 MAGIC = b"UPS latent cache "

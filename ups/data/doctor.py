@@ -1,7 +1,7 @@
 """The data doctor: what is wrong with a data file, and what to do about it.
 
-Reads a file once, in pieces. Looks for what has gone wrong with PDEBench data: withdrawn editions, fields without dynamics,
-initial conditions that appear in training and in test, NaN, damaged or foreign layouts.
+Reads a file once, in pieces. Looks for what has gone wrong with PDEBench data: withdrawn editions, fields
+without dynamics, initial conditions that appear in training and in test, NaN, damaged or foreign layouts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.boundary import PERIODIC
 from ups.data.download import edition, md5_of
 from ups.data.pdebench import SETTINGS, open_data, split_indices
 from ups.data.reader import Reader
-from ups.boundary import PERIODIC
 from ups.tasks import Finding, get_task
 
 BLOCK_BYTES = 32 * 2**20
 LOOKED_AT = 8         # trajectories, spread over the file, of checks that cost more than reading
 DRIFT = 1e-2          # of a conserved mean, over the field's RMS; ours keep it to 1e-6
-ALTERNATIONS = 3      # in a row, of the second difference, each above ROUGH of the range: no resolved field does it
+# in a row, of the second difference, each above ROUGH of the range: no resolved field does it
+ALTERNATIONS = 3
 ROUGH = 0.02
 WALL_WINDOWS = 4      # how many windows of them, which begin a cell apart, are at a wall
 RARE = 1e-3           # of the windows, which may alternate by chance
-FROZEN_CHANGE = 1e-5  # a frame is unchanged if no cell moves by this share of the largest value: published ReacDiff files
+# a frame is unchanged if no cell moves by this share of the largest value: published ReacDiff files
+FROZEN_CHANGE = 1e-5
 FROZEN_SHARE = 0.5    # stay equal to 4 digits for 90 % of their frames (PDEBench issue 94)
 MD5_BYTES = 10**9     # larger files are hashed on request only
 SHOWN = 5             # indices listed per finding
@@ -33,9 +35,11 @@ SHOWN = 5             # indices listed per finding
 
 def examine(path: str | Path, task: str, *, val_fraction: float, test_fraction: float, hash_all: bool = False,
             is_own: bool = False) -> list[Finding]:
-    """What is to be said about one file. A file that cannot be read gives one error; nothing is raised for its sake.
+    """What is to be said about one file. A file that cannot be read gives one error; nothing is raised for
+    its sake.
 
-    val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large files too.
+    val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large
+    files too.
     is_own: the user's file, whatever its name: not compared with the published one.
     """
     return _examine(Path(path), task, val_fraction, test_fraction, hash_all, is_own)[0]
@@ -54,8 +58,9 @@ def examine_all(paths: list[Path], task: str, *, val_fraction: float, test_fract
         if crossing:
             i, other, j = crossing[0]
             findings[path].append(Finding(
-                "error", f"{len(crossing)} initial conditions are those of another split in another file (first: {i} is {j} of "
-                f"{other.name})", f"{path}", "generate the files with one data.seed and equal num_trajectories"))
+                "error", f"{len(crossing)} initial conditions are those of another split in another file "
+                         f"(first: {i} is {j} of {other.name})", f"{path}",
+                "generate the files with one data.seed and equal num_trajectories"))
         elif shared:
             findings[path].append(Finding(
                 "info", f"{len(shared)} initial conditions are those of {shared[0][1].name} too", f"{path}",
@@ -69,11 +74,13 @@ def report(path: Path, findings: list[Finding]) -> str:
     """The findings on one file as text, the worst first, with a verdict in the first line."""
     order = ("error", "warning", "info")
     worst = min((order.index(finding.severity) for finding in findings), default=2)
-    verdict = ("ill: do not train on it", "doubtful: read the warnings", "sound")[worst] if path.exists() else "missing"
+    verdict = (("ill: do not train on it", "doubtful: read the warnings", "sound")[worst] if path.exists()
+               else "missing")
     lines = [f"{path}: {verdict}"]
     for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
         where = f" [{finding.where}]" if finding.where != str(path) else ""
-        lines.append(f"  {finding.severity:<7} {finding.what}{where}." + (f" To do: {finding.do}." if finding.do else ""))
+        lines.append(f"  {finding.severity:<7} {finding.what}{where}."
+                     + (f" To do: {finding.do}." if finding.do else ""))
     return "\n".join(lines)
 
 
@@ -81,7 +88,8 @@ def _split_of(task: str, num: int, val_fraction: float, test_fraction: float) ->
     """Split of every trajectory; all "train" when there are too few to split."""
     if num < 3:
         return dict.fromkeys(range(num), "train")
-    return {int(i): name for name, rows in split_indices(task, num, val_fraction, test_fraction).items() for i in rows}
+    return {int(i): name for name, rows in split_indices(task, num, val_fraction, test_fraction).items()
+            for i in rows}
 
 
 def _examine(path: Path, task: str, val_fraction: float, test_fraction: float, hash_all: bool,
@@ -100,17 +108,21 @@ def _examine(path: Path, task: str, val_fraction: float, test_fraction: float, h
     def add(severity: str, rows: list[int], what: str, do: str) -> None:
         if rows:
             more = ", .." if len(rows) > SHOWN else ""
-            found.append(Finding(severity, f"{len(rows)} {what}", f"trajectories {', '.join(map(str, rows[:SHOWN]))}{more}", do))
+            found.append(Finding(severity, f"{len(rows)} {what}",
+                                 f"trajectories {', '.join(map(str, rows[:SHOWN]))}{more}", do))
 
     add("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
         "generate or download the file again")
-    add("error", scan.constant, "trajectories are constant in space and time", "remove them or generate the file again")
+    add("error", scan.constant, "trajectories are constant in space and time",
+        "remove them or generate the file again")
     split = _split_of(task, data.num_trajectories, val_fraction, test_fraction)
     copies, leaks = _copies(scan.whole), _copies(scan.initial)
-    add("warning", [i for i, _ in copies], f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
+    add("warning", [i for i, _ in copies],
+        f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
         "train with fewer, different ones; an error estimate counts them twice")
     leaks = [(i, j) for i, j in leaks if split[i] != split[j]]
-    add("error", [i for i, _ in leaks], f"trajectories start as one in another split does (first: {leaks[:1]}), so test results "
+    add("error", [i for i, _ in leaks],
+        f"trajectories start as one in another split does (first: {leaks[:1]}), so test results "
         f"are too good", "remove the repeated trajectories, or report test results on the others only")
     if scan.frozen_share > FROZEN_SHARE:
         found.append(Finding(
@@ -133,7 +145,8 @@ class _Scan:
     constant: list[int]
     first_bad: str = ""
     frozen_share: float = 0.0
-    drift: list[float] = field(default_factory=list)   # of every trajectory, the largest of its fields' means over their RMS
+    # of every trajectory, the largest of its fields' means over their RMS
+    drift: list[float] = field(default_factory=list)
 
 
 def _scan(data: Reader) -> _Scan:
@@ -150,7 +163,8 @@ def _scan(data: Reader) -> _Scan:
             finite = np.isfinite(u)
             if not finite.all():
                 frame, channel, *cell = (int(k) for k in np.argwhere(~finite)[0])
-                scan.first_bad = scan.first_bad or f"trajectory {i}, frame {frame}, {task.channels[channel]}, cell {tuple(cell)}"
+                scan.first_bad = (scan.first_bad or f"trajectory {i}, frame {frame}, "
+                                                    f"{task.channels[channel]}, cell {tuple(cell)}")
                 scan.not_finite.append(i)
                 continue
             flat = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
@@ -161,7 +175,8 @@ def _scan(data: Reader) -> _Scan:
                 frozen += float((change <= FROZEN_CHANGE * np.abs(u).max()).mean())
                 mean = flat.reshape(len(flat), data.num_frames, -1).mean(-1, dtype=np.float64)
                 rms = np.sqrt(np.square(flat, dtype=np.float64).mean(1))
-                scan.drift.append(float((np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny)).max()))
+                scan.drift.append(float((np.ptp(mean, axis=1)
+                                         / np.maximum(rms, np.finfo(np.float32).tiny)).max()))
     scan.frozen_share = frozen / data.num_trajectories
     return scan
 
@@ -196,7 +211,8 @@ def _name(data: Reader) -> list[Finding]:
     named = task.parameter_in(data.path.name)
     if named is None or np.isclose(named, data.parameter, rtol=1e-4):
         return []
-    return [Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}",
+    return [Finding("error",
+                    f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}",
                     str(data.path), "find out which is true and mend the other")]
 
 
@@ -205,13 +221,15 @@ def _mean(data: Reader, drift: list[float]) -> list[Finding]:
     task, median = data.task, float(np.median(drift)) if drift else 0.0
     if task.conserved != task.fields or median <= DRIFT:
         return []
-    return [Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} conserves it: "
-                    "this is another equation, such as reacdiff1d, or an open boundary", str(data.path),
+    return [Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
+                             "conserves it: this is another equation, such as reacdiff1d, or an open "
+                             "boundary", str(data.path),
                     "name the right task in data.tasks")]
 
 
 def _wall_noise(data: Reader, u: np.ndarray) -> list[Finding]:
-    """Whether the second half of the trajectories alternates from cell to cell next to a wall, and not elsewhere."""
+    """Whether the second half of the trajectories alternates from cell to cell next to a wall, and not
+    elsewhere."""
     task = data.task
     if task.boundary == PERIODIC or task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
         return []
@@ -227,6 +245,7 @@ def _wall_noise(data: Reader, u: np.ndarray) -> list[Finding]:
         inside += [runs[..., WALL_WINDOWS:-WALL_WINDOWS].mean()]
     if max(wall) <= max(10 * max(inside), RARE):
         return []
-    return [Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at "
-                    f"there, {max(inside):.1%} elsewhere): noise of the grid, not of the equation", str(data.path),
+    return [Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the "
+                               f"places looked at there, {max(inside):.1%} elsewhere): noise of the grid, "
+                               "not of the equation", str(data.path),
                     "look at the boundary condition and the time step of the solver that made it")]

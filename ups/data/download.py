@@ -1,7 +1,7 @@
 """Published files: downloaded with resume, checked against their MD5, renamed only when they are right.
 
-An interrupted transfer leaves NAME.partial and the next one asks the server for the rest (HTTP Range). A file that was
-checked once has NAME.md5 beside it (readable by md5sum -c), so that it is not hashed again.
+An interrupted transfer leaves NAME.partial and the next one asks the server for the rest (HTTP Range). A file
+that was checked once has NAME.md5 beside it (readable by md5sum -c), so that it is not hashed again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from ups.files import explained, held, write_atomic
 from ups.data.pdebench import make_room, partial_path
+from ups.files import explained, held, write_atomic
 from ups.tasks import TASKS, get_task
 
 READ_BYTES = 2**20
@@ -33,25 +33,27 @@ TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.H
 
 
 def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
-    """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are published."""
+    """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are
+    published."""
     spec = get_task(task)
     if not spec.published:
-        raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench with "
-                         f"data.source=published. Set data.source=generate (data.source=own for files of yours), or take "
-                         f"{task} out of data.tasks.")
+        raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench "
+                         "with data.source=published. Set data.source=generate (data.source=own for files "
+                         f"of yours), or take {task} out of data.tasks.")
     name = spec.file_for(parameter)
     if name not in spec.published:
         solve = " or, to solve the equation, data.source=generate" if spec.simulate else ""
-        raise ValueError(f"{task} has no published file {name}; expected one of: {', '.join(spec.published)}. Change "
-                         f"task.{task}.parameters, or set data.source=own for files of yours{solve}.")
+        raise ValueError(f"{task} has no published file {name}; expected one of: "
+                         f"{', '.join(spec.published)}. Change task.{task}.parameters, or set "
+                         f"data.source=own for files of yours{solve}.")
     return name, *spec.published[name]
 
 
 def md5_of(path: Path, show_progress: bool = False) -> str:
     """MD5 of a file, read in pieces."""
     digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file, tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=f"MD5 {path.name}",
-                                       disable=not show_progress) as bar:
+    with path.open("rb") as file, tqdm(total=path.stat().st_size, unit="B", unit_scale=True,
+                                       desc=f"MD5 {path.name}", disable=not show_progress) as bar:
         while block := file.read(READ_BYTES):
             digest.update(block)
             bar.update(len(block))
@@ -59,7 +61,8 @@ def md5_of(path: Path, show_progress: bool = False) -> str:
 
 
 def edition(name: str, md5: str) -> str:
-    """A sentence about a file called `name` whose MD5 is not the published one; empty if nothing is known of it."""
+    """A sentence about a file called `name` whose MD5 is not the published one; empty if nothing is known of
+    it."""
     if any(md5.startswith(task.withdrawn.get(name, "no")) for task in TASKS.values()):
         return "It is the withdrawn first edition, which is wrong (PDEBench issues 46 and 51). "
     return ""
@@ -72,13 +75,15 @@ def is_verified(path: Path, md5: str) -> bool:
             and record.stat().st_mtime_ns >= path.stat().st_mtime_ns)
 
 
-def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: float = 1.0, timeout_s: float = 60.0,
-          show_progress: bool = True) -> None:
-    """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found right.
+def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: float = 1.0,
+          timeout_s: float = 60.0, show_progress: bool = True) -> None:
+    """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found
+    right.
 
-    retries: attempts without progress before giving up, pause_s (doubling) apart. timeout_s: of one socket operation, and
-    within which MIN_SPEED is asked for. Raises ValueError for a wrong URL, an answer such as 404, or another MD5;
-    ConnectionError when the transfer does not get on; PermissionError or OSError when `path` cannot be written.
+    retries: attempts without progress before giving up, pause_s (doubling) apart. timeout_s: of one socket
+    operation, and within which MIN_SPEED is asked for. Raises ValueError for a wrong URL, an answer such as
+    404, or another MD5; ConnectionError when the transfer does not get on; PermissionError or OSError when
+    `path` cannot be written.
     """
     path = Path(path)
     if is_verified(path, md5):
@@ -103,14 +108,15 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
                 break
             except TRANSIENT as error:
                 code = getattr(error, "code", None)
-                if code is not None and code < 500 and code not in (408, 425, 429):   # the client's fault: no use to try
-                    raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. Check data.url, "
-                                     f"or download the file by hand to {path}.") from error
+                # the client's fault: no use to try
+                if code is not None and code < 500 and code not in (408, 425, 429):
+                    raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. "
+                                     f"Check data.url, or download the file by hand to {path}.") from error
                 failures = 1 if _size(partial) >= before + MIN_SPEED * timeout_s else failures + 1
                 if failures > retries:
-                    raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); expected the "
-                                          f"file {path.name}. Check the network and run `make data` again: it continues at "
-                                          f"byte {_size(partial)}.") from error
+                    raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); "
+                                          f"expected the file {path.name}. Check the network and run `make "
+                                          f"data` again: it continues at byte {_size(partial)}.") from error
                 time.sleep(min(MAX_PAUSE_S, pause_s * 2 ** (failures - 1)))
         _check(partial, path, md5, show_progress)
 
@@ -120,12 +126,15 @@ def _size(path: Path) -> int:
 
 
 def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
-    """One attempt: give the unfinished `file` of `path` what it lacks. Raises one of TRANSIENT when it ends early.
+    """One attempt: give the unfinished `file` of `path` what it lacks. Raises one of TRANSIENT when it ends
+    early.
 
-    A server that starts again at the first byte overwrites: the file never shrinks, so that its size tells the progress.
+    A server that starts again at the first byte overwrites: the file never shrinks, so that its size tells
+    the progress.
     """
     have = os.fstat(file.fileno()).st_size
-    received = _received(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}), timeout_s)
+    received = _received(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}),
+                         timeout_s)
     try:
         answer = next(received)
     except urllib.error.HTTPError as error:
@@ -135,14 +144,17 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
         if total == str(have):
             return  # everything was there already; the MD5 decides
         file.truncate(0)
-        raise ConnectionError(f"the unfinished file had {have} bytes, the server's has {total or '?'}; starting again") from error
-    is_continued = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        raise ConnectionError(f"the unfinished file had {have} bytes, the server's has {total or '?'}; "
+                              "starting again") from error
+    is_continued = (answer.status == 206 and answer.headers.get("Content-Range", "").startswith("bytes "
+                                                                                                f"{have}-"))
     start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
     total = start + int(length) if length.isdecimal() else None
     make_room(path, total or 0)
     file.seek(start)
     with explained(path, total or 0, "data.root"), tqdm(
-            total=total, initial=start, unit="B", unit_scale=True, desc=path.name, disable=not show_progress) as bar:
+            total=total, initial=start, unit="B", unit_scale=True, desc=path.name,
+            disable=not show_progress) as bar:
         try:
             for block in received:
                 file.write(block)
@@ -156,10 +168,11 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
 
 
 def _received(request: urllib.request.Request, timeout_s: float) -> Iterator[Any]:
-    """The answer to `request`, then its blocks. Raises TimeoutError where timeout_s brings less than MIN_SPEED.
+    """The answer to `request`, then its blocks. Raises TimeoutError where timeout_s brings less than
+    MIN_SPEED.
 
-    Another thread reads, as a socket's own limit does not see a server that sends a byte now and then, were it of the
-    answer's head. One that is given up is left to its server; only the caller writes.
+    Another thread reads, as a socket's own limit does not see a server that sends a byte now and then, were
+    it of the answer's head. One that is given up is left to its server; only the caller writes.
     """
     items: queue.Queue[Any] = queue.Queue(maxsize=4)
 
@@ -198,11 +211,11 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
     if found != md5:
         what = f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}"
         if file == path:
-            raise ValueError(f"{what}If it is yours, set data.source=own; else delete it and run `make data`, or choose "
-                             "another data.root.")
+            raise ValueError(f"{what}If it is yours, set data.source=own; else delete it and run `make "
+                             "data`, or choose another data.root.")
         file.unlink()
-        raise ValueError(f"{what}The download was deleted. Run `make data` again; if the MD5 stays, the publisher has changed "
-                         f"the file: see its task in ups/tasks.")
+        raise ValueError(f"{what}The download was deleted. Run `make data` again; if the MD5 stays, the "
+                         "publisher has changed the file: see its task in ups/tasks.")
     if file != path:
         file.rename(path)
     write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")

@@ -1,4 +1,5 @@
-"""HDF5 files that hold what they show. HDF5 itself follows links and storage into any other file, and waits at a pipe."""
+"""HDF5 files that hold what they show. HDF5 itself follows links and storage into any other file, and waits
+at a pipe."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another fil
 def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
     """The group or dataset at `path` below `parent`, None if nothing lies there.
 
-    Raises ValueError, before anything is followed or read, for a link on the way and for a dataset whose numbers lie in
-    other files (external storage, virtual datasets).
+    Raises ValueError, before anything is followed or read, for a link on the way and for a dataset whose
+    numbers lie in other files (external storage, virtual datasets).
     """
     here = parent.id
     for name in path.encode().split(b"/"):
@@ -30,7 +31,8 @@ def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
     if layout.get_layout() == h5d.VIRTUAL:
         raise _refusal(parent, path, "a view of other datasets (virtual)")
     if layout.get_external_count():
-        raise _refusal(parent, path, f"kept in another file ({layout.get_external(0)[0].decode(errors='replace')!r:.200})")
+        raise _refusal(parent, path, "kept in another file "
+                                     f"({layout.get_external(0)[0].decode(errors='replace')!r:.200})")
     return h5py.Dataset(here)
 
 
@@ -43,5 +45,6 @@ def dataset(parent: h5py.Group, path: str) -> h5py.Dataset:
 
 
 def _refusal(parent: h5py.Group, path: str, what: str) -> ValueError:
-    return ValueError(f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in the file itself, "
-                      f"as only they can be checked. Copy them into it (h5py), or make or download the file again.")
+    return ValueError(f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in "
+                      "the file itself, as only they can be checked. Copy them into it (h5py), or make or "
+                      "download the file again.")

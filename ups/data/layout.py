@@ -1,8 +1,9 @@
 """PDEBench's two HDF5 layouts: where the numbers of a trajectory lie in a file, to read and to write them.
 
-Arrays: one array per channel, trajectories on axis 0, contiguous and uncompressed (`tensor` (b, t, x); `density`, `pressure`,
-`Vx`, ..; Darcy's `nu` (b, x, y) and `tensor` (b, 1, x, y); `velocity` (b, t, x, y, v)). Groups: one group per trajectory,
-`0000/data` (t, *space, v), lzf, with `0000/grid/x` and so on. What a file holds is decided by its keys, never by its suffix.
+Arrays: one array per channel, trajectories on axis 0, contiguous and uncompressed (`tensor` (b, t, x);
+`density`, `pressure`, `Vx`, ..; Darcy's `nu` (b, x, y) and `tensor` (b, 1, x, y); `velocity` (b, t, x, y,
+v)). Groups: one group per trajectory, `0000/data` (t, *space, v), lzf, with `0000/grid/x` and so on. What a
+file holds is decided by its keys, never by its suffix.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import yaml
 from ups.data.hdf5 import node
 from ups.tasks import TASKS, Array, Task
 
-GROUP_BYTES = 2**15   # at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
+# at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
+GROUP_BYTES = 2**15
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the files of a task are laid out. lead: axes of a stored array before those of one trajectory. split: the order of
-    the shares of trajectories, by PDEBench's convention."""
+    """How the files of a task are laid out. lead: axes of a stored array before those of one trajectory.
+    split: the order of the shares of trajectories, by PDEBench's convention."""
 
     task: Task
     lead: ClassVar[tuple[str, ...]]
@@ -40,7 +42,8 @@ class Layout:
         centres = low + (np.arange(settings["resolution"]) + 0.5) * (high - low) / settings["resolution"]
         grid = {axis: centres.astype(np.float32) for axis in sorted(self.task.axes)}
         if not self.task.is_steady:
-            grid["t"] = (np.arange(num_times) * settings["t_end"] / max(1, settings["num_frames"] - 1)).astype(np.float32)
+            grid["t"] = (np.arange(num_times) * settings["t_end"]
+                         / max(1, settings["num_frames"] - 1)).astype(np.float32)
         return grid
 
 
@@ -60,7 +63,8 @@ class Arrays(Layout):
     def fits(self, file: h5py.File) -> bool:
         """Whether a file may be of this task, by its keys and the axes of its arrays."""
         return not any(key.isdigit() for key in file) and all(
-            len(getattr(node(file, array.key), "shape", ())) == len(self.axes(array)) for array in self.task.arrays)
+            len(getattr(node(file, array.key), "shape", ())) == len(self.axes(array))
+            for array in self.task.arrays)
 
     def names(self, file: h5py.File) -> tuple[str, ...]:
         """Names of the trajectories, where they have any."""
@@ -70,7 +74,8 @@ class Arrays(Layout):
         """The dataset that holds an array. Raises ValueError where there is none."""
         if not isinstance(found := node(file, array.key), h5py.Dataset):
             raise ValueError(f"{file.filename} has no array {array.key!r}; expected "
-                             f"{', '.join(array.key for array in self.task.arrays)} for {self.task.name}. {found_in(file)}")
+                             f"{', '.join(array.key for array in self.task.arrays)} for {self.task.name}. "
+                             f"{found_in(file)}")
         return found
 
     def pieces(self, file: h5py.File, array: Array, names: tuple[str, ...], first: int,
@@ -90,7 +95,8 @@ class Arrays(Layout):
         """Attributes, coordinates and every array at full size (contiguous, not filled)."""
         task, num, frames = self.task, settings["num_trajectories"], settings["num_frames"]
         file.attrs.update(task.attributes(settings["parameter"]))
-        for axis, values in self.grid(settings, frames + 1).items():   # one time more than frames, as published
+        # one time more than frames, as published
+        for axis, values in self.grid(settings, frames + 1).items():
             is_own = axis == "t" and task.has_own_times
             file[self.coordinate(axis)] = np.tile(values[:frames], (num, 1)) if is_own else values
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -102,7 +108,8 @@ class Arrays(Layout):
             file.create_dataset(array.key, shape, np.float32, dcpl=properties)
 
     def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
-        """Where the trajectories u (n, time, channel, *space) from `first` on lie: (dataset, its rows, their values)."""
+        """Where the trajectories u (n, time, channel, *space) from `first` on lie: (dataset, its rows, their
+        values)."""
         channel = 0
         for array in self.task.arrays:
             values = u[:, :, channel:channel + array.channels]
@@ -133,13 +140,14 @@ class Groups(Layout):
 
     def names(self, file: h5py.File) -> tuple[str, ...]:
         if not (names := tuple(sorted(filter(str.isdigit, file), key=int))):
-            raise ValueError(f"{file.filename} has no trajectory group such as 0000/data; expected the layout of "
-                             f"{self.task.name}. {found_in(file)}")
+            raise ValueError(f"{file.filename} has no trajectory group such as 0000/data; expected the "
+                             f"layout of {self.task.name}. {found_in(file)}")
         return names
 
     def dataset(self, file: h5py.File, array: Array, name: str = "") -> h5py.Dataset:
         if not isinstance(found := node(file, f"{name}/{array.key}"), h5py.Dataset):
-            raise ValueError(f"{file.filename} has no {name}/{array.key}; expected one in every group. {found_in(file)}")
+            raise ValueError(f"{file.filename} has no {name}/{array.key}; expected one in every group. "
+                             f"{found_in(file)}")
         return found
 
     def pieces(self, file: h5py.File, array: Array, names: tuple[str, ...], first: int,
@@ -164,7 +172,8 @@ class Groups(Layout):
 
     def store(self, file: h5py.File, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
         low, high = self.task.domain
-        sim = {**dict(self.task.constants), "t": settings["t_end"], "tdim": settings["num_frames"], "seed": settings["seed"]}
+        sim = {**dict(self.task.constants), "t": settings["t_end"], "tdim": settings["num_frames"],
+               "seed": settings["seed"]}
         for axis in self.task.axes:
             sim |= {f"{axis}_min": low, f"{axis}_max": high, f"{axis}dim": settings["resolution"]}
         for index, (key, _, values) in enumerate(self.placed(first, u), first):
@@ -202,5 +211,6 @@ def plain(value: Any) -> Any:
 
 
 def fixed_text(text: str) -> np.bytes_:
-    """A text attribute of fixed length: of variable length, HDF5 may look for it in a damaged file for ever."""
+    """A text attribute of fixed length: of variable length, HDF5 may look for it in a damaged file for
+    ever."""
     return np.bytes_(text.encode("ascii"))

@@ -1,9 +1,10 @@
-"""Files of the user's own (data.source=own): what they must hold, and whether they do. They are never written."""
+"""Files of the user's own (data.source=own): what they must hold, and whether they do. They are never
+written."""
 
 from __future__ import annotations
 
-from ups.data.build_cache import data_files, open_sources
 from ups.config import Config, TaskConfig
+from ups.data.build_cache import data_files, open_sources
 from ups.data.layout import layout_of
 from ups.tasks import get_task
 
@@ -26,15 +27,16 @@ def describe_layout(task: str, wanted: TaskConfig) -> str:
 
 
 def look_at_own(config: Config) -> None:
-    """Print a line per file of the user's; ValueError or FileNotFoundError for what is missing or not as configured."""
+    """Print a line per file of the user's; ValueError or FileNotFoundError for what is missing or not as
+    configured."""
     for task in config.data.tasks:
         for path in data_files(config, task):
             if not path.exists():
                 there = sorted(other.name for other in path.parent.glob("*")) if path.parent.is_dir() else []
                 raise FileNotFoundError(
                     f"no data file {path}; expected yours there, as data.source=own says. Write "
-                    f"{describe_layout(task, config.task[task])}; or correct data.root or task.{task} (in that folder: "
-                    f"{', '.join(there[:5]) or 'nothing'})."
+                    f"{describe_layout(task, config.task[task])}; or correct data.root or task.{task} (in "
+                    f"that folder: {', '.join(there[:5]) or 'nothing'})."
                 )
         for source in open_sources(config, task, data_files(config, task)):
             notes = "".join(f"; {note}" for note in source.notes)

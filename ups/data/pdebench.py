@@ -23,10 +23,11 @@ from ups.data.hdf5 import node
 from ups.data.layout import Layout, found_in, layout_of, plain
 from ups.tasks import TASKS, Array, Task, get_task
 
-BLOCK_BYTES = 16 * 2**20  # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
+# largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
+BLOCK_BYTES = 16 * 2**20
 SETTINGS, PROGRESS = "ups_settings", "ups_progress"  # attributes of files we generate
-AGAIN = ("If it is yours, write it again (README, Your own data); else delete it and run `make data`, which makes it "
-         "again.")
+AGAIN = ("If it is yours, write it again (README, Your own data); else delete it and run `make data`, which "
+         "makes it again.")
 
 
 def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: int) -> int:
@@ -35,18 +36,22 @@ def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: in
     return 4 * num_trajectories * num_frames * len(spec.channels) * resolution**spec.ndim
 
 
-def split_indices(task: str, num_trajectories: int, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
+def split_indices(task: str, num_trajectories: int, val_fraction: float,
+                  test_fraction: float) -> dict[str, np.ndarray]:
     """Trajectory indices of "train", "val" and "test" (each int64, ascending).
 
-    PDEBench's convention: test is the first share of an array file and the last share of a group file; validation is next to
-    it. By index, because published files of different parameters repeat the initial conditions: the split of one
-    file is the split of all. Raises ValueError when fewer than three trajectories or nothing is left to train on.
+    PDEBench's convention: test is the first share of an array file and the last share of a group file;
+    validation is next to it. By index, because published files of different parameters repeat the initial
+    conditions: the split of one file is the split of all. Raises ValueError when fewer than three
+    trajectories or nothing is left to train on.
     """
-    num_val, num_test = (max(1, int(num_trajectories * share + 1e-9)) for share in (val_fraction, test_fraction))
+    num_val, num_test = (max(1, int(num_trajectories * share + 1e-9))
+                         for share in (val_fraction, test_fraction))
     if num_trajectories - num_val - num_test < 1 or min(val_fraction, test_fraction) <= 0:
         raise ValueError(
-            f"{task}: {num_trajectories} trajectories cannot be split with val_fraction {val_fraction} and test_fraction "
-            f"{test_fraction}; expected at least one each for training, validation and test. Generate more or lower the shares."
+            f"{task}: {num_trajectories} trajectories cannot be split with val_fraction {val_fraction} and "
+            f"test_fraction {test_fraction}; expected at least one each for training, validation and test. "
+            "Generate more or lower the shares."
         )
     shares = {"val": num_val, "test": num_test, "train": num_trajectories - num_val - num_test}
     names = layout_of(get_task(task)).split
@@ -60,28 +65,32 @@ def partial_path(path: Path) -> Path:
 
 
 def make_room(path: Path, num_bytes: int) -> None:
-    """Make the folder of `path` and check that num_bytes, less what its .partial already takes, fit. Raises OSError."""
+    """Make the folder of `path` and check that num_bytes, less what its .partial already takes, fit. Raises
+    OSError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PermissionError(f"cannot make the folder {path.parent} ({error}); expected a place to write data. "
-                              f"Change data.root.") from error
+        raise PermissionError(f"cannot make the folder {path.parent} ({error}); expected a place to write "
+                              "data. Change data.root.") from error
     if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"no permission to write in {path.parent}; expected a place to write data. Change data.root.")
+        raise PermissionError(f"no permission to write in {path.parent}; expected a place to write data. "
+                              "Change data.root.")
     partial = partial_path(path)
     need = num_bytes - (partial.stat().st_blocks * 512 if partial.exists() else 0)
     free = shutil.disk_usage(path.parent).free
     if need > free:
-        raise OSError(f"{path} needs {need / 2**30:.2f} GiB more and {path.parent} has {free / 2**30:.2f} GiB free; expected "
-                      f"room for it. Free some, or change data.root, task.*.num_trajectories or task.*.resolution.")
+        raise OSError(f"{path} needs {need / 2**30:.2f} GiB more and {path.parent} has {free / 2**30:.2f} "
+                      "GiB free; expected room for it. Free some, or change data.root, "
+                      "task.*.num_trajectories or task.*.resolution.")
 
 
-# ------------------------------------------------------------------------------------------------------------ reader
+# ----------------------------------------------------------------------------------------------------- reader
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """One file in one of PDEBench's layouts: a `ups.data.reader.Reader`. squeezed: arrays with a leading axis of length 1."""
+    """One file in one of PDEBench's layouts: a `ups.data.reader.Reader`. squeezed: arrays with a leading axis
+    of length 1."""
 
     path: Path
     task: Task
@@ -111,30 +120,35 @@ class Trajectories:
         Raises ValueError for an empty range or one outside the file, and for a group of another shape.
         """
         if not 0 <= first < last <= self.num_trajectories:
-            raise ValueError(f"{self.path}: trajectories {first} to {last} asked for; expected 0 <= first < last <= "
-                             f"{self.num_trajectories}. Ask for a range inside the file.")
+            raise ValueError(f"{self.path}: trajectories {first} to {last} asked for; expected 0 <= first < "
+                             f"last <= {self.num_trajectories}. Ask for a range inside the file.")
         out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
         channel, layout = 0, layout_of(self.task)
         with _open(self.path, self.task.name) as file:
             for array in self.task.arrays:
-                view, lead = out[:, :, channel:channel + array.channels], (0,) if array.key in self.squeezed else ()
+                view, lead = out[:, :,
+                                 channel:channel + array.channels], (0,) if array.key in self.squeezed else ()
                 for dataset, rows, at in layout.pieces(file, array, self.groups, first, last):
                     self._fill(dataset, array, view[rows], (*lead, *at))
                 channel += array.channels
         return out
 
     def _fill(self, dataset: h5py.Dataset, array: Array, out: np.ndarray, at: tuple[int, ...]) -> None:
-        """Copy `dataset` from trajectory at[-1] on (the only one if `at` is empty) into out (n, time, channel, *space)."""
+        """Copy `dataset` from trajectory at[-1] on (the only one if `at` is empty) into out (n, time,
+        channel, *space)."""
         task, stride, shape = self.task, self.space_stride, dataset.shape
         if dataset.dtype.kind != "f":
-            raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype}; expected real floating-point numbers, "
-                             f"as in the first trajectory. {AGAIN}")
+            raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype}; expected real "
+                             f"floating-point numbers, as in the first trajectory. {AGAIN}")
         expected = tuple(-(-size // stride) for size in shape[len(at) + (not array.steady):][:task.ndim])
-        frames = 1 if array.steady else -(-(shape[len(at)] - self.first_frame) // self.time_stride) if len(shape) > len(at) else 0
+        frames = (1 if array.steady else -(-(shape[len(at)] - self.first_frame) // self.time_stride)
+                  if len(shape) > len(at) else 0)
         channels = shape[len(at) + (not array.steady) + task.ndim:]
-        if (frames, expected, channels) != (self.num_frames, self.space, (array.channels,) if array.vector else ()):
-            raise ValueError(f"{self.path}: {dataset.name} has shape {shape}, unlike the first trajectory; expected one shape "
-                             f"for all. Remove that trajectory, or download or generate the file again with `make data`.")
+        if (frames, expected, channels) != (self.num_frames, self.space, (array.channels,
+                                            ) if array.vector else ()):
+            raise ValueError(f"{self.path}: {dataset.name} has shape {shape}, unlike the first trajectory; "
+                             "expected one shape for all. Remove that trajectory, or download or generate "
+                             "the file again with `make data`.")
         frame_bytes = int(np.prod(shape[-(task.ndim + array.vector):])) * dataset.dtype.itemsize
         num_frames = max(1, min(frames, BLOCK_BYTES // frame_bytes))
         num_rows = max(1, BLOCK_BYTES // (frame_bytes * frames)) if at else 1
@@ -143,33 +157,38 @@ class Trajectories:
             for frame in range(0, frames, num_frames):
                 count = min(num_frames, frames - frame)
                 start = self.first_frame + frame * self.time_stride
-                times = () if array.steady else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),)
+                times = (() if array.steady
+                         else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),))
                 block = dataset[(*rows, *times)]
                 block = block if at else block[None]
                 block = block[:, None] if array.steady else block
                 block = np.moveaxis(block, -1, 2) if array.vector else block[:, :, None]
-                out[row:row + num_rows, frame:frame + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
+                out[row:row + num_rows,
+                    frame:frame + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
 
 
-def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride: int = 1, first_frame: int = 0) -> Trajectories:
+def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride: int = 1,
+              first_frame: int = 0) -> Trajectories:
     """The trajectories in `path`, described but not read.
 
-    Accepted oddities, listed in `notes`: a leading axis of length 1 (issue 56 of PDEBench). A time coordinate with one entry
-    more than there are frames is how PDEBench writes it; the last is dropped. space_stride and time_stride keep every n-th
-    cell and frame (PDEBench's reduced_resolution), first_frame drops frames before it; `read` then reads no others.
-    Raises FileNotFoundError naming the make target; ValueError for a file that is not HDF5, is unfinished, lacks a key
-    (lists what it holds) or has the wrong rank, size, kind of number or time coordinate.
+    Accepted oddities, listed in `notes`: a leading axis of length 1 (issue 56 of PDEBench). A time coordinate
+    with one entry more than there are frames is how PDEBench writes it; the last is dropped. space_stride and
+    time_stride keep every n-th cell and frame (PDEBench's reduced_resolution), first_frame drops frames
+    before it; `read` then reads no others. Raises FileNotFoundError naming the make target; ValueError for a
+    file that is not HDF5, is unfinished, lacks a key (lists what it holds) or has the wrong rank, size, kind
+    of number or time coordinate.
     """
     path, spec = Path(path), get_task(task)
     layout = layout_of(spec)
     if min(space_stride, time_stride) < 1 or first_frame < 0:
-        raise ValueError(f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame {first_frame}; expected "
-                         f"strides of at least 1 and first_frame of at least 0. Mend task.{task}.")
+        raise ValueError(f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame "
+                         f"{first_frame}; expected strides of at least 1 and first_frame of at least 0. Mend "
+                         f"task.{task}.")
     with _open(path, task) as file:
         groups = layout.names(file)
         if PROGRESS in file.attrs and (done := _progress(file, path)) is not None:
-            raise ValueError(f"{path} is unfinished ({done} trajectories); expected a complete file. Run `make data`, which "
-                             f"continues it.")
+            raise ValueError(f"{path} is unfinished ({done} trajectories); expected a complete file. Run "
+                             "`make data`, which continues it.")
         num, frames, space, squeezed, notes = None, None, None, set(), []
         for array in spec.arrays:
             dataset, axes = layout.dataset(file, array, groups[0] if groups else ""), layout.axes(array)
@@ -179,24 +198,28 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
                 notes.append(f"{array.key} has a leading axis of length 1 (a device axis); it is ignored")
                 shape = shape[1:]
             if len(shape) != len(axes):
-                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape}; expected {len(axes)} axes "
-                                 f"({', '.join(axes)}) for {task}. {found_in(file)}")
+                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape}; expected {len(axes)} "
+                                 f"axes ({', '.join(axes)}) for {task}. {found_in(file)}")
             if dataset.dtype.kind != "f":
-                raise ValueError(f"{path}: {dataset.name} holds {dataset.dtype}; expected real floating-point numbers. "
-                                 f"Convert it with h5py.")
+                raise ValueError(f"{path}: {dataset.name} holds {dataset.dtype}; expected real "
+                                 "floating-point numbers. Convert it with h5py.")
             _require_written(dataset, path)
             sizes = dict(zip(axes, shape, strict=True))
-            found = (len(groups) or sizes["trajectory"], sizes.get("time", 1), tuple(sizes[axis] for axis in spec.axes))
-            if 0 in shape or (found[1] != 1 and spec.is_steady) or sizes.get("channel", array.channels) != array.channels:
-                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(axes)}); expected at least one "
-                                 f"trajectory, frame and cell{', one frame' * spec.is_steady} and {array.channels} channel(s). "
+            found = (len(groups) or sizes["trajectory"], sizes.get("time", 1),
+                     tuple(sizes[axis] for axis in spec.axes))
+            has_channels = sizes.get("channel", array.channels) == array.channels
+            if 0 in shape or (found[1] != 1 and spec.is_steady) or not has_channels:
+                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(axes)}); "
+                                 "expected at least one trajectory, frame and "
+                                 f"cell{', one frame' * spec.is_steady} and {array.channels} channel(s). "
                                  f"{AGAIN}")
             if num is not None and found != (num, frames, space):
-                raise ValueError(f"{path}: {dataset.name} has (trajectories, frames, space) = {found}; expected "
-                                 f"{(num, frames, space)} as in {spec.arrays[0].key}. {AGAIN}")
+                raise ValueError(f"{path}: {dataset.name} has (trajectories, frames, space) = {found}; "
+                                 f"expected {(num, frames, space)} as in {spec.arrays[0].key}. {AGAIN}")
             num, frames, space = found
         if groups and int(groups[-1]) != len(groups) - 1:
-            notes.append(f"{len(groups)} groups named {groups[0]} to {groups[-1]}: some are missing; counted by position")
+            notes.append(f"{len(groups)} groups named {groups[0]} to {groups[-1]}: some are missing; counted "
+                         "by position")
         if first_frame >= frames:
             raise ValueError(f"{path} has {frames} frames; expected more than first_frame {first_frame}. "
                              f"Lower task.{task}.first_frame.")
@@ -219,27 +242,30 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
 
 @contextlib.contextmanager
 def _open(path: Path, task: str) -> Iterator[h5py.File]:
-    """The open file. What HDF5 says about a damaged one, whenever it finds out, becomes a ValueError that says what to do."""
+    """The open file. What HDF5 says about a damaged one, whenever it finds out, becomes a ValueError that
+    says what to do."""
     if not path.exists():
         partial = partial_path(path)
         more = f" There is an unfinished {partial.name}, which it continues." if partial.exists() else ""
-        raise FileNotFoundError(f"no data file {path}; expected {task} in PDEBench's layout. Run `make data` (or mend "
-                                f"data.root).{more}")
+        raise FileNotFoundError(f"no data file {path}; expected {task} in PDEBench's layout. Run `make data` "
+                                f"(or mend data.root).{more}")
     if not path.is_file() or not os.access(path, os.R_OK):
-        raise ValueError(f"{path} cannot be read; expected a readable HDF5 file of {task}. Check the path and its permissions.")
+        raise ValueError(f"{path} cannot be read; expected a readable HDF5 file of {task}. Check the path "
+                         "and its permissions.")
     if not h5py.is_hdf5(path):
         with path.open("rb") as raw:
             start = raw.read(16)
-        raise ValueError(f"{path} is not an HDF5 file (it starts with {start!r}); expected data of {task}. Delete it and run "
-                         f"`make data`.")
+        raise ValueError(f"{path} is not an HDF5 file (it starts with {start!r}); expected data of {task}. "
+                         "Delete it and run `make data`.")
     try:
         with h5py.File(path, "r", locking=False) as file:   # finished files are never written to
             yield file
-    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:   # h5py's, by kind of damage
+    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
+        # h5py's, by kind of damage
         if isinstance(error, ValueError) and str(path) in str(error):   # our own, which name the file
             raise
-        raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. Delete it and run "
-                         f"`make data`.") from error
+        raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. Delete it "
+                         "and run `make data`.") from error
 
 
 def _progress(file: h5py.File, path: Path) -> int | None:
@@ -247,20 +273,23 @@ def _progress(file: h5py.File, path: Path) -> int | None:
     try:
         done, total = int(file.attrs[PROGRESS]), int(json.loads(file.attrs[SETTINGS])["num_trajectories"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} has attributes {PROGRESS} and {SETTINGS} that cannot be read ({error}); expected those that "
-                         f"`make data` writes. {AGAIN}") from error
+        raise ValueError(f"{path} has attributes {PROGRESS} and {SETTINGS} that cannot be read ({error}); "
+                         f"expected those that `make data` writes. {AGAIN}") from error
     return done if done < total else None
 
 
 def _require_written(dataset: h5py.Dataset, path: Path) -> None:
-    """Raise ValueError for an array that is declared and not there; HDF5 would read it as zeros, however large."""
+    """Raise ValueError for an array that is declared and not there; HDF5 would read it as zeros, however
+    large."""
     if dataset.chunks is None:
         unit, there, expected = "bytes", dataset.id.get_storage_size(), dataset.nbytes
     else:
         unit, there = "chunks", dataset.id.get_num_chunks()
-        expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+        expected = math.prod(-(-size // chunk)
+                             for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
     if there < expected:
-        raise ValueError(f"{path}: {there} of {expected} {unit} of {dataset.name} are there; expected all. {AGAIN}")
+        raise ValueError(f"{path}: {there} of {expected} {unit} of {dataset.name} are there; expected all. "
+                         f"{AGAIN}")
 
 
 def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str, ...], frames: int,
@@ -270,8 +299,8 @@ def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str,
     expected = ({} if spec.is_steady else {"t": frames}) | dict(zip(spec.axes, space, strict=True))
     found = {axis: node(file, key(axis)) for axis in expected}
     if "t" in expected and found["t"] is None:
-        raise ValueError(f"{path} has no {key('t')!r}; expected the frames' times, ({frames},) numbers in equal steps. Add "
-                         f"that array with h5py. {found_in(file)}")
+        raise ValueError(f"{path} has no {key('t')!r}; expected the frames' times, ({frames},) numbers in "
+                         f"equal steps. Add that array with h5py. {found_in(file)}")
     coordinates = {}
     for axis, size in expected.items():
         if (stored := found[axis]) is None:
@@ -279,31 +308,36 @@ def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str,
         shape = getattr(stored, "shape", None)
         is_per_trajectory = axis == "t" and shape is not None and len(shape) == 2
         is_number = isinstance(stored, h5py.Dataset) and stored.dtype.kind in "fiu"
-        fits = bool(shape) and 0 not in shape and shape[is_per_trajectory:] in ((size,), (size + (axis == "t"),))
+        fits = (bool(shape) and 0 not in shape
+                and shape[is_per_trajectory:] in ((size,), (size + (axis == "t"),)))
         if not (is_number and fits):
-            raise ValueError(f"{path}: {key(axis)} has shape {shape}; expected ({size},){' or one more' * (axis == 't')} to "
-                             f"match the data, of numbers. {AGAIN}")
+            raise ValueError(f"{path}: {key(axis)} has shape {shape}; expected "
+                             f"({size},){' or one more' * (axis == 't')} to match the data, of numbers. "
+                             f"{AGAIN}")
         values = np.asarray(stored[0] if is_per_trajectory else stored[()], np.float64)
         steps = np.diff(values[:size])
         # float32 coordinates of a thousand steps differ by about 1e-4 of a step
         if size > 1 and not (steps.min() > 0 and np.ptp(steps) <= 0.01 * steps.mean()):
-            raise ValueError(f"{path}: {key(axis)} runs from {values[0]} to {values[size - 1]} in steps of {steps.min()} to "
-                             f"{steps.max()}; expected equal, increasing steps. Resample the data or drop the file.")
+            raise ValueError(f"{path}: {key(axis)} runs from {values[0]} to {values[size - 1]} in steps of "
+                             f"{steps.min()} to {steps.max()}; expected equal, increasing steps. Resample "
+                             "the data or drop the file.")
         coordinates[axis] = values[:size]
     return coordinates
 
 
 def _require_task(path: Path, spec: Task, attributes: dict[str, Any]) -> None:
-    """Refuse a file of a task with the same arrays, told by what made it or by the names of its parameters."""
-    rivals = [task for task in TASKS.values() if (task.arrays, task.ndim, task.hides) == (spec.arrays, spec.ndim, False)]
+    """Refuse a file of a task with the same arrays, told by what made it or by the names of its
+    parameters."""
+    rivals = [task for task in TASKS.values()
+              if (task.arrays, task.ndim, task.hides) == (spec.arrays, spec.ndim, False)]
     names = {name for task in rivals for name in task.parameters} & set(attributes)
     fits = [task.name for task in rivals if set(task.parameters) == names]
     if SETTINGS in attributes:
         fits = [json.loads(attributes[SETTINGS])["task"]]
     if fits and names and not {spec.name, spec.of} & set(fits):
-        raise ValueError(f"{path} has attributes ({', '.join(sorted(names))}) of {fits[0]}; expected a file of {spec.name}, "
-                         f"with {', '.join(spec.parameters)}. Name the right task in data.tasks, or mend the attributes with "
-                         "h5py.")
+        raise ValueError(f"{path} has attributes ({', '.join(sorted(names))}) of {fits[0]}; expected a file "
+                         f"of {spec.name}, with {', '.join(spec.parameters)}. Name the right task in "
+                         "data.tasks, or mend the attributes with h5py.")
 
 
 def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> tuple[float | None, str]:
@@ -315,10 +349,11 @@ def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> tuple[floa
         try:
             return float(attributes[name]), ""
         except (TypeError, ValueError):
-            raise ValueError(f"{path}: attribute {name} is {attributes[name]!r}; expected a number. Mend the attribute "
-                             f"with h5py.") from None
+            raise ValueError(f"{path}: attribute {name} is {attributes[name]!r}; expected a number. Mend the "
+                             "attribute with h5py.") from None
     value = spec.parameter_in(path.name)
     if value is None:
-        raise ValueError(f"{path} has no attribute {name} (it has: {', '.join(attributes) or 'none'}) and its name tells no "
-                         f"value; expected one of the two. Add the attribute, or name it like {spec.file_for(0.1)}.")
+        raise ValueError(f"{path} has no attribute {name} (it has: {', '.join(attributes) or 'none'}) and "
+                         "its name tells no value; expected one of the two. Add the attribute, or name it "
+                         f"like {spec.file_for(0.1)}.")
     return value, f"no attribute {name}; {value} is taken from the file name"

@@ -14,11 +14,12 @@ from ups.tasks import Task
 
 
 class Reader(Protocol):
-    """One file of one task, described but not read. Holds no open file: safe to fork, pickle and share between threads.
+    """One file of one task, described but not read. Holds no open file: safe to fork, pickle and share
+    between threads.
 
-    num_trajectories, num_frames, space, dt (model time units, 0 for a steady task) and coordinates ("t" and the space
-    axes, float64) are those after striding. parameter: first file-level parameter or None. attributes: what the file says
-    about itself. notes: oddities that were put right, for the user to see.
+    num_trajectories, num_frames, space, dt (model time units, 0 for a steady task) and coordinates ("t" and
+    the space axes, float64) are those after striding. parameter: first file-level parameter or None.
+    attributes: what the file says about itself. notes: oddities that were put right, for the user to see.
     """
 
     path: Path
@@ -33,7 +34,9 @@ class Reader(Protocol):
     notes: tuple[str, ...]
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical units.
+        """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical
+        units.
 
-        Channels are `Task.channels`: the coefficient of a steady task first. Reads these trajectories and strides only.
+        Channels are `Task.channels`: the coefficient of a steady task first. Reads these trajectories and
+        strides only.
         """

@@ -24,5 +24,6 @@ def get_task(name: str) -> Task:
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key data.tasks).")
+        raise ValueError(f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key "
+                         "data.tasks).")
     return TASKS[name]

@@ -43,14 +43,17 @@ def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
         return
     right, double = (_transport_error(data, factor * data.parameter) for factor in (1.0, 2.0))
     if double < 0.5 * right:
-        yield Finding("error", f"the field moves at twice beta (relative error {double:.2g}, at beta {right:.2g}): the "
-                      "withdrawn first edition (PDEBench issue 46)", str(data.path), "delete it and run `make data`")
+        yield Finding("error", f"the field moves at twice beta (relative error {double:.2g}, at beta "
+                               f"{right:.2g}): the withdrawn first edition (PDEBench issue 46)",
+                      str(data.path), "delete it and run `make data`")
 
 
 def _transport_error(data: Any, speed: float) -> float:
-    """Median relative error of u(t, x) = u(0, x - speed t) over the first trajectories, shifted in Fourier space.
+    """Median relative error of u(t, x) = u(0, x - speed t) over the first trajectories, shifted in Fourier
+    space.
 
-    The frame is the one whose shift is nearest to half the domain, so that whole turns cannot hide a wrong speed.
+    The frame is the one whose shift is nearest to half the domain, so that whole turns cannot hide a wrong
+    speed.
     """
     x, times = data.coordinates["x"], data.coordinates["t"] - data.coordinates["t"][0]
     length = len(x) * (x[1] - x[0])
@@ -84,9 +87,10 @@ WITHDRAWN = {
 }
 
 ADVECTION = Task(
-    "advection1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Advection_Sols_beta{}.hdf5", ("beta",),
-    equation="∂u/∂t + beta ∂u/∂x = 0", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",), is_bounded=True,
-    published=PUBLISHED, withdrawn=WITHDRAWN, simulate=simulate, checks=(moves_at_beta,),
+    "advection1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Advection_Sols_beta{}.hdf5",
+    ("beta",),
+    equation="∂u/∂t + beta ∂u/∂x = 0", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
+    is_bounded=True, published=PUBLISHED, withdrawn=WITHDRAWN, simulate=simulate, checks=(moves_at_beta,),
     # strides: those of PDEBench's benchmark; ten frames tell beta, and a shift is linear in u
     defaults={"space_stride": 4, "time_stride": 5, "history": 10, "degree": 1},
 )

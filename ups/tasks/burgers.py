@@ -194,8 +194,8 @@ def simulate(
 def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
     """The first edition was on (-1, 1)."""
     if "x" in data.coordinates and data.coordinates["x"][0] < 0:
-        yield Finding("error", "x starts below zero: the withdrawn first edition of Burgers, with a wrong flux (PDEBench "
-                      "issue 51)", str(data.path), "delete it and run `make data`")
+        yield Finding("error", "x starts below zero: the withdrawn first edition of Burgers, with a wrong "
+                               "flux (PDEBench issue 51)", str(data.path), "delete it and run `make data`")
 
 
 PUBLISHED = {
@@ -234,6 +234,7 @@ BURGERS = Task(
     equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
     is_bounded=True, published=PUBLISHED, withdrawn=WITHDRAWN, simulate=simulate, checks=(starts_at_zero,),
     # strides: those of PDEBench's benchmark
-    defaults={"space_stride": 4, "time_stride": 5, "base": ["persistence", "propagator", "transport"], "reach": 96},
+    defaults={"space_stride": 4, "time_stride": 5, "base": ["persistence", "propagator", "transport"],
+              "reach": 96},
 )
 FAMILY = (BURGERS, BURGERS.hidden(base=["persistence", "propagator"], reach=0))

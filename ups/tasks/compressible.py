@@ -5,8 +5,8 @@ from __future__ import annotations
 from ups.boundary import PERIODIC
 from ups.tasks.task import Array, Task
 
-EQUATION = ("density (∂V/∂t + V·∇V) = -∇pressure + eta lap V + (zeta + eta/3) ∇(∇·V), with the conservation of mass and of "
-            "the energy of an ideal gas (adiabatic index 5/3)")
+EQUATION = ("density (∂V/∂t + V·∇V) = -∇pressure + eta lap V + (zeta + eta/3) ∇(∇·V), with the conservation "
+            "of mass and of the energy of an ideal gas (adiabatic index 5/3)")
 FIELDS = ("density", "pressure", "Vx", "Vy", "Vz")
 POSITIVE = ("density", "pressure")
 PUBLISHED_1D = {
@@ -16,7 +16,8 @@ PUBLISHED_1D = {
 }
 # the viscosity 1e-8 is published on the finer grid only, under a name that says so
 PUBLISHED_2D = {
-    "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (164689, "ae2552864d0856f58dc74132a2f95d20"),
+    "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (164689,
+                                                                    "ae2552864d0856f58dc74132a2f95d20"),
     "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5": (164687, "5b21dcccaef4d2145ca579a71153c580"),
     "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5": (164688, "b2733888745a1d64e36df813e979910b"),
 }
@@ -26,12 +27,13 @@ PUBLISHED_3D = {
 
 FAMILY = (
     Task("cfd1d", FIELDS[:3], 1, PERIODIC, "arrays", tuple(map(Array, FIELDS[:3])),
-         "1D_CFD_Rand_Eta{0}_Zeta{0}_periodic_Train.hdf5", ("eta", "zeta"), respell=("1e-08", "1.e-8"), equation=EQUATION,
-         positive=POSITIVE, domain=(-1.0, 1.0), resolution=1024, published=PUBLISHED_1D),
+         "1D_CFD_Rand_Eta{0}_Zeta{0}_periodic_Train.hdf5", ("eta", "zeta"), respell=("1e-08", "1.e-8"),
+         equation=EQUATION, positive=POSITIVE, domain=(-1.0, 1.0), resolution=1024, published=PUBLISHED_1D),
     Task("cfd2d", FIELDS[:4], 2, PERIODIC, "arrays", tuple(map(Array, FIELDS[:4])),
-         "2D_CFD_Rand_M0.1_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", ("eta", "zeta", "M"), constants=(("M", 0.1),),
-         respell=("1e-08_periodic_128", "1e-08_periodic_512"), equation=EQUATION, positive=POSITIVE, num_frames=21,
-         published=PUBLISHED_2D),
+         "2D_CFD_Rand_M0.1_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", ("eta", "zeta", "M"),
+         constants=(("M", 0.1),),
+         respell=("1e-08_periodic_128", "1e-08_periodic_512"), equation=EQUATION, positive=POSITIVE,
+         num_frames=21, published=PUBLISHED_2D),
     Task("cfd3d", FIELDS, 3, PERIODIC, "arrays", tuple(map(Array, FIELDS)),
          "3D_CFD_Rand_M1.0_Eta{0}_Zeta{0}_periodic_Train.hdf5", ("eta", "zeta", "M"), constants=(("M", 1.0),),
          equation=EQUATION, positive=POSITIVE, num_frames=21, num_trajectories=100, published=PUBLISHED_3D),

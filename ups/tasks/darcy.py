@@ -32,7 +32,8 @@ HIGH, LOW = 1.0, 0.1  # HIGH where the sum of bumps is above its mean, as in PDE
 TOLERANCE = 1e-10
 MAX_ITERATIONS = 1000
 LOOKED_AT = 8      # trajectories, spread over the file, that are solved again
-UNSTEADY = 0.05    # relative distance from the steady solution; PDEBench's wall, a cell further out, makes some 0.02
+# relative distance from the steady solution; PDEBench's wall, a cell further out, makes some 0.02
+UNSTEADY = 0.05
 
 
 @functools.cache
@@ -147,11 +148,11 @@ def solve(
     """u with -div(a grad u) = source, u = 0 on the wall of the unit square: (..., nx, ny), float64.
 
     a: (..., nx, ny), positive; source: anything that broadcasts to it. tolerance: relative residual in the
-    2-norm. is_smooth: precondition with a^(-1/2) (-Laplacian)^-1 a^(-1/2) (Concus and Golub 1973), which takes a
-    quarter of the iterations where a has no jumps (darcy2d_grf: 14 for 57) and twice as many or more where it
-    has. batch: samples solved together; with 1 no bit of one depends on its neighbours, with 16 small grids take
-    a fifth of the time. Raises ValueError for a coefficient that is not positive and finite; RuntimeError if the
-    residual is not reached.
+    2-norm. is_smooth: precondition with a^(-1/2) (-Laplacian)^-1 a^(-1/2) (Concus and Golub 1973), which
+    takes a quarter of the iterations where a has no jumps (darcy2d_grf: 14 for 57) and twice as many or more
+    where it has. batch: samples solved together; with 1 no bit of one depends on its neighbours, with 16
+    small grids take a fifth of the time. Raises ValueError for a coefficient that is not positive and finite;
+    RuntimeError if the residual is not reached.
     """
     a = a.double()
     if a.ndim < 2 or not bool((torch.isfinite(a) & (a > 0)).all()):
@@ -195,14 +196,15 @@ def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
     u = np.concatenate([data.read(i, i + 1) for i in chosen])
     a, u_stored = torch.from_numpy(u[:, 0]).double().unbind(1)
     if not bool((a > 0).all()):
-        yield Finding("error", f"the coefficient falls to {float(a.min()):g}; expected it positive", str(data.path),
-                      "write a, not its logarithm, to the array nu")
+        yield Finding("error", f"the coefficient falls to {float(a.min()):g}; expected it positive",
+                      str(data.path), "write a, not its logarithm, to the array nu")
         return
     u_steady = solve(a, torch.full_like(a, data.parameter), tolerance=1e-6)
     error = ((u_stored - u_steady).flatten(1).norm(dim=1) / u_steady.flatten(1).norm(dim=1)).max()
     if error > UNSTEADY:
-        yield Finding("warning", f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad u) = beta: not "
-                      "yet steady, as published files are (a relaxation stopped at t = 1.75), or of another equation",
+        yield Finding("warning", f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad "
+                                 "u) = beta: not yet steady, as published files are (a relaxation stopped "
+                                 "at t = 1.75), or of another equation",
                       str(data.path), DARCY.remedy)
 
 
@@ -215,7 +217,8 @@ PUBLISHED = {
 }
 
 DARCY = Task(
-    "darcy2d", ("u",), 2, DIRICHLET, "arrays", (Array("nu", steady=True), Array("tensor")), "2D_DarcyFlow_beta{}_Train.hdf5",
+    "darcy2d", ("u",), 2, DIRICHLET, "arrays", (Array("nu", steady=True), Array("tensor")),
+    "2D_DarcyFlow_beta{}_Train.hdf5",
     ("beta",), equation="-∇·(a ∇u) = beta", inputs=("a",), t_end=0.0, num_frames=1, is_symmetric=True,
     published=PUBLISHED, simulate=simulate, checks=(is_solution,),
     defaults={"space_stride": 2},   # that of PDEBench's benchmark

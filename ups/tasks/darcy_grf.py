@@ -2,8 +2,8 @@
 
     -div(a grad u) = beta on (0, 1)^2, u = 0 on the wall,   a = exp(g),   g as in ups/tasks/log_normal.py
 
-Ours, not PDEBench's. Any linear observation of g leaves a Gaussian (ups/tasks/darcy_grf_posterior.py), which PDEBench's
-thresholded bumps (ups/tasks/darcy.py) do not offer.
+Ours, not PDEBench's. Any linear observation of g leaves a Gaussian (ups/tasks/darcy_grf_posterior.py), which
+PDEBench's thresholded bumps (ups/tasks/darcy.py) do not offer.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ def sample_coefficient(seed: int, index: int, resolution: int) -> Tensor:
 
 
 def simulate(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None, t_end: float,
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
+    t_end: float,
 ) -> Tensor:
-    """Channels (a, u), space axes (x, y): (n, 1, 2, resolution, resolution), float32; arguments as in `darcy.simulate`."""
-    return darcy.simulate(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
-                          t_end=t_end, sample=sample_coefficient, is_smooth=True)
+    """Channels (a, u), space axes (x, y): (n, 1, 2, resolution, resolution), float32; arguments as in
+    `darcy.simulate`."""
+    return darcy.simulate(indices, seed=seed, resolution=resolution, num_frames=num_frames,
+                          parameter=parameter, t_end=t_end, sample=sample_coefficient, is_smooth=True)
 
 
 FAMILY = (
-    replace(darcy.DARCY, name="darcy2d_grf", filename="2D_DarcyFlow_GRF_beta{}.hdf5", resolution=64, positive=("a",),
-            equation="-∇·(a ∇u) = beta, log a Gaussian", published={}, simulate=simulate, posterior=truth_ensemble,
-            defaults={"parameters": [1.0], "reserve": 0.5}),
+    replace(darcy.DARCY, name="darcy2d_grf", filename="2D_DarcyFlow_GRF_beta{}.hdf5", resolution=64,
+            positive=("a",),
+            equation="-∇·(a ∇u) = beta, log a Gaussian", published={}, simulate=simulate,
+            posterior=truth_ensemble, defaults={"parameters": [1.0], "reserve": 0.5}),
 )

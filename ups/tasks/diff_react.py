@@ -126,10 +126,10 @@ def simulate(
 
 
 FAMILY = (
-    Task("diff_react2d", ("u", "v"), 2, NO_FLUX, "groups", (Array("data", channels=2, vector=True),), "2D_diff-react_NA_NA.h5",
-         equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
-         constants=(("Du", DIFFUSION_U), ("Dv", DIFFUSION_V), ("k", REACTION_K)), domain=(-1.0, 1.0), axes=("y", "x"),
-         t_end=5.0, num_trajectories=1000, is_symmetric=True, simulate=simulate,
+    Task("diff_react2d", ("u", "v"), 2, NO_FLUX, "groups", (Array("data", channels=2, vector=True),),
+         "2D_diff-react_NA_NA.h5", equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
+         constants=(("Du", DIFFUSION_U), ("Dv", DIFFUSION_V), ("k", REACTION_K)), domain=(-1.0, 1.0),
+         axes=("y", "x"), t_end=5.0, num_trajectories=1000, is_symmetric=True, simulate=simulate,
          published={
              "2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949"),
          },

@@ -52,8 +52,8 @@ def check_request(
                          "(simulate); count trajectories from 0.")
     if parameter_name is None:
         if parameter is not None:
-            raise ValueError(f"parameter = {parameter} for an equation without one; expected None (simulate); "
-                             "leave the parameter out.")
+            raise ValueError(f"parameter = {parameter} for an equation without one; expected None "
+                             "(simulate); leave the parameter out.")
     elif parameter is None or not (math.isfinite(parameter) and parameter > 0):
         raise ValueError(f"{parameter_name} = {parameter}; expected a positive number (simulate); "
                          "give one of the values the published files use.")

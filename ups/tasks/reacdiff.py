@@ -16,12 +16,15 @@ FROZEN = 0.5   # published files stay equal to 4 digits for 90 % of their frames
 def reacts(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the field moves, and its mean, as a reaction moves it; in the published files it does not."""
     if scan.frozen_share > FROZEN:
-        yield Finding("warning", f"{scan.frozen_share:.0%} of the frames equal the one before: the reaction is missing, as in "
-                      "the published files (PDEBench issue 94)", str(data.path), REACDIFF.remedy)
+        yield Finding("warning", f"{scan.frozen_share:.0%} of the frames equal the one before: the reaction "
+                                 "is missing, as in the published files (PDEBench issue 94)", str(data.path),
+                      REACDIFF.remedy)
     if scan.drift and (median := float(np.median(scan.drift))) < STILL:
-        yield Finding("warning", f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and a reaction moves "
-                      "it: as in the published files (PDEBench issue 94), or another equation, such as burgers1d",
-                      str(data.path), f"name the right task in data.tasks; if it is the right one, {REACDIFF.remedy}")
+        yield Finding("warning", f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and "
+                                 "a reaction moves it: as in the published files (PDEBench issue 94), or "
+                                 "another equation, such as burgers1d",
+                      str(data.path),
+                      f"name the right task in data.tasks; if it is the right one, {REACDIFF.remedy}")
 
 
 PUBLISHED = {
@@ -32,7 +35,8 @@ PUBLISHED = {
 }
 
 REACDIFF = Task(
-    "reacdiff1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "ReacDiff_Nu{}_Rho1.0.hdf5", ("Nu", "rho"),
+    "reacdiff1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "ReacDiff_Nu{}_Rho1.0.hdf5",
+    ("Nu", "rho"),
     equation="∂u/∂t = Nu ∂²u/∂x² + rho u (1 - u)", constants=(("rho", 1.0),), t_end=1.0, resolution=1024,
     published=PUBLISHED, checks=(reacts,),
 )

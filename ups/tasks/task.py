@@ -1,5 +1,6 @@
-"""What is known of a task: its fields, equation, files, solver and checks. A task is a constant of nature here: what a user
-may choose (resolution, number of trajectories, parameter values) is in the configuration."""
+"""What is known of a task: its fields, equation, files, solver and checks. A task is a constant of nature
+here: what a user may choose (resolution, number of trajectories, parameter values) is in the
+configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a task's files. channels: how many it holds; vector: they are a trailing axis; steady: no time axis."""
+    """One array of a task's files. channels: how many it holds; vector: they are a trailing axis; steady: no
+    time axis."""
 
     key: str
     channels: int = 1
@@ -25,7 +27,8 @@ class Array:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check says about a data file. severity: error (do not train on it), warning (look at it) or info.
+    """What a check says about a data file. severity: error (do not train on it), warning (look at it) or
+    info.
 
     where: file, and trajectories if any. do: the next step; empty where `what` ends with it.
     """
@@ -41,33 +44,40 @@ class Task:
     """One family of trajectories.
 
     name: key used in configs, folders and files.
-    fields: physical channels in our order; for steady tasks the unknown only (`inputs` holds the coefficient).
+    fields: physical channels in our order; for steady tasks the unknown only (`inputs` holds the
+    coefficient).
     inputs: coefficient fields a(x) of a steady task, empty for a time-dependent one.
     ndim: space dimensions. boundary: one of those of ups/boundary.py. domain: every axis runs over it.
     axes: names of the stored space axes in storage order.
-    parameters: names of the file-level parameters, as the HDF5 attribute spells them; `filename` is the published
-        file's name as a function of the first. constants: equation constants that all files of the task share.
+    parameters: names of the file-level parameters, as the HDF5 attribute spells them; `filename` is the
+        published file's name as a function of the first. constants: equation constants that all files of the
+        task share.
     respell: (old, new) text in the file name where PDEBench departs from Python's way of writing the number.
     positive: channels normalised in log-space.
-    hides: the parameters are withheld from every model, which is shown `history` frames and no more (more frames would reveal
-        them): the next state is then truly uncertain. of: the task whose files a variant of it reads.
+    hides: the parameters are withheld from every model, which is shown `history` frames and no more (more
+        frames would reveal them): the next state is then truly uncertain. of: the task whose files a variant
+        of it reads.
     equation: what is solved, in the names of fields, inputs, parameters and constants; lap is the Laplacian.
-    conserved: channels whose mean over space stays; is_bounded: no value leaves the range of the initial state.
+    conserved: channels whose mean over space stays; is_bounded: no value leaves the range of the initial
+    state.
     is_symmetric: mirror images and exchanged axes of solutions are solutions.
-    layout: "arrays" (one array per channel, trajectories on axis 0) or "groups" (one HDF5 group per trajectory).
-    arrays: what a file holds, in the order of `inputs` then `fields`. has_own_times: the frames' times are those of every
-        trajectory, in the array t.
+    layout: "arrays" (one array per channel, trajectories on axis 0) or "groups" (one HDF5 group per
+    trajectory).
+    arrays: what a file holds, in the order of `inputs` then `fields`. has_own_times: the frames' times are
+        those of every trajectory, in the array t.
     t_end, num_frames, resolution, num_trajectories: of one published file (time in model units).
     published: file name -> (DaRUS id, MD5) from PDEBench's download table (data set doi:10.18419/darus-2986).
     withdrawn: file name -> first digits of the MD5 of a withdrawn first edition, which may still circulate.
     defaults: settings (configuration section task.NAME) that suit the task where they are not the plainest.
     simulate: the reference solver, float64 inside, or None:
-        simulate(indices, *, seed, resolution, num_frames, parameter, t_end) -> (n, num_frames, channel, *space) float32
-        at t = linspace(0, t_end, num_frames). Trajectory i depends on (seed, i) and on nothing else, so that any cutting of
-        a data set into chunks gives the same bits. A steady task gives one frame that holds input and answer.
-    checks: (data, scan) -> findings that only this task has, for the data doctor: what a reader says of a file whose
-        numbers are finite, and what one pass over it gave (ups/data/doctor.py).
-    posterior: (observation, num, seed, parameter) -> `num` exact samples (a, u) given a linear observation of log a, or None.
+        simulate(indices, *, seed, resolution, num_frames, parameter, t_end) -> (n, num_frames, channel,
+        *space) float32 at t = linspace(0, t_end, num_frames). Trajectory i depends on (seed, i) and on
+        nothing else, so that any cutting of a data set into chunks gives the same bits. A steady task gives
+        one frame that holds input and answer.
+    checks: (data, scan) -> findings that only this task has, for the data doctor: what a reader says of a
+        file whose numbers are finite, and what one pass over it gave (ups/data/doctor.py).
+    posterior: (observation, num, seed, parameter) -> `num` exact samples (a, u) given a linear observation of
+    log a, or None.
     """
 
     name: str
@@ -117,14 +127,17 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Section task.NAME of a configuration that says nothing of the task: the published files' numbers, `defaults`
-        and the plainest of what is left."""
+        """Section task.NAME of a configuration that says nothing of the task: the published files' numbers,
+        `defaults` and the plainest of what is left."""
         values = [value for value in map(self.parameter_in, self.published) if value is not None]
         return {
             **{key: getattr(self, key) for key in ("num_trajectories", "resolution", "num_frames", "t_end")},
-            "parameters": values, "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 4,
-            "dim": 0, "energy": 1.0, "history": 1, "bundle": 1, "degree": 0 if self.is_steady else 3, "reach": 0,
-            "reserve": 0.0, "base": ["elliptic"] if self.is_steady else ["persistence", "propagator"], **self.defaults,
+            "parameters": values, "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0,
+            "patch": 4,
+            "dim": 0, "energy": 1.0, "history": 1, "bundle": 1, "degree": 0 if self.is_steady else 3,
+            "reach": 0,
+            "reserve": 0.0, "base": ["elliptic"] if self.is_steady else ["persistence", "propagator"],
+            **self.defaults,
         }
 
     @property
@@ -132,11 +145,12 @@ class Task:
         """What to do about data that do not solve the equation."""
         if self.simulate:
             return "set data.source=generate, which solves the stated equation, or train on it for what it is"
-        return (f"train on it for what it is, or write data of your own (data.source=own): {self.name} has no solver "
-                "here")
+        return (f"train on it for what it is, or write data of your own (data.source=own): {self.name} has "
+                "no solver here")
 
     def hidden(self, **defaults: Any) -> Task:
-        """The variant that reads the same files with the parameter withheld; defaults: where its settings differ."""
+        """The variant that reads the same files with the parameter withheld; defaults: where its settings
+        differ."""
         return replace(self, name=f"{self.name}_hidden", hides=True, of=self.name,
                        defaults={**self.defaults, "history": 1, "reserve": 0.5, **defaults})
 
@@ -148,7 +162,8 @@ class Task:
     def file_for(self, parameter: float | None) -> str:
         """Published file name for one value of the first parameter (formatted as PDEBench writes it)."""
         if (parameter is None) != (not self.parameters):
-            expected = f"a value of {self.parameters[0]}" if self.parameters else "None (the task has no parameter)"
+            expected = (f"a value of {self.parameters[0]}" if self.parameters else "None (the task has no "
+                                                                                   "parameter)")
             raise ValueError(f"{self.name} was given parameter {parameter!r}; expected {expected}. "
                              f"Mend task.{self.name}.parameters.")
         name = self.filename if parameter is None else self.filename.format(float(parameter))
