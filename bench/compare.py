@@ -37,7 +37,7 @@ from bench.baselines import BEST, Problem, Settings, Trained, settings_for, trai
 from ups.config import ROOT, Config, load_config
 from ups.data.cache import cache_settings, open_cache
 from ups.data.pdebench import open_data
-from ups.evaluation.rivals import FOLDER, RIVALS, data_key
+from ups.evaluation.bench_rows import FOLDER, NETWORKS, data_key
 from ups.metrics.errors import rmse, score, summarise_errors
 from ups.metrics.intervals import bootstrap, merge
 from ups.metrics.spectra import rms
@@ -294,7 +294,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     result = {"kind": "compare", **describe(args, problem, splits), "judged_by": "nrmse" if steady else "pooled",
               "settings": {model: asdict(value) for model, value in settings.items()}, "rows_printed": [], "ratios": {}}
     cache = open_cache(config, args.task)
-    result |= {"data": data_key(config, args.task, cache.fingerprint), "models": {}}
+    result |= {"data": data_key(cache.fingerprint, config.context(args.task)), "models": {}}
     path = OUT / f"{args.task}_{args.budget:g}s_{'-'.join(args.models)}_{time.strftime('%m%d-%H%M%S')}.json"
     name, errors = trivial(problem, test)
     result["trivial"] = {"name": name, **summary(errors, test, steady, num_bootstrap)}
@@ -313,7 +313,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
                    "is_over_budget": trained.seconds > TOLERANCE * args.budget}
             result["rows_printed"].append(row)
             print(line(model, str(seed), row, trained), flush=True)
-            if model in RIVALS and model not in by_hand:   # the report shows the best seed, and no rival made weak by hand
+            if model in NETWORKS and model not in by_hand:   # the report shows the best seed, and no network made weak by hand
                 validation = min(point["val"] for point in trained.history)
                 if validation < result["models"].get(model, {"validation": math.inf})["validation"]:
                     entry = {"validation": validation, "row": report_row(trained, test, config, cache, state_ms)}

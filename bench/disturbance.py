@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from ups.config import load_config
-from ups.data.cache import open_cache
-from ups.evaluation.ensemble import Ensembles, rollouts
+from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
+from ups.evaluation.truth import open_truth
 from ups.generative import conditions
 from ups.generative import residuals as residual
 from ups.metrics import ensembles as probabilistic
@@ -64,16 +64,17 @@ def train(script: str, arguments: list[str], variant: str | None = None) -> None
 def score(config_path: str, overrides: list[str], task: str, variant: str, num_initial: int,
           num_members: int) -> dict[str, object]:
     """Scores of the variant's rollouts on validation."""
-    config = load_config(config_path, overrides)
+    config = load_config(config_path, [*overrides, "evaluate.split=val"])
     put_in(variant)
-    device, cache = torch.device("cpu"), open_cache(config, task)
+    device = torch.device("cpu")
     operator = load_operator(config.run_dir / "operator", device)
-    ensembles = Ensembles(config, residual.TransientResiduals(operator, cache), device)
+    truth, samplers = open_truth(config, task), load_samplers(config.run_dir, ["diffusion"], device)
+    ensembles = Ensembles(residual.TransientResiduals(operator, truth.cache), truth, samplers, config.run.seed,
+                          config.evaluate.conserve)
+    cache = truth.cache
     values = len(cache.parameter_index.unique())
-    rows, context = spread(cache, "val", num_initial * values), config.context(task)
-    num_frames = min(config.evaluate.ensemble_frames, cache.num_frames - context)
-    codec = ensembles.residuals.head.codec
-    u_ref = codec.denormalise(codec.decode(cache.batch(rows, context, num_frames, device)))
+    rows, num_frames = spread(cache, "val", num_initial * values), min(config.evaluate.ensemble_frames, truth.num_frames)
+    u_ref = truth.future(rows, num_frames)
     groups, parts = cache.trajectory[rows], {}
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)[:, 0]
     for model, members in (("operator", reference[:, None]),

@@ -35,8 +35,8 @@ import train_diffusion
 import train_operator
 import train_rival
 from ups.config import ROOT, Config, load_config
-from ups.data.cache import open_cache
-from ups.evaluation.ensemble import Ensembles, one_step
+from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
+from ups.evaluation.truth import open_truth
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.proper import fair_crps
@@ -270,8 +270,10 @@ def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | No
 
 def ensembles_of(config: Config) -> Ensembles:
     """Every way to draw burgers1d's residual that the stages of this run have made."""
-    operator = load_operator(config.run_dir / "operator")
-    return Ensembles(config, TransientResiduals(operator, open_cache(config, NOISY)), CPU)
+    operator, truth = load_operator(config.run_dir / "operator"), open_truth(config, NOISY)
+    stages = [stage for stage in config.asked if stage not in ("operator", "steady")]
+    stages = [stage for stage in stages if (config.run_dir / stage / "done.json").is_file()]
+    return Ensembles(TransientResiduals(operator, truth.cache), truth, load_samplers(config.run_dir, stages, CPU), 0)
 
 
 @torch.no_grad()
@@ -366,13 +368,13 @@ def measure_assessed(config: Config, entry: dict) -> dict[str, float]:
     """An entry of `assess_transient` for burgers1d: the corrector's CRPS over that of exact members on the
     same cases, one step ahead and over the rollout, and its spread/skill. None do better than exact ones."""
     ensembles = ensembles_of(config)
-    source, cache, codec = ensembles.residuals, ensembles.residuals.cache, ensembles.residuals.head.codec
-    drawn, facts = one_step(ensembles, 512, entry["members"], ["operator"])
+    cache, codec = ensembles.residuals.cache, ensembles.residuals.head.codec
+    windows = one_step(ensembles, 512, entry["members"], ["operator"])
     rows = cache.split["test"]
-    z = cache.batch(torch.cat([rows[facts["rows"]], rows[: entry["num_trajectories"]]]), 0, 2)
+    z = cache.batch(torch.cat([rows[windows.rows], rows[: entry["num_trajectories"]]]), 0, 2)
     u, u_next = codec.denormalise(codec.decode(z))[:, :, 0].unbind(1)
-    count, unit = len(facts["rows"]), float(codec.std)
-    truth = torch.cat([source.decode(facts["truth"])[:, 0, 0] * unit, (u_next - propagate(u))[count:]])
+    count, unit = len(windows.rows), float(codec.std)
+    truth = torch.cat([windows.u_ref[:, 0, 0] * unit, (u_next - propagate(u))[count:]])
     exact = left(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
     scores = fair_crps(exact, truth)
     ours = entry["models"]["corrector"]

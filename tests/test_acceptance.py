@@ -13,10 +13,11 @@ import torch
 from test_gates import entry
 
 from bench import acceptance
-from ups.evaluation import assess
-from ups.evaluation.assess import summarise_exact
+from ups.evaluation import transient
+from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
 from ups.evaluation.posterior import judge, split_distances
+from ups.evaluation.steady import summarise_exact
 
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 
@@ -40,25 +41,26 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
 
 @functools.cache
 def forecast(**fakes: str) -> dict:
-    """An entry of results.json whose single steps draw as `fakes` says: what ups.evaluation.assess makes of them, rollouts of
+    """An entry of results.json whose single steps draw as `fakes` says: what ups.evaluation.transient makes of them, rollouts of
     test_gates."""
     kinds = {"operator": "nothing", "dressed": "marginal", "dressed_conditional": "gaussian",
              **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"), **fakes}
     truth = drawn("right", 99, members=1)[:, 0]
     keys = dict.fromkeys(kinds, 5) | {"rival": 6}          # students from the same noise as their teacher
 
-    def one_step(ensembles, count, num_members, names, num_steps=0, shuffle=False):
-        draws = {name: drawn(kinds[name], keys[name], shuffle)[:count, :1 if name == "operator" else None] for name in names}
-        return draws, {"truth": truth[:count], "rows": torch.arange(count), "starts": (torch.arange(count) % 8) ** 2 // 3}
+    def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False):
+        draws = {name: drawn(kinds[name], keys[name], is_shuffled)[:count, :1 if name == "operator" else None] for name in names}
+        places = torch.arange(count)
+        return Windows(draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3)
 
-    cache = SimpleNamespace(trajectory=torch.arange(COUNT) // 2, split={"test": torch.arange(COUNT)},
-                            task=SimpleNamespace(boundary="periodic"))
-    source = SimpleNamespace(cache=cache, decode=lambda r: r.flatten(-2)[..., None, None, :])
-    ensembles = SimpleNamespace(residuals=source, seed=0, split="test", names=list(kinds),
+    cache = SimpleNamespace(trajectory=torch.arange(COUNT) // 2, split={"test": torch.arange(COUNT)})
+    data = SimpleNamespace(cache=cache, split="test", task=SimpleNamespace(boundary="periodic"))
+    source = SimpleNamespace(decode=lambda r: r.flatten(-2)[..., None, None, :])
+    ensembles = SimpleNamespace(residuals=source, truth=data, seed=0, names=list(kinds),
                                 head=SimpleNamespace(marginal_std=torch.ones(DIM)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assess, "one_step", one_step)
-        steps = assess.assess_one_step(ensembles, COUNT, MEMBERS, 100)
+        patch.setattr(transient, "one_step", one_step)
+        steps = transient.assess_one_step(ensembles, COUNT, MEMBERS, 100)
     made = copy.deepcopy(entry())
     for model, row in made["models"].items():
         row |= {"one_step": steps["models"][model], "ms_per_state": 20.0 if model == "corrector" else 1.0}

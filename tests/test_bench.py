@@ -19,7 +19,7 @@ from bench.compare import Errors
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config import ModelConfig, load_config
 from ups.data.tokenizer import Tokenizer
-from ups.evaluation.rivals import find_rivals
+from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.models.backbone import Backbone
 from ups.models.choose import choose_base
 from ups.tasks import get_task
@@ -364,7 +364,8 @@ def test_a_rival_without_settings_for_these_data_is_tuned_before_a_ratio_is_prin
         assert sum(short) == pytest.approx(6.0) and len(set(short)) == 1 and first == last == 6.0
     assert all(seconds == 6.0 for _, seconds in seen[-2:])
     config = load_config(overrides=other_data)
-    shown = find_rivals(config, {"burgers1d": "toy"}, tmp_path)["burgers1d"]      # what the report puts beside the operator
+    key = data_key("toy", config.context("burgers1d"))
+    shown = find_bench_rows("burgers1d", key, tmp_path)      # what the report puts beside the operator
     for model, row in zip(("fno", "unet"), result["rows_printed"], strict=True):
         assert row["model"] == model and shown[model]["nrmse"]["value"] == pytest.approx(row["nrmse"], rel=1e-4)
         assert shown[model]["train_seconds"] == 6.0 and len(shown[model]["error_growth"]) == result["frames_scored"]

@@ -14,13 +14,15 @@ import closed_form as world
 import loop_stage
 import pytest
 import torch
-from closed_form import CPU, FIRM, NOISY, STEADY
+from closed_form import FIRM, NOISY, STEADY
 from known_answers import judge_pairing, names
 
 import prepare_cache
 from ups.data.cache import open_cache
-from ups.evaluation import assess, posterior
+from ups.evaluation import posterior, transient
 from ups.evaluation.posterior import case_bank, posterior_draws
+from ups.evaluation.steady import assess_steady
+from ups.evaluation.truth import open_truth
 from ups.generative.corrector import load_corrector
 from ups.generative.observation import observe_case, row_generators
 from ups.generative.steady import SteadyResiduals
@@ -216,7 +218,7 @@ ASSESSED = {"one step": (0.97, 1.15), "rollout": (0.97, 1.15), "ssr": (0.85, 1.1
 
 def judge_assessed(root):
     config = world.config_of(root)
-    entry, _ = assess.assess_transient(config, load_operator(config.run_dir / "operator"), NOISY, CPU)
+    entry, _ = transient.assess_transient(world.ensembles_of(config), config.evaluate)
     measured = world.measure_assessed(config, entry)
     return world.failed(measured, ASSESSED), measured
 
@@ -228,23 +230,22 @@ def test_the_assessed_corrector_scores_as_the_law_does(root, chain):
 
 def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
     """A sixteenth of them: spread and ranks hardly tell, but the score is then better than the law's own."""
-    one_step, rollouts = assess.one_step, assess.rollouts
+    one_step, rollouts = transient.one_step, transient.rollouts
 
     def mixed_step(*arguments, **options):
-        draws, facts = one_step(*arguments, **options)
-        for name in draws.keys() - {"operator"}:
-            draws[name][:, 0] = facts["truth"]
-        return draws, facts
+        windows = one_step(*arguments, **options)
+        for name in windows.draws.keys() - {"operator"}:
+            windows.draws[name][:, 0] = windows.truth
+        return windows
 
     def mixed_rollouts(ensembles, model, rows, num_frames, num_members):
         u = rollouts(ensembles, model, rows, num_frames, num_members)
-        cache, codec = ensembles.residuals.cache, ensembles.residuals.head.codec
         if model != "operator" and num_frames == 1:
-            u[:, 0] = codec.denormalise(codec.decode(cache.batch(rows, 1, 1)))
+            u[:, 0] = ensembles.truth.frames(rows, 1, 1)
         return u
 
-    monkeypatch.setattr(assess, "one_step", mixed_step)
-    monkeypatch.setattr(assess, "rollouts", mixed_rollouts)
+    monkeypatch.setattr(transient, "one_step", mixed_step)
+    monkeypatch.setattr(transient, "rollouts", mixed_rollouts)
     assert {"one step", "rollout"} <= names(judge_assessed(root)[0])
 
 
@@ -252,7 +253,10 @@ def assess_prior(root, monkeypatch) -> dict[str, float]:
     """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over it."""
     monkeypatch.setitem(TASKS, STEADY, replace(TASKS[STEADY], posterior=world.exact_draws))
     config = world.config_of(root, "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8")
-    entry, _ = assess.assess_steady(config, load_operator(config.run_dir / "operator"), STEADY, CPU)
+    truth, network = open_truth(config, STEADY), load_corrector(config.run_dir / "steady")
+    operator = load_operator(config.run_dir / "operator")
+    source = SteadyResiduals(operator, truth.cache, network.heads[STEADY].guess)
+    entry, _ = assess_steady(source, network, truth, config.evaluate, 0)
     models = entry["cases"]["noisy_0.3"]
     gaussian, ours = (models[name]["exact"]["distance"]["value"] for name in ("dressed_conditional", "corrector"))
     return {"gaussian": gaussian, "prior": ours / gaussian}

@@ -14,8 +14,8 @@ from test_report import example, task_entry, waves
 
 from ups.config import load_config
 from ups.evaluation import report
-from ups.evaluation.assess import pool, pool_spread
 from ups.evaluation.gates import check_gates, check_verdicts, gate, point
+from ups.evaluation.steady import pool, pool_spread
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.intervals import bootstrap, halves
 from ups.metrics.intervals import entry as entry_of

@@ -12,7 +12,7 @@ import torch
 from test_report import Page, example
 
 from ups.evaluation import figures_ensemble, report
-from ups.evaluation.report_ensemble import METRICS, ensemble_section, steady_section
+from ups.evaluation.report_ensemble import ROWS, ensemble_section, steady_section
 from ups.evaluation.tables import cell, number
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 
@@ -82,7 +82,7 @@ def make_steady(cells=24):
         cases[case] = {"observed": observed.numpy(), "u_ref": draws[0].numpy(), "members": draws[1:].numpy()}
         rows[case] = {model: {"crps": {"value": factor * spread, "low": 0.9 * factor * spread, "high": 1.1 * factor * spread},
                               "ssr": {"value": 0.8 + 0.02 * i, "low": 0.7, "high": 1.1}, "nrmse_mean": 0.123 + i,
-                              "energy_distance_ratio": 1.31 + i, "trace_ratio": 0.97}
+                              "exact": {"distance": 1.31 + i, "trace": 0.97}}
                       for model, factor in (("dressed", 1.5), ("corrector", 1.0))}
     axis = (np.arange(cells) + 0.5) / cells
     sample = {"cases": cases, "fields": ["u"], "axes": ["x", "y"], "coordinates": [axis, axis], "label": "test field 3"}
@@ -116,7 +116,7 @@ def test_the_section_names_every_model_and_every_number():
     entry, page = forecast()[0], page_of_forecast()
     for model, row in entry["models"].items():
         assert figures_ensemble.label(model) in page
-        for metric in METRICS:
+        for metric in ROWS:
             if metric in row and metric != "nonfinite_trajectories":
                 assert cell(row[metric]).replace("<b>", "").replace("</b>", "") in re.sub(
                     r'<b style="[^"]*" title="[^"]*">|<b>| \*</b>|</b>', "", page), (model, metric)

@@ -30,8 +30,9 @@ import ups.evaluation.ensemble
 import ups.training.run
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.evaluation.ensemble import Ensembles, one_step, rollouts
+from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
 from ups.evaluation.posterior import case_bank, posterior_draws
+from ups.evaluation.truth import open_truth
 from ups.files import file_hash, value_hash, write_sealed
 from ups.generative.conditions import SPREAD_FLOOR
 from ups.generative.corrector import load_corrector
@@ -502,7 +503,8 @@ def test_validation_residuals_are_fixed_and_of_the_validation_split(hidden):
 
 @pytest.fixture(scope="module")
 def ensembles(hidden, config) -> Ensembles:
-    return Ensembles(config, hidden, CPU)
+    samplers = load_samplers(config.run_dir, ("diffusion", "consistency", "rival"), CPU)
+    return Ensembles(hidden, open_truth(config, HIDDEN), samplers, config.run.seed)
 
 
 @torch.no_grad()
@@ -615,7 +617,7 @@ def test_conserving_rollouts_stay_in_the_range_of_their_start_and_lose_no_mean_b
         return float(torch.maximum(low[..., None] - members.flatten(2), members.flatten(2) - high[..., None]).max())
 
     free = rollouts(ensembles, "dressed", rows, 4, 3)
-    monkeypatch.setattr(ensembles, "config", replace(config, evaluate=replace(config.evaluate, conserve=True)))
+    monkeypatch.setattr(ensembles, "is_conserved", True)
     held = rollouts(ensembles, "dressed", rows, 4, 3)
     assert outside(free) > 0.01 and outside(held) < 1e-5
     drift = [(members.mean((3, 4)) - u.mean((3, 4))).abs().mean() for members in (free, held)]
@@ -624,17 +626,18 @@ def test_conserving_rollouts_stay_in_the_range_of_their_start_and_lose_no_mean_b
 
 @torch.no_grad()
 def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(ensembles, hidden):
-    draws, facts = one_step(ensembles, 6, 3, ensembles.names)
-    again, _ = one_step(ensembles, 6, 3, ["corrector"])
+    windows = one_step(ensembles, 6, 3, ensembles.names)
+    draws, again = windows.draws, one_step(ensembles, 6, 3, ["corrector"]).draws
     assert set(draws) == set(ensembles.names) and draws["operator"].shape[1] == 1 and not draws["operator"].any()
-    assert facts["truth"].shape == (6, 8, 4) and facts["rows"].max() < len(hidden.cache.split["test"])
+    assert windows.truth.shape == (6, 8, 4) and windows.rows.max() < len(hidden.cache.split["test"])
     torch.testing.assert_close(again["corrector"], draws["corrector"])
-    mixed, _ = one_step(ensembles, 6, 3, ["corrector", "dressed"], shuffle=True)
+    torch.testing.assert_close(windows.u_ref, hidden.decode(windows.truth), rtol=0, atol=1e-5)   # the codec leaves nothing out
+    mixed = one_step(ensembles, 6, 3, ["corrector", "dressed"], is_shuffled=True).draws
     torch.testing.assert_close(mixed["dressed"], draws["dressed"])   # which knows no conditions
-    gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], shuffle=True)[0]["dressed_conditional"]
+    gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], is_shuffled=True).draws["dressed_conditional"]
     torch.testing.assert_close(gaussian, draws["dressed_conditional"])   # nor has a network that could lose them
     assert (mixed["corrector"] - draws["corrector"]).abs().max() > 1e-3
-    fine, _ = one_step(ensembles, 6, 3, ["corrector"], num_steps=32)
+    fine = one_step(ensembles, 6, 3, ["corrector"], num_steps=32).draws
     assert 0 < (fine["corrector"] - draws["corrector"]).abs().max()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ups.chain import STAGES, require_stage, stage_folder
 from ups.config import Config, load_config, to_dict
-from ups.evaluation.rivals import find_rivals
+from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.files import DamagedError, file_hash, read_sealed, value_hash
 from ups.training.stage import DONE
 
@@ -32,16 +32,28 @@ def why_to_do(config: Config, stage: str) -> str:
 
 
 def report_parents(config: Config) -> dict[str, str]:
-    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hashes of how they are judged and
-    of the rivals beside them.
+    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hashes of how
+    they are judged and of the networks of other kinds beside them.
 
     Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
     """
-    there = [stage for stage in STAGES if stage == "operator" or (stage in config.asked and (config.run_dir / stage).is_dir())]
+    there = [stage for stage in STAGES if stage == "operator"
+             or (stage in config.asked and (config.run_dir / stage).is_dir())]
     found = {stage: require_stage(config, stage) for stage in there}
     return {**{stage: done["fingerprint"] for stage, done in found.items()},
             "evaluate": value_hash(to_dict(config)["evaluate"]),
-            "bench": value_hash(find_rivals(config, found["operator"]["parents"]))}
+            "bench": value_hash(bench_rows(config, found["operator"]["parents"]))}
+
+
+def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, dict]]:
+    """TASK -> {"fno", "unet": row of results.json}, as make bench measured them, for every evaluated task.
+
+    parents: of the operator, among them TASK -> fingerprint of the cache. Nothing where the report is not on
+    the whole test split. Raises as `find_bench_rows`.
+    """
+    is_whole = config.evaluate.split == "test" and not config.evaluate.max_trajectories
+    return {name: find_bench_rows(name, data_key(parents[name], config.context(name))) if is_whole else {}
+            for name in config.evaluated}
 
 
 def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from ups.config.schema import (
     ROOT,
     Config,
     DiffusionConfig,
+    EvaluateConfig,
     ModelConfig,
     OperatorConfig,
     OptimConfig,
@@ -17,7 +18,7 @@ from ups.config.schema import (
 )
 
 __all__ = [
-    "DEFAULT", "ROOT", "Config", "DiffusionConfig", "ModelConfig", "OperatorConfig", "OptimConfig",
+    "DEFAULT", "ROOT", "Config", "DiffusionConfig", "EvaluateConfig", "ModelConfig", "OperatorConfig", "OptimConfig",
     "SamplingConfig", "SteadyConfig", "TaskConfig", "TrackerConfig", "TrainConfig", "load_config",
     "parse_arguments", "read_yaml", "save_config", "to_dict",
 ]

@@ -8,75 +8,87 @@
     corrector                  the diffusion, 2 sampler_steps evaluations
     student_1, student_2       its student in one and two evaluations
 
-All start from the same noise: `ups.models.rollout.member_noise` of (seed, row, lead), so that student and teacher can be paired.
+All start from the same noise: `ups.models.rollout.member_noise` of (seed, row, lead), so that student and
+teacher can be paired.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ups.config import Config
 from ups.data.schedule import Schedule
+from ups.evaluation.truth import Truth
 from ups.generative.corrector import load_corrector
 from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises
 from ups.generative.residuals import TransientResiduals, schedule_of
+from ups.models.augment import symmetry
 from ups.seeds import generator
 
 BANK = 1024           # residuals that B3 draws from
-TIMED = 20            # calls behind a time per state
+TIMED = 5             # calls behind a time per state
+CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_resampled")
+
+
+def load_samplers(run_dir: Path, stages: Iterable[str], device: torch.device) -> dict[str, Sampler]:
+    """Name -> a way to draw, of every network that these finished stages of a run hold. Raises as
+    `load_corrector`."""
+    networks = {stage: load_corrector(run_dir / stage, device) for stage in stages}
+    return {name: Sampler(networks[stage], draw) for name, (stage, draw) in WAYS.items() if stage in networks}
 
 
 class Ensembles:
-    """Every way to draw the residual of one task that the finished stages asked for give.
+    """Every way to draw the residual of one task: `names`, those of CHEAP first.
 
-    samplers: name -> how a network draws; evaluations: of a network, since it was set to 0.
+    residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them. is_conserved:
+    rollouts keep what the equation keeps. evaluations: of a network, since it was set to 0.
     """
 
-    def __init__(self, config: Config, residuals: TransientResiduals, device: torch.device):
-        self.config, self.residuals, self.device, self.name = config, residuals, device, residuals.name
-        self.seed, self.split = config.run.seed, config.evaluate.split
-        networks = {name: load_corrector(config.run_dir / name, device) for name in ("diffusion", "consistency", "rival")
-                    if name in config.evaluate.stages and (config.run_dir / name / "done.json").is_file()}
-        self.samplers = {name: Sampler(networks[stage], draw) for name, (stage, draw) in WAYS.items() if stage in networks}
-        self.corrector = networks["diffusion"]
-        self.head = self.corrector.heads[self.name]
+    def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int,
+                 is_conserved: bool = False):
+        self.residuals, self.truth, self.samplers, self.seed = residuals, truth, samplers, seed
+        self.is_conserved, self.device = is_conserved, residuals.device
+        self.corrector = samplers["corrector"].network
+        self.head = self.corrector.heads[residuals.name]
         self.evaluations = 0
-        for network in networks.values():
+        for network in {id(sampler.network): sampler.network for sampler in samplers.values()}.values():
             network.backbone.register_forward_hook(self._count)
-        self.names = ["operator", "dressed", "dressed_conditional", "dressed_resampled", *self.samplers]
+        self.names = [*CHEAP, *samplers]
         self.bank = self._fill_bank()
 
     def _count(self, *_: object) -> None:
         self.evaluations += 1
 
     def _fill_bank(self) -> Tensor:
-        schedule = Schedule({self.name: self.residuals.windows("reserved")}, BANK, self.seed + 4)
-        batch = schedule.batch(0)
+        source = self.residuals
+        batch = Schedule({source.name: source.windows("reserved")}, BANK, self.seed + 4).batch(0)
         parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
-        return torch.cat([self.residuals.draw("reserved", rows, starts, generator(self.seed, "bank", i))[0]
+        return torch.cat([source.draw("reserved", rows, starts, generator(self.seed, "bank", i))[0]
                           for i, (rows, starts) in enumerate(parts)])
 
-    def residual(self, model: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor, num_steps: int = 0,
-                 shown: Tensor | None = None) -> Tensor:
-        """One residual per row of noise, second (rows, *tokens, dim), latent units. num_steps > 0: of the corrector's sampler.
+    def residual(self, model: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
+                 num_steps: int = 0, shown: Tensor | None = None) -> Tensor:
+        """One residual per row of noise, second (rows, *tokens, dim), latent units. num_steps > 0: of the
+        corrector's sampler.
 
-        tokens, facts: conditions (cases, ...), of rows / cases neighbouring rows each. shown: cases whose conditions the network
-        is shown in place of its own. Mean and scale stay those of the case: what is lost then is what the network knows beyond
-        them, nothing for the conditional Gaussian alone.
+        tokens, facts: conditions (cases, ...), of rows / cases neighbouring rows each. shown: cases whose
+        conditions the network is shown in place of its own. Mean and scale stay those of the case: what is
+        lost then is what the network knows beyond them, nothing for the conditional Gaussian alone.
         """
         if model == "operator":
             return torch.zeros_like(noise)
         if model == "dressed":
             return self.head.marginal_mean + self.head.marginal_std * noise
-        if model == "dressed_resampled":
-            uniform = torch.special.ndtr(noise.flatten(1)[:, 0].double())     # the noise as a uniform number picks the residual
+        if model == "dressed_resampled":   # the noise as a uniform number picks the residual
+            uniform = torch.special.ndtr(noise.flatten(1)[:, 0].double())
             return self.bank[(uniform * len(self.bank)).long().clamp_max(len(self.bank) - 1)]
-        condition = self.corrector.condition(self.name, tokens, facts)
+        condition = self.corrector.condition(self.residuals.name, tokens, facts)
         known = condition
         if shown is not None:
             known = replace(condition, tokens=condition.tokens[shown], facts=condition.facts[shown])
@@ -93,60 +105,95 @@ class Ensembles:
 
 @torch.no_grad()
 def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, num_members: int) -> Tensor:
-    """Ensemble rollouts of a time-dependent task from its context: (rows, members, num_frames, C, *space), physical units."""
-    source, parts = ensembles.residuals, []
+    """Ensemble rollouts of a time-dependent task from its context: (rows, members, num_frames, C, *space),
+    physical units."""
+    source, truth, parts = ensembles.residuals, ensembles.truth, []
     num_members = 1 if model == "operator" else num_members
     for some in rows.split(max(1, STATES // num_members)):
-        context = source.cache.batch(some, 0, ensembles.config.context(ensembles.name), ensembles.device)
-        z = draw_rollout(source, partial(ensembles.residual, model), context, source.cache.parameters[some], num_frames,
-                         num_members, partial(ensembles.noise, some, num_members=num_members), ensembles.config.evaluate.conserve)
+        z = draw_rollout(source, partial(ensembles.residual, model), truth.given(some, ensembles.device),
+                         truth.cache.parameters[some], num_frames, num_members,
+                         partial(ensembles.noise, some, num_members=num_members), ensembles.is_conserved)
         parts.append(source.head.physical(z).cpu())
     return torch.cat(parts)
 
 
-@torch.no_grad()
-def one_step(ensembles: Ensembles, count: int, num_members: int, names: list[str], num_steps: int = 0,
-             shuffle: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One call from `count` windows of the evaluated split: model -> residuals (count, M, *tokens, dim), and their facts.
+@dataclass(frozen=True)
+class Windows:
+    """Single calls all along the evaluated trajectories. draws: model -> residuals (count, M, *tokens, dim).
 
-    facts: truth (count, *tokens, dim), rows (positions, as groups), starts. num_steps > 0: of the corrector's sampler. Windows
-    are drawn as in training, half of them where the residual is large: drawn evenly, a handful of first frames would decide every
-    score. shuffle: the network is shown the conditions of other windows, to see that they matter.
+    truth (count, *tokens, dim): the latent residual that they are draws of. u_ref (count, bundle, C, *space):
+    the same of the field, normalised, from the data: with what the codec leaves out, which no draw has. rows:
+    positions in the split;
+    starts: first frames, counted from the first that the corrector is trained from.
     """
-    source = ensembles.residuals
-    windows = schedule_of({ensembles.name: source}, ensembles.split, count, ensembles.seed + 5).batch(0)
-    out: dict[str, list] = {name: [] for name in names}
-    truths = []
+
+    draws: dict[str, Tensor]
+    truth: Tensor
+    u_ref: Tensor
+    rows: Tensor
+    starts: Tensor
+
+
+@torch.no_grad()
+def one_step(ensembles: Ensembles, count: int, num_members: int, names: Iterable[str], num_steps: int = 0,
+             is_shuffled: bool = False) -> Windows:
+    """One call from `count` windows of the evaluated split. num_steps > 0: of the corrector's sampler.
+
+    Windows are drawn as in training, half of them where the residual is large: drawn evenly, a handful of
+    first frames would decide every score. is_shuffled: the network is shown the conditions of other windows,
+    to see that they matter.
+    """
+    source, split = ensembles.residuals, ensembles.truth.split
+    windows = schedule_of({source.name: source}, split, count, ensembles.seed + 5).batch(0)
+    draws: dict[str, list[Tensor]] = {name: [] for name in names}
+    truths, fields = [], []
     size = max(1, STATES // num_members)
-    for first, (rows, starts) in enumerate(zip(windows.rows.split(size), windows.starts.split(size), strict=True)):
-        r, tokens, facts = source.draw(ensembles.split, rows, starts, generator(ensembles.seed, "test", first))
+    for part, (rows,
+               starts) in enumerate(zip(windows.rows.split(size), windows.starts.split(size), strict=True)):
+        key = (ensembles.seed, "test", part)
+        r, tokens, facts = source.draw(split, rows, starts, generator(*key))
         truths.append(r)
-        keys = torch.arange(len(rows)) + first * size
-        noise, second = ensembles.noise(keys, -1, num_members)
-        shown = torch.arange(len(tokens), device=noise.device).roll(1) if shuffle else None
-        for name in names:
-            draws = ensembles.residual(name, tokens, facts, noise, second, num_steps, shown).unflatten(0, (-1, num_members))
-            out[name].append(draws[:, :1] if name == "operator" else draws)
-    return {name: torch.cat(part) for name, part in out.items()}, {"truth": torch.cat(truths), "rows": windows.rows,
-                                                                        "starts": windows.starts}
+        fields.append(source.decode(r) + left_out(ensembles, rows, starts, generator(*key)))
+        noise, second = ensembles.noise(torch.arange(len(rows)) + part * size, -1, num_members)
+        shown = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
+        for name, found in draws.items():
+            drawn = ensembles.residual(name, tokens, facts, noise, second, num_steps,
+                                       shown).unflatten(0, (-1, num_members))
+            found.append(drawn[:, :1] if name == "operator" else drawn)
+    return Windows({name: torch.cat(found) for name, found in draws.items()}, torch.cat(truths),
+                   torch.cat(fields), windows.rows, windows.starts)
+
+
+def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:
+    """What the codec leaves out of the frames that windows predict: (count, bundle, C, *space), normalised;
+    rounding for a full-rank codec. draw: the symmetry that `TransientResiduals.draw` applies."""
+    source, truth = ensembles.residuals, ensembles.truth
+    codec, bundle = source.head.codec, source.head.bundle
+    rows = truth.cache.split[truth.split][places]
+    frames = starts + source.train_from + source.head.history
+    u = codec.normalise(truth.frames(rows, frames, bundle).to(ensembles.device))
+    move = symmetry(truth.task, codec.space, draw)
+    latent = codec.encode(move(codec.decode(truth.cache.batch(rows, frames, bundle, ensembles.device))))
+    return move(u) - codec.decode(latent)
 
 
 @torch.no_grad()
 def milliseconds_per_state(ensembles: Ensembles, model: str, batch_size: int) -> tuple[float, float]:
-    """(median over TIMED calls of the time per step and state, operator and decoding included; evaluations per state)."""
-    source: TransientResiduals = ensembles.residuals
-    cache, device = source.cache, ensembles.device
-    rows = cache.split[ensembles.split][:batch_size]
-    z, known = cache.batch(rows, 0, 1 + source.head.history, device), source.head.known(cache.parameters[rows])
+    """(median over TIMED calls of the time per step and state, operator and decoding included; evaluations
+    per state)."""
+    source, truth = ensembles.residuals, ensembles.truth
+    rows = truth.cache.split[truth.split][:batch_size]
+    z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
+    known = source.head.known(truth.cache.parameters[rows])
     noise, second = ensembles.noise(rows, 0, 1)
     seconds = []
-    for _ in range(TIMED + 2):
+    for _ in range(TIMED + 1):
         ensembles.evaluations = 0
-        if device.type == "cuda":
+        if ensembles.device.type == "cuda":
             torch.cuda.synchronize()
         begun = time.perf_counter()
         z_pred, tokens, facts = source.predict(z, known)
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
         source.decode(z_next).cpu()
         seconds.append(time.perf_counter() - begun)
-    return 1e3 * sorted(seconds[2:])[TIMED // 2] / len(rows), float(ensembles.evaluations)
+    return 1e3 * sorted(seconds[1:])[TIMED // 2] / len(rows), float(ensembles.evaluations)

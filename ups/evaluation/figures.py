@@ -1,11 +1,13 @@
 """Figures of the report: matplotlib figures that become inline SVG or PNG files, and the frame player.
 
-A sample is one shown trajectory, a dict of numpy arrays: u_ref, u_pred (T, C, *space); times (T,); fields: names of the C
-channels; axes: names of the space axes as they are stored; coordinates: one (cells,) array per axis; label, such as "median
-error"; parameter: text or None; optional `inputs`: {name: (*space)} coefficient fields of a steady task. times are lead times,
-from the last frame that was given. Of a 3D field the middle slice of the last axis is shown; x is drawn across, however stored.
+A sample is one shown trajectory, a dict of numpy arrays: u_ref, u_pred (T, C, *space); times (T,); fields:
+names of the C channels; axes: names of the space axes as they are stored; coordinates: one (cells,) array per
+axis; label, such as "median error"; parameter: text or None; optional `inputs`: {name: (*space)} coefficient
+fields of a steady task. times are lead times, from the last frame that was given. Of a 3D field the middle
+slice of the last axis is shown; x is drawn across, however stored.
 
-The SVG takes its ink from the page (`var(--ink)`, `var(--line)`), so one figure is legible on light and on dark.
+The SVG takes its ink from the page (`var(--ink)`, `var(--line)`), so one figure is legible on light and on
+dark.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from PIL import Image
 
 INK, LINE = "#1f2933", "#c5ccd3"  # replaced by the page's colours in SVG; as they are in PNG files
 FIELD_MAP, ERROR_MAP = "viridis", "RdBu_r"
-# Colour, dash and marker of every model, so that no line is told by its colour alone. Colours after Okabe and Ito 2008, which
-# stay apart for the colour-blind (a test simulates it); mid-tones, readable on white and on black.
+# Colour, dash and marker of every model, so that no line is told by its colour alone. Colours after Okabe and
+# Ito 2008, which stay apart for the colour-blind (a test simulates it); mid-tones, readable on white and on
+# black.
 LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#d55e00", (0, (5, 2)), "s"),
          "corrector": ("#e377c2", "-", "D"), "student": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"),
          "student_1": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"), "student_2": ("#56b4e9", (0, (3, 1)), "v"),
@@ -35,17 +38,26 @@ LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#
          "dressed": ("#8a939c", (0, (4, 2)), "x"), "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
          "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1")}
 SPARE = (("#a03c3c", (0, (2, 1)), "*"), ("#3c7a8c", (0, (2, 1)), "h"))   # models from elsewhere
-NAMES = {"operator": "UPS operator", "base": "base alone", "corrector": "UPS corrector", "student": "UPS student", "fno": "FNO",
-         "unet": "U-Net", "persistence": "persistence", "train_mean": "training mean", "codec_floor": "codec floor",
+NAMES = {"operator": "UPS operator", "base": "base alone", "corrector": "UPS corrector", "student": "UPS "
+                                                                                                    "student",
+         "fno": "FNO",
+         "unet": "U-Net", "persistence": "persistence", "train_mean": "training mean", "codec_floor": "codec "
+                                                                                                      "floor",
          "truth": "truth"}
-CYCLE = [LOOKS[name] for name in ("operator", "base", "student", "corrector", "rival", "student_2", "persistence")]   # of tasks
-MAX_CELLS = 128  # per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
+# of tasks
+CYCLE = [LOOKS[name]
+         for name in ("operator", "base", "student", "corrector", "rival", "student_2", "persistence")]
+# per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
+MAX_CELLS = 128
 MAX_FRAMES = 24  # of the player
 COLUMNS = 5  # leads shown of a 2D field
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9,
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.titlesize": 9,
+         "axes.labelsize": 9,
          "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "legend.frameon": False,
-         "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
-         "axes.titlecolor": INK, "axes.facecolor": "none", "grid.color": LINE, "grid.linewidth": 0.6, "lines.linewidth": 1.6}
+         "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK,
+         "ytick.color": INK,
+         "axes.titlecolor": INK, "axes.facecolor": "none", "grid.color": LINE, "grid.linewidth": 0.6,
+         "lines.linewidth": 1.6}
 
 
 def color(name: str) -> str:
@@ -60,7 +72,8 @@ def _look(name: str) -> tuple:
 def line(look: str | tuple, num_points: int) -> dict:
     """How a line of so many points is drawn, by the name of its model: keywords of `Axes.plot`."""
     shade, dash, marker = _look(look) if isinstance(look, str) else look
-    return {"color": shade, "linestyle": dash, "marker": marker, "markersize": 4, "markevery": max(1, num_points // 8)}
+    return {"color": shade, "linestyle": dash, "marker": marker, "markersize": 4,
+            "markevery": max(1, num_points // 8)}
 
 
 def lead_title(time: float) -> str:
@@ -87,7 +100,8 @@ def to_png(fig: Figure, path) -> None:
 
 
 def _smaller(match: re.Match) -> str:
-    """An embedded RGBA image as a palette one: a colour-mapped field has at most 256 colours, so nothing is lost."""
+    """An embedded RGBA image as a palette one: a colour-mapped field has at most 256 colours, so nothing is
+    lost."""
     image = Image.open(io.BytesIO(base64.b64decode(match.group(1)))).convert("RGB")
     out = io.BytesIO()
     image.quantize(256, dither=Image.Dither.NONE).save(out, "png", optimize=True)
@@ -124,7 +138,8 @@ def _shown(sample: dict, key: str, field: int) -> np.ndarray:
 def _extent(sample: dict) -> tuple[float, ...]:
     """Cell edges of the shown axes, x first, from the cell centres: x0, x1 [, y0, y1]."""
     ends: list[float] = []
-    for _, axis in sorted(zip(sample["axes"], sample["coordinates"], strict=True), key=lambda pair: pair[0])[:2]:
+    for _, axis in sorted(zip(sample["axes"], sample["coordinates"], strict=True),
+                          key=lambda pair: pair[0])[:2]:
         half = (axis[1] - axis[0]) / 2 if len(axis) > 1 else 0.5
         ends += [float(axis[0] - half), float(axis[-1] + half)]
     return tuple(ends)
@@ -175,20 +190,25 @@ def space_time(sample: dict, field: int) -> Figure:
     half = (times[1] - times[0]) / 2 if len(times) > 1 else 0.5
     extent = (x0, x1, times[0] - half, times[-1] + half)
     low, high = _range(pred, ref)
-    for ax, values, title in zip(axes, (ref, pred, pred - ref), ("truth", "prediction", "error"), strict=True):
+    for ax, values, title in zip(axes, (ref, pred, pred - ref), ("truth", "prediction", "error"),
+                                 strict=True):
         limits = {"vmin": low, "vmax": high, "cmap": FIELD_MAP}
         if title == "error":
             limit = _error_limit(pred - ref)
             limits = {"vmin": -limit, "vmax": limit, "cmap": ERROR_MAP}
-        image = ax.imshow(values, origin="lower", aspect="auto", extent=extent, interpolation="none", **limits)
+        image = ax.imshow(values, origin="lower", aspect="auto", extent=extent, interpolation="none",
+                          **limits)
         ax.set(title=title, xlabel="x")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         if title != "truth":
-            _bar(top, image, axes[:2] if title == "prediction" else ax, name if title == "prediction" else f"error in {name}")
+            _bar(top, image, axes[:2] if title == "prediction" else ax,
+                 name if title == "prediction" else f"error in {name}")
     axes[0].set_ylabel("lead time")
     leads = pick_leads(len(times), 4)
     x = np.asarray(sample["coordinates"][0])[::-(-np.asarray(sample["u_ref"]).shape[2] // MAX_CELLS)]
-    for column, (ax, lead) in enumerate(zip(np.atleast_1d(bottom.subplots(1, len(leads), sharey=True)), leads, strict=True)):
+    for column, (ax,
+                 lead) in enumerate(zip(np.atleast_1d(bottom.subplots(1, len(leads), sharey=True)), leads,
+                                        strict=True)):
         ax.plot(x, ref[lead], color=INK, label="truth")
         ax.plot(x, pred[lead], color=color("operator"), linestyle=(0, (3, 1.5)), label="prediction")
         ax.set(title=lead_title(times[lead]), xlabel="x", ylabel=name if column == 0 else "")
@@ -244,10 +264,12 @@ def steady(sample: dict, field: int) -> Figure:
             ax.set(title=title, xlabel="x", ylabel=label)
             continue
         values = values[..., values.shape[-1] // 2] if values.ndim == 3 else values
-        image = ax.imshow(values.T, origin="lower", extent=_extent(sample), interpolation="none", cmap=cmap, vmin=vmin, vmax=vmax)
+        image = ax.imshow(values.T, origin="lower", extent=_extent(sample), interpolation="none", cmap=cmap,
+                          vmin=vmin, vmax=vmax)
         ax.set(title=title, xlabel="x", ylabel="y" if ax is axes[0] else "")
         ax.tick_params(labelsize=7)
-        fig.colorbar(image, ax=ax, label=label, orientation="horizontal", fraction=0.06).outline.set_visible(False)
+        fig.colorbar(image, ax=ax, label=label, orientation="horizontal",
+                     fraction=0.06).outline.set_visible(False)
     return fig
 
 
@@ -276,11 +298,12 @@ def error_growth(models: dict, times: list[float]) -> Figure:
             smallest.append(np.nanmin(values[values > 0]))
         ax.plot(times, values, label=NAMES.get(name, name), **line(name, len(times)))
         if "error_growth_low" in row:
-            ax.fill_between(times, _floats(row["error_growth_low"]), _floats(row["error_growth_high"]), color=color(name),
-                            alpha=0.22, linewidth=0)
+            ax.fill_between(times, _floats(row["error_growth_low"]), _floats(row["error_growth_high"]),
+                            color=color(name), alpha=0.22, linewidth=0)
     ax.set(xlabel="lead time", ylabel="nRMSE", yscale="log", title="error growth over the rollout")
     ax.grid(axis="y")
-    if smallest:  # a periodic truth passes through its first frame again; persistence would stretch the axis there
+    # a periodic truth passes through its first frame again; persistence would stretch the axis there
+    if smallest:
         ax.set_ylim(bottom=0.4 * min(smallest))
         ax.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return fig
@@ -294,7 +317,9 @@ def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell
     shown = (wave >= 1) & (wave <= max_shell)
     truth = np.stack([_floats(lead[field]) for lead in spectrum["truth"]])[:, shown]
     positive = truth[truth > 0]
-    for column, (ax, lead) in enumerate(zip(fig.subplots(1, len(leads), sharey=True, squeeze=False)[0], leads, strict=True)):
+    for column, (ax,
+                 lead) in enumerate(zip(fig.subplots(1, len(leads), sharey=True, squeeze=False)[0], leads,
+                                        strict=True)):
         for key in [key for key in spectrum if key not in ("leads", "wavenumber")]:
             style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
             ax.loglog(wave[shown], _floats(spectrum[key][column][field])[shown], label=NAMES.get(key, key),
@@ -311,21 +336,25 @@ def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell
 
 @_styled
 def training(history: list[dict]) -> Figure:
-    """Losses, validation scores and the learning rate over the steps, from rows of metrics.jsonl (see ups.training.run, ups.training.track)."""
+    """Losses, validation scores and the learning rate over the steps, from rows of metrics.jsonl (see
+    ups.training.run, ups.training.track)."""
     fig = _figure(9.2, 3.8)
-    panels = (("training loss", "train/loss"), ("validation", "validation/"), ("learning rate / peak", "train/lr_factor"))
+    panels = (("training loss", "train/loss"), ("validation", "validation/"),
+              ("learning rate / peak", "train/lr_factor"))
     for ax, (title, prefix) in zip(fig.subplots(1, 3), panels, strict=True):
         names, looks = sorted({name for row in history for name in row if name.startswith(prefix)}), {}
         for name in names:
             rows = [row for row in history if name in row]
             label = name.split("/", 1)[1]
-            group = label.split("/")[0]                          # a task keeps its colour and marker; its base alone is dashed
+            # a task keeps its colour and marker; its base alone is dashed
+            group = label.split("/")[0]
             shade, _, marker = looks.setdefault(group, CYCLE[len(looks) % len(CYCLE)])
             dash = (0, (3, 1.5)) if label.endswith("/base") else "-"
             style = line((shade, dash, marker if prefix == "validation/" else ""), len(rows))
-            ax.plot([row["step"] for row in rows], _floats([row[name] for row in rows]), label=label.replace("/", ", "),
-                    linewidth=1.1, **style)
-        ax.set(title=title, xlabel="step (optimizer updates)", yscale="linear" if prefix == "train/lr_factor" else "log")
+            ax.plot([row["step"] for row in rows], _floats([row[name] for row in rows]),
+                    label=label.replace("/", ", "), linewidth=1.1, **style)
+        ax.set(title=title, xlabel="step (optimizer updates)",
+               yscale="linear" if prefix == "train/lr_factor" else "log")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.grid(axis="y")
         if len(names) > 1:
@@ -350,9 +379,10 @@ def _line_player(ref: np.ndarray, pred: np.ndarray, name: str) -> tuple[str, dic
     margin = 0.1 * (high - low)
     scaled = [np.clip((u - low + margin) / (high - low + 2 * margin) * 999, -99, 1099) for u in (ref, pred)]
     rows = [[[round(v) if np.isfinite(v) else None for v in row] for row in u.tolist()] for u in scaled]
-    body = (f'<svg viewBox="0 0 {ref.shape[1] - 1} 999" preserveAspectRatio="none" role="img" aria-label="rollout of {name}">'
-            f'<polyline class="truth"/><polyline class="pred"/></svg><p class="note">{name} over x: <b class="truth">truth</b>, '
-            f'<b class="pred">prediction</b>; vertical range {low - margin:.3g} to {high + margin:.3g}</p>')
+    body = (f'<svg viewBox="0 0 {ref.shape[1] - 1} 999" preserveAspectRatio="none" role="img" '
+            f'aria-label="rollout of {name}"><polyline class="truth"/><polyline class="pred"/></svg><p '
+            f'class="note">{name} over x: <b class="truth">truth</b>, <b class="pred">prediction</b>; '
+            f'vertical range {low - margin:.3g} to {high + margin:.3g}</p>')
     return body, {"truth": rows[0], "pred": rows[1]}
 
 
@@ -363,22 +393,25 @@ def _field_player(ref: np.ndarray, pred: np.ndarray) -> str:
     panels = (("truth", ref, low, high, FIELD_MAP), ("prediction", pred, low, high, FIELD_MAP),
               ("error", pred - ref, -limit, limit, ERROR_MAP))
     return '<div class="panels">' + "".join(
-        f'<figure><canvas width="{u.shape[1]}" height="{u.shape[2]}"></canvas><img alt="" src="{_sprite(u, vmin, vmax, cmap)}">'
+        f'<figure><canvas width="{u.shape[1]}" height="{u.shape[2]}"></canvas><img alt="" '
+        f'src="{_sprite(u, vmin, vmax, cmap)}">'
         f"<figcaption>{title} <span>{vmin:.3g} to {vmax:.3g}</span></figcaption></figure>"
         for title, u, vmin, vmax, cmap in panels) + "</div>"
 
 
 def player(sample: dict, field: int) -> str:
-    """HTML of a small animation: truth and prediction (2D: and error) frame by frame, a button and a slider, no requests."""
+    """HTML of a small animation: truth and prediction (2D: and error) frame by frame, a button and a slider,
+    no requests."""
     pred, ref = (_shown(sample, key, field).astype(float) for key in ("u_pred", "u_ref"))
     frames = pick_leads(len(ref), MAX_FRAMES)
-    pred, ref, data = pred[frames], ref[frames], {"times": [f"{float(sample['times'][i]):.3g}" for i in frames]}
+    pred, ref, data = pred[frames], ref[frames], {"times": [f"{float(sample['times'][i]):.3g}"
+                                                            for i in frames]}
     if ref.ndim == 2:
         body, lines = _line_player(ref, pred, html.escape(sample["fields"][field]))
         kind, data = "line", data | lines
     else:
         kind, body = "field", _field_player(ref, pred)
-    return (f'<div class="player {kind}">{body}<div class="controls"><button type="button" aria-label="play or pause">&#9654;'
-            f'</button><input type="range" min="0" max="{len(frames) - 1}" value="0" aria-label="frame">'
-            f'<output>lead {data["times"][0]}</output></div>'
-            f'<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>')
+    return (f'<div class="player {kind}">{body}<div class="controls"><button type="button" aria-label="play '
+            f'or pause">&#9654;</button><input type="range" min="0" max="{len(frames) - 1}" value="0" '
+            f'aria-label="frame"><output>lead {data["times"][0]}</output></div><script '
+            f'type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>')

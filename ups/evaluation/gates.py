@@ -2,11 +2,12 @@
 
 A gate is a minimal claim about one stage and one task, with the figure that decides it:
 
-    {"stage": operator | diffusion | consistency | rival | steady, "task", "name": "claim/task[/model]", "value", "low", "high",
-     "bound": text, "passed": bool, "reason": a sentence}
+    {"stage": operator | diffusion | consistency | rival | steady, "task", "name": "claim/task[/model]",
+     "value", "low", "high", "bound": text, "passed": bool, "reason": a sentence}
 
-It passes where the whole 95 % interval over initial conditions is on the right side, so that less data make it harder. Ratios are
-paired, and equal is not better. The claims, and the fakes that each refuses (tests/test_gates.py):
+It passes where the whole 95 % interval over initial conditions is on the right side, so that less data make
+it harder. Ratios are paired, and equal is not better. The claims, and the fakes that each refuses
+(tests/test_gates.py):
 
     made             every stage that was asked for is there       a stage deleted, or never run
     finite           no forecast holds NaN or inf                  a diverged network
@@ -28,7 +29,8 @@ from typing import Any
 
 BASELINES = ("persistence", "train_mean")  # the trivial forecast of a time-dependent and of a steady task
 OTHERS = (*BASELINES, "codec_floor", "fno", "unet")   # models of an entry that no stage of ours made
-MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}   # of the stages
+# of the stages
+MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
@@ -41,23 +43,26 @@ def point(value: float | None) -> Interval:
     return {"value": value, "low": value, "high": value}
 
 
-def gate(stage: str, name: str, what: str, found: Interval, above: float | None = None, below: float | None = None,
-         bound: str = "") -> dict[str, Any]:
-    """The record of one gate: passed where the whole interval of `found` lies strictly between the bounds. Undefined fails."""
+def gate(stage: str, name: str, what: str, found: Interval, above: float | None = None,
+         below: float | None = None, bound: str = "") -> dict[str, Any]:
+    """The record of one gate: passed where the whole interval of `found` lies strictly between the bounds.
+    Undefined fails."""
     known = None not in found.values()
     passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
-    bound = bound or (f"below {below:g}" if above is None else f"above {above:g}" if below is None else f"{above:g} to {below:g}")
+    bound = (bound
+             or (f"below {below:g}" if above is None else f"above {above:g}" if below is None
+                 else f"{above:g} to {below:g}"))
     shown = f"{found['value']:.4g}" if known else "undefined (not finite)"
     if known and found["low"] != found["high"]:
         shown += f" [{found['low']:.4g}, {found['high']:.4g}]"
-    return {"stage": stage, "task": name.split("/")[1], "name": name, **found, "bound": bound, "passed": passed,
-            "reason": f"{what} is {shown}; allowed is {bound}"}
+    return {"stage": stage, "task": name.split("/")[1], "name": name, **found, "bound": bound,
+            "passed": passed, "reason": f"{what} is {shown}; allowed is {bound}"}
 
 
 def missing(stage: str, name: str) -> dict[str, Any]:
     return {**gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
-            "reason": f"stage {stage} was asked for and is missing; expected its draws of {name}. Run make {stage}, or leave it "
-                      f"out of evaluate.stages (make: STAGES)."}
+            "reason": f"stage {stage} was asked for and is missing; expected its draws of {name}. Run make "
+                      f"{stage}, or leave it out of evaluate.stages (make: STAGES)."}
 
 
 def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[dict]:
@@ -82,12 +87,13 @@ def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) 
     for model in MODELS[stage]:
         row = models[model]
         broken = max(part["nonfinite_trajectories"] for part in (row, row["one_step"]))
-        yield gate(stage, f"finite/{name}/{model}", "the number of trajectories with NaN or inf", point(broken), below=1,
-                   bound="none")
-        yield gate(stage, f"score/{name}/{model}", f"fair CRPS of {model} over that of the best cheap ensemble ({cheap})",
+        yield gate(stage, f"finite/{name}/{model}", "the number of trajectories with NaN or inf",
+                   point(broken), below=1, bound="none")
+        yield gate(stage, f"score/{name}/{model}",
+                   f"fair CRPS of {model} over that of the best cheap ensemble ({cheap})",
                    versus[f"{model} / {cheap}"]["crps"], below=settings.max_crps_ratio)
-        yield gate(stage, f"spread/{name}/{model}", f"spread of {model} over its error, in rollouts,", row["ssr"],
-                   *settings.spread_skill)
+        yield gate(stage, f"spread/{name}/{model}", f"spread of {model} over its error, in rollouts,",
+                   row["ssr"], *settings.spread_skill)
         if stage == "consistency":
             yield gate(stage, f"teacher/{name}/{model}", f"fair CRPS of {model} over that of the corrector",
                        versus[f"{model} / corrector"]["crps"], below=settings.max_student_ratio)
@@ -100,19 +106,24 @@ def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) 
 def steady_gates(name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
     broken = sum(models["corrector"]["nonfinite_trajectories"] for models in entry["cases"].values())
     cheap = entry["best_cheap"]
-    yield gate("steady", f"finite/{name}/prior", "the number of fields with NaN or inf", point(broken), below=1, bound="none")
-    yield gate("steady", f"score/{name}/prior", f"energy score of the prior over that of the best cheap ensemble ({cheap}), mean "
+    yield gate("steady", f"finite/{name}/prior", "the number of fields with NaN or inf", point(broken),
+               below=1, bound="none")
+    yield gate("steady", f"score/{name}/prior",
+               f"energy score of the prior over that of the best cheap ensemble ({cheap}), mean "
                "over the partial observations,", entry["comparisons"][f"corrector / {cheap}"]["energy_score"],
                below=settings.max_crps_ratio)
-    yield gate("steady", f"spread/{name}/prior", "spread of the prior over its error, mean over the partial observations,",
+    yield gate("steady", f"spread/{name}/prior",
+               "spread of the prior over its error, mean over the partial observations,",
                entry["ssr"], *settings.spread_skill)
 
 
-CLAIMS = {"operator": ("tasks", operator_gates), "steady": ("steady", steady_gates)}   # where results hold the entry, its gates
+# where results hold the entry, its gates
+CLAIMS = {"operator": ("tasks", operator_gates), "steady": ("steady", steady_gates)}
 
 
 def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
-    """Every gate of `results` under the limits of `settings`, an EvaluateConfig; stages and tasks are those asked for."""
+    """Every gate of `results` under the limits of `settings`, an EvaluateConfig; stages and tasks are those
+    asked for."""
     gates: list[dict] = []
     for stage, name in [(stage, name) for stage, names in results["stages"].items() for name in names]:
         part, claims = CLAIMS.get(stage, ("ensembles", partial(ensemble_gates, stage)))
@@ -129,12 +140,13 @@ def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
 
 
 def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
-    """The gate, failed where too few initial conditions stand behind its interval: a bootstrap of two is no interval."""
+    """The gate, failed where too few initial conditions stand behind its interval: a bootstrap of two is no
+    interval."""
     if count >= least or not row["passed"] or row["name"].startswith("finite"):
         return row
     return {**row, "passed": False,
-            "reason": f"{row['reason']}, but only {count} initial conditions were judged; expected at least {least} "
-                      f"(evaluate.min_initial_conditions). Keep more trajectories for testing."}
+            "reason": f"{row['reason']}, but only {count} initial conditions were judged; expected at least "
+                      f"{least} (evaluate.min_initial_conditions). Keep more trajectories for testing."}
 
 
 # ---- verdicts
@@ -150,11 +162,12 @@ def judge_task(task: dict[str, Any]) -> dict[str, Any]:
     else:
         shown = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
         if error["high"] > LARGEST_ERROR:
-            faults.append(f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter of the field's "
-                          "energy is wrong")
+            faults.append(f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter "
+                          "of the field's energy is wrong")
         ratio = versus[f"operator / {trivial}"]["nrmse"]
         if ratio["high"] is None or ratio["high"] >= 1:
-            faults.append(f"it is not clearly better than {'the last known frame' if trivial == 'persistence' else 'the mean'}")
+            faults.append("it is not clearly better than "
+                          f"{'the last known frame' if trivial == 'persistence' else 'the mean'}")
         if correlated and correlated["high"] is not None and correlated["high"] < SHORTEST * task["times"][-1]:
             faults.append(f"it follows the truth (correlation above 0.8) for {correlated['value']:.3g} of "
                           f"{task['times'][-1]:.3g} time units only")
@@ -163,7 +176,8 @@ def judge_task(task: dict[str, Any]) -> dict[str, Any]:
     if not task["network_is_used"]:
         words += " Its network is not used: on validation the base alone was better."
     elif None not in network.values():
-        size = f"({network['value']:.3f} [{network['low']:.3f}, {network['high']:.3f}] times the base's error)"
+        size = (f"({network['value']:.3f} [{network['low']:.3f}, {network['high']:.3f}] times the base's "
+                "error)")
         words += (f" Its network makes it better than its base alone {size}." if network["high"] < 1 else
                   f" Its network makes it worse than its base alone {size}." if network["low"] > 1 else
                   f" Its network adds nothing that can be told to its base {size}.")

@@ -1,9 +1,11 @@
-"""The leaderboard: one JSON line per run, the same run replaced; only runs with the same protocol and data share a table.
+"""The leaderboard: one JSON line per run, the same run replaced; only runs with the same protocol and data
+share a table.
 
     python -m ups.evaluation.leaderboard [--path runs/leaderboard.jsonl] [--metric nrmse] [--task TASK]
 
-A row: run, created, config_hash, git, passed (all gates), parameters, seconds, protocol, tasks: TASK -> {num_frames, grid,
-parameters, num_trajectories, metrics: {name: value}, ratio: operator over its trivial baseline}.
+A row: run, created, config_hash, git, passed (all gates), parameters, seconds, protocol, tasks: TASK ->
+{num_frames, grid, parameters, num_trajectories, metrics: {name: value}, ratio: operator over its trivial
+baseline}.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ def row_of(results: dict) -> dict:
         metrics = {key: value["value"] for key, value in operator.items() if is_interval(value)}
         if operator.get("ms_per_state") is not None:
             metrics["ms_per_state"] = operator["ms_per_state"]
-        tasks[name] = {"num_frames": task["num_frames_predicted"], "grid": task["grid"], "parameters": task["parameters"],
+        tasks[name] = {"num_frames": task["num_frames_predicted"], "grid": task["grid"],
+                       "parameters": task["parameters"],
                        "num_trajectories": task["num_trajectories"], "metrics": metrics,
                        "ratio": ours / trivial if ours is not None and trivial else None}
     return {"run": results["run"], "created": results["created"], "config_hash": results["config_hash"],
-            "git": results["environment"].get("git_revision"), "passed": all(gate["passed"] for gate in results["gates"]),
-            "parameters": results["training"].get("parameters"), "seconds": results["training"].get("seconds"),
-            "protocol": {key: value for key, value in results["protocol"].items() if key != "seed"}, "tasks": tasks}
+            "git": results["environment"].get("git_revision"),
+            "passed": all(gate["passed"] for gate in results["gates"]),
+            "parameters": results["training"].get("parameters"),
+            "seconds": results["training"].get("seconds"),
+            "protocol": {key: value for key, value in results["protocol"].items() if key != "seed"},
+            "tasks": tasks}
 
 
 def read(path: str | Path = PATH) -> list[dict]:
@@ -51,15 +57,16 @@ def read(path: str | Path = PATH) -> list[dict]:
             rows.append(json.loads(line))
             rows[-1]["run"], rows[-1]["tasks"], rows[-1]["protocol"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} line {i} is {line[:60]!r}; expected one JSON row per run. Delete that line.") from error
+            raise ValueError(f"{path} line {i} is {line[:60]!r}; expected one JSON row per run. Delete that "
+                             "line.") from error
     return rows
 
 
 def add(results: dict, path: str | Path = PATH) -> dict:
     """Put the row of `results` into the file, replacing the row of the same run; returns the row.
 
-    Several processes may add at once: under a lock the file is written anew beside itself and renamed, so neither a
-    reader nor a crash sees half of it.
+    Several processes may add at once: under a lock the file is written anew beside itself and renamed, so
+    neither a reader nor a crash sees half of it.
     """
     path, row = Path(path), row_of(results)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +78,8 @@ def add(results: dict, path: str | Path = PATH) -> dict:
 
 
 def mean_of(row: dict, metric: str) -> float | None:
-    """Geometric mean of `metric` over the row's tasks: a ratio counts the same on an easy and on a hard task."""
+    """Geometric mean of `metric` over the row's tasks: a ratio counts the same on an easy and on a hard
+    task."""
     values = [task["metrics"].get(metric) for task in row["tasks"].values()]
     if not values or any(value is None or value <= 0 for value in values):
         return None
@@ -79,10 +87,11 @@ def mean_of(row: dict, metric: str) -> float | None:
 
 
 def table(path: str | Path = PATH, metric: str = "nrmse", task: str | None = None) -> str:
-    """Markdown, best first (lower is better except for correlation_time), by `task` or by the mean over tasks.
+    """Markdown, best first (lower is better except for correlation_time), by `task` or by the mean over
+    tasks.
 
-    Runs that differ in protocol, tasks, grid, frames, parameters or number of trajectories are not comparable and get tables of
-    their own. A value that is missing or not finite sorts last.
+    Runs that differ in protocol, tasks, grid, frames, parameters or number of trajectories are not comparable
+    and get tables of their own. A value that is missing or not finite sorts last.
     """
     groups: dict[str, list[dict]] = {}
     for row in read(path):
@@ -91,9 +100,11 @@ def table(path: str | Path = PATH, metric: str = "nrmse", task: str | None = Non
         groups.setdefault(json.dumps([row["protocol"], data], sort_keys=True), []).append(row)
     if not groups:
         return f"No runs in {path}."
-    known = sorted({name for row in read(path) for entry in row["tasks"].values() for name in entry["metrics"]})
+    known = sorted({name for row in read(path) for entry in row["tasks"].values()
+                    for name in entry["metrics"]})
     if metric not in known:
-        raise ValueError(f"no run has the metric {metric!r}; expected one of {', '.join(known)} in {path}. Change --metric.")
+        raise ValueError(f"no run has the metric {metric!r}; expected one of {', '.join(known)} in {path}. "
+                         "Change --metric.")
     sign, out = -1 if metric == "correlation_time" else 1, []
     for rows in groups.values():
         tasks = sorted(rows[0]["tasks"])
@@ -111,12 +122,13 @@ def table(path: str | Path = PATH, metric: str = "nrmse", task: str | None = Non
         out += [f"{horizon} ({settings})", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
         for row in sorted(rows, key=key):
             cells = [row["run"], "pass" if row["passed"] else "FAIL", number(mean_of(row, metric)),
-                     *[number(row["tasks"][name]["metrics"].get(metric)) for name in tasks], number(row["parameters"]),
-                     number(row["seconds"]), str(row["git"] or "–")[:10]]
+                     *[number(row["tasks"][name]["metrics"].get(metric)) for name in tasks],
+                     number(row["parameters"]), number(row["seconds"]), str(row["git"] or "–")[:10]]
             out.append("| " + " | ".join(cells) + " |")
         out.append("")
     if not out:
-        raise ValueError(f"no run was scored on {task!r}; expected a task of {path}. Leave --task out to see all.")
+        raise ValueError(f"no run was scored on {task!r}; expected a task of {path}. Leave --task out to see "
+                         "all.")
     return "\n".join(out).rstrip()
 
 

@@ -1,22 +1,25 @@
 """results.json (schema, gates) and report.html: one self-contained page, no requests to anywhere.
 
-results.json is strict JSON; null stands for "undefined or not finite". A number with an interval is {"value", "low", "high"}
-(95 % bootstrap over trajectories). Keys that are not listed may be added and are shown as they are:
+results.json is strict JSON; null stands for "undefined or not finite". A number with an interval is {"value",
+"low", "high"} (95 % bootstrap over trajectories). Keys that are not listed may be added and are shown as they
+are:
 
     run, created (ISO 8601), config_hash: text
     environment: {"command", "git_revision", "device", ...: text, number, list}     shown in the reproducibility box
     protocol: {"split": "test" or "val", "context_frames": 10, "seed": 0, "legacy": false, ...}
     tasks: TASK -> {
-        "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names; "grid": cells per axis;
-        "times": [T] time since the last context frame ([0.0] for a steady task);
-        "models": {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"), "codec_floor": ROW, "fno", "unet", ...: ROW};
-        "spectra": metrics.summarise_spectra(...) or {};
-        "equation": text; "conserved": fields whose mean the equation keeps; "network_is_used": bool;
-        "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
-    ROW: metrics.summarise(...) -> metric: number with interval; "error_growth(_low, _high)": [T]; "nrmse_by_field": [C];
-        "nonfinite_trajectories", "zero_frames": counts; and "ms_per_state", "evaluations_per_state": numbers
-    gates: [{"stage": "operator" | "diffusion" | "consistency" | "rival" | "steady", "task", "name": "claim/task[/model]",
-        "value", "low", "high": number or null, "bound": text, "passed": bool, "reason": a sentence}] from ups.evaluation.gates.check_gates
+        "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names; "grid": cells
+        per axis; "times": [T] time since the last context frame ([0.0] for a steady task); "models":
+        {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"), "codec_floor": ROW, "fno", "unet",
+        ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or {}; "equation": text; "conserved":
+        fields whose mean the equation keeps; "network_is_used": bool; "comparisons": {"operator / base":
+        {metric: ratio with interval, on the same trajectories}} }
+    ROW: ups.metrics.errors.summarise_errors(...) -> metric: number with interval; "error_growth(_low,
+        _high)": [T]; "nrmse_by_field": [C]; "nonfinite_trajectories", "zero_frames": counts; and
+        "ms_per_state", "evaluations_per_state": numbers
+    gates: [{"stage": "operator" | "diffusion" | "consistency" | "rival" | "steady", "task", "name":
+        "claim/task[/model]", "value", "low", "high": number or null, "bound": text, "passed": bool, "reason":
+        a sentence}] from ups.evaluation.gates.check_gates
     verdicts: {TASK: {"usable": bool, "words": one or two sentences}} from ups.evaluation.gates.check_verdicts
     training: {"steps", "seconds", "parameters", ...}
 """
@@ -33,47 +36,34 @@ from typing import Any
 import numpy as np
 
 from ups.evaluation import figures
+from ups.evaluation.bench_rows import NETWORKS
 from ups.evaluation.gates import BASELINES
-from ups.evaluation.rivals import RIVALS
 from ups.evaluation.summary import overview, verdict, verdicts
-from ups.evaluation.tables import cell, is_interval, number, table
+from ups.evaluation.tables import COSTS, COUNTS, cell, is_interval, metric_name, number, table
 from ups.files import write_atomic
+from ups.metrics.errors import ERRORS
+from ups.metrics.intervals import Metric
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-REQUIRED = {"run": str, "created": str, "config_hash": str, "environment": dict, "protocol": dict, "tasks": dict, "gates": list,
-            "verdicts": dict, "training": dict}
-TASK_REQUIRED = {"num_trajectories": int, "num_frames_predicted": int, "parameters": list, "fields": list, "grid": list,
-                 "times": list, "models": dict, "spectra": dict}
-METRICS = {  # name -> label, meaning
-    "nrmse": ("nRMSE", "RMS error over RMS of the truth per frame and field, mean over frames, fields, trajectories (PDEBench)"),
-    "nrmse_global": ("nRMSE, global", "one ratio per trajectory over all frames, fields and cells (relative L2)"),
-    "nrmse_pooled": ("nRMSE, pooled", "per frame and field, squares averaged over trajectories before the ratio"),
-    "nrmse_legacy": ("nRMSE, legacy", "PDEBench's published convention: context frames counted as perfect"),
-    "rmse": ("RMSE", "RMS error in physical units"),
-    "crmse": ("cRMSE", "RMS error of the spatial mean, the conserved quantity"),
-    "max_error": ("max error", "largest error over cells and trajectories, mean over frames and fields; no interval"),
-    "brmse": ("boundary RMSE", "RMS error in the outermost cells"),
-    "frmse_low": ("Fourier RMSE, low", "error of wave numbers below 4"),
-    "frmse_mid": ("Fourier RMSE, mid", "error of wave numbers 4 to 11"),
-    "frmse_high": ("Fourier RMSE, high", "error of wave numbers from 12"),
-    "correlation_time": ("correlation time", "lead time at which the correlation falls below 0.8 (the horizon if it never does)"),
-    "train_seconds": ("training time, s", "on this task alone, by make bench"),
-    "ms_per_state": ("ms per state", "wall-clock time per predicted state, decoding included"),
-    "evaluations_per_state": ("evaluations per state", "network calls per predicted state"),
-    "nonfinite_trajectories": ("non-finite trajectories", "predictions that hold NaN or inf"),
-    "zero_frames": ("zero frames", "frames whose truth is zero: no relative error, left out"),
-}
+REQUIRED = {"run": str, "created": str, "config_hash": str, "environment": dict, "protocol": dict,
+            "tasks": dict, "gates": list, "verdicts": dict, "training": dict}
+TASK_REQUIRED = {"num_trajectories": int, "num_frames_predicted": int, "parameters": list, "fields": list,
+                 "grid": list, "times": list, "models": dict, "spectra": dict}
+TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by make bench")
+# of the table of models
+ROWS = {metric.name: metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label}
 
 
 def _bad(where: str, what: str, expected: str) -> ValueError:
-    return ValueError(f"results.{where} is {what}; expected {expected}. Build it with ups.metrics.errors.summarise; the schema is in "
-                      "ups/evaluation/report.py.")
+    return ValueError(f"results.{where} is {what}; expected {expected}. Build it with "
+                      "ups.metrics.errors.summarise_errors; the schema is in ups/evaluation/report.py.")
 
 
 def _check_numbers(value: Any, where: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise _bad(where, repr(value), "a finite number or null (JSON has no NaN)")
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value,
+                                                                                                  list) else ():
         _check_numbers(item, f"{where}.{key}")
 
 
@@ -84,16 +74,19 @@ def validate_results(results: dict) -> None:
         where = f"tasks.{name}."
         _require(task, TASK_REQUIRED, where)
         if len(task["times"]) != task["num_frames_predicted"]:
-            raise _bad(where + "times", f"{len(task['times'])} long", f"{task['num_frames_predicted']}, one per predicted frame")
+            raise _bad(where + "times", f"{len(task['times'])} long",
+                       f"{task['num_frames_predicted']}, one per predicted frame")
         if "operator" not in task["models"] or not any(b in task["models"] for b in BASELINES):
             raise _bad(where + "models", sorted(task["models"]), f"'operator' and one of {BASELINES}")
         for model, row in task["models"].items():
             if not is_interval(row.get("nrmse")):
                 raise _bad(f"{where}models.{model}.nrmse", repr(row.get("nrmse")), "value, low and high")
             if len(row.get("error_growth", ())) != len(task["times"]):
-                raise _bad(f"{where}models.{model}.error_growth", repr(row.get("error_growth")), f"{len(task['times'])} numbers")
+                raise _bad(f"{where}models.{model}.error_growth", repr(row.get("error_growth")),
+                           f"{len(task['times'])} numbers")
     for i, gate in enumerate(results["gates"]):
-        _require(gate, {"stage": str, "task": str, "name": str, "bound": str, "passed": bool, "reason": str}, f"gates.{i}.")
+        _require(gate, {"stage": str, "task": str, "name": str, "bound": str, "passed": bool, "reason": str},
+                 f"gates.{i}.")
     for name, entry in results["verdicts"].items():
         _require(entry, {"usable": bool, "words": str}, f"verdicts.{name}.")
     _check_numbers(results, "")
@@ -102,7 +95,8 @@ def validate_results(results: dict) -> None:
 def _require(data: Any, keys: dict[str, type], where: str) -> None:
     for key, kind in keys.items():
         if not isinstance(data, dict) or not isinstance(data.get(key), kind):
-            found = "missing" if not isinstance(data, dict) or key not in data else f"a {type(data[key]).__name__}"
+            found = ("missing" if not isinstance(data, dict) or key not in data else "a "
+                                                                                     f"{type(data[key]).__name__}")
             raise _bad(where + key, found, f"a {kind.__name__}")
 
 
@@ -115,18 +109,15 @@ def write_results(results: dict, path: str | Path) -> Path:
 
 
 def _model_table(task: dict) -> str:
-    last = (*RIVALS, *BASELINES, "codec_floor")
+    last = (*NETWORKS, *BASELINES, "codec_floor")
     order = [*[m for m in task["models"] if m not in last], *[m for m in last if m in task["models"]]]
-    names = [*METRICS, *[k for m in order for k in task["models"][m] if k not in METRICS]]
     rows = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys([*ROWS, *[key for model in order for key in task["models"][model]]]):
         cells = [task["models"][model].get(name) for model in order]
-        if any(isinstance(value, list) or (isinstance(value, dict) and not is_interval(value)) for value in cells):
-            continue
-        if all(value is None for value in cells) or (name in ("zero_frames", "nonfinite_trajectories") and not any(cells)):
-            continue
-        label, meaning = METRICS.get(name, (name, ""))
-        rows.append([f'<span title="{html.escape(meaning)}">{html.escape(label)}</span>', *[cell(value) for value in cells]])
+        is_plain = not any(isinstance(value, (list, dict)) and not is_interval(value) for value in cells)
+        is_empty = all(value is None for value in cells) or (name in COUNTS and not any(cells))
+        if is_plain and not is_empty:
+            rows.append([metric_name(ROWS.get(name, Metric(name, name))), *[cell(value) for value in cells]])
     return table(["", *[html.escape(figures.NAMES.get(model, model)) for model in order]], rows)
 
 
@@ -150,7 +141,7 @@ class _Figures:
 
     def __call__(self, figure: Any, name: str, caption: str) -> str:
         figures.to_png(figure, self.folder / f"{name}.png")
-        return f"<figure>{figures.to_svg(figure, caption)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+        return (f"<figure>{figures.to_svg(figure, caption)}<figcaption>{html.escape(caption)}</figcaption></figure>")
 
 
 def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) -> str:
@@ -160,18 +151,20 @@ def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) ->
              f"field{'s' * (len(task['fields']) != 1)} {', '.join(task['fields'])}"]
     facts += [] if steady else [f"{len(times)} frames predicted, up to lead time {number(float(times[-1]))}"]
     facts += [f"parameters {', '.join(map(str, task['parameters']))}"] if task["parameters"] else []
-    out = [f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class=note>{html.escape("; ".join(facts))}.</p>']
+    out = [f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p '
+           f'class=note>{html.escape("; ".join(facts))}.</p>']
     for rank, sample in enumerate(samples):
         errors = figures.field_errors(sample)
         order = np.argsort(-np.nan_to_num(errors, nan=-1.0, posinf=np.inf))  # undefined last
         label = sample["label"] + (f", {sample['parameter']}" if sample.get("parameter") is not None else "")
         for field in sorted(order[:2 if rank == 0 else 1]):
             file = f"{name}_{sample['label'].replace(' ', '_')}_{sample['fields'][field]}"
-            caption = (f"{sample['fields'][field]}, trajectory with {label}; nRMSE {'' if steady else 'over all frames '}"
-                       f"{number(float(errors[field]))}.")
+            caption = (f"{sample['fields'][field]}, trajectory with {label}; nRMSE "
+                       f"{'' if steady else 'over all frames '}{number(float(errors[field]))}.")
             out.append(draw(figures.sample_figure(sample, int(field)), file, caption))
         if rank == 0 and not steady:
-            out.append(f"<figure>{figures.player(sample, int(order[0]))}<figcaption>Rollout of {html.escape(label)}, "
+            out.append(f"<figure>{figures.player(sample, int(order[0]))}<figcaption>Rollout of "
+                       f"{html.escape(label)}, "
                        f"{html.escape(sample['fields'][order[0]])}.</figcaption></figure>")
     if not steady:
         out.append(draw(figures.error_growth(task["models"], times), f"{name}_error_growth",
@@ -180,7 +173,8 @@ def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) ->
         by_field = task["models"]["operator"].get("nrmse_by_field") or [0]
         field = int(np.argmax([math.inf if v is None else v for v in by_field]))
         figure = figures.spectra(task["spectra"], field, task["fields"][field], times, min(task["grid"]) // 2)
-        out.append(draw(figure, f"{name}_spectra", f"Energy spectrum of {task['fields'][field]}, mean over trajectories."))
+        out.append(draw(figure, f"{name}_spectra",
+                        f"Energy spectrum of {task['fields'][field]}, mean over trajectories."))
     return "".join([*out, _model_table(task), "</section>"])
 
 
@@ -188,8 +182,9 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
                  sections: Sequence[tuple[str, str]] = ()) -> Path:
     """Write the page to `path` and its figures as PNG beside it in figures/; returns the path.
 
-    samples: task -> trajectories to show as `ups.evaluation.figures` describes them, the median one first, then the worst. history: rows
-    of metrics.jsonl as ups.training.track writes them. sections: further (title, HTML body) placed after the tasks.
+    samples: task -> trajectories to show as `ups.evaluation.figures` describes them, the median one first,
+    then the worst. history: rows of metrics.jsonl as ups.training.track writes them. sections: further
+    (title, HTML body) placed after the tasks.
     """
     validate_results(results)
     draw = _Figures(Path(path).parent / "figures")
@@ -197,31 +192,40 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
     passed = f"{len(results['gates']) - failed} of {len(results['gates'])} gates pass"
     unusable = [name for name, entry in results["verdicts"].items() if not entry["usable"]]
     gates = table(("gate", "", "value", "allowed", "reason"), [
-        [html.escape(g["name"]), f"<em class={'pass' if g['passed'] else 'fail'}>{'pass' if g['passed'] else 'FAIL'}</em>",
-         number(g.get("value")), html.escape(g["bound"]), html.escape(g["reason"])] for g in results["gates"]])
-    parts = [f"<section id=summary><h2>Summary</h2>{verdicts(results)}<p class=verdict>{html.escape(verdict(results))}</p>"
-             f"{overview(results)}<p class=note>nRMSE and error of the mean (cRMSE): means over trajectories with 95 % bootstrap "
-             "intervals. What the network takes off is judged on the same trajectories; a tie: the interval holds zero. Context "
-             "frames are given to every model and are not scored. FNO and U-Net had the training time that is named, on the task "
-             "alone.</p></section>"]
-    parts += [_task_section(name, task, samples.get(name, []), draw) for name, task in results["tasks"].items()]
-    parts += [f'<section id="{html.escape(title)}"><h2>{html.escape(title)}</h2>{body}</section>' for title, body in sections]
-    parts.append(f"<section id=gates><details{' open' if failed else ''}><summary><h2>Gates</h2> {passed}</summary>{gates}"
-                 "</details></section>")
+        [html.escape(g["name"]),
+         f"<em class={'pass' if g['passed'] else 'fail'}>{'pass' if g['passed'] else 'FAIL'}</em>",
+         number(g.get("value")), html.escape(g["bound"]), html.escape(g["reason"])]
+        for g in results["gates"]])
+    parts = [f"<section id=summary><h2>Summary</h2>{verdicts(results)}<p "
+             f"class=verdict>{html.escape(verdict(results))}</p>{overview(results)}<p class=note>nRMSE and "
+             "error of the mean (cRMSE): means over trajectories with 95 % bootstrap intervals. What the "
+             "network takes off is judged on the same trajectories; a tie: the interval holds zero. Context "
+             "frames are given to every model and are not scored. FNO and U-Net had the training time that "
+             "is named, on the task alone.</p></section>"]
+    parts += [_task_section(name, task, samples.get(name, []), draw)
+              for name, task in results["tasks"].items()]
+    parts += [f'<section id="{html.escape(title)}"><h2>{html.escape(title)}</h2>{body}</section>'
+              for title, body in sections]
+    parts.append(f"<section id=gates><details{' open' if failed else ''}><summary><h2>Gates</h2> "
+                 f"{passed}</summary>{gates}</details></section>")
     if history:
-        figure = draw(figures.training(history), "training", "Training loss, validation score and learning rate.")
+        figure = draw(figures.training(history), "training",
+                      "Training loss, validation score and learning rate.")
         parts.append(f"<section id=training><h2>Training</h2>{figure}</section>")
     facts = {"run": results["run"], "created": results["created"], "config hash": results["config_hash"]}
-    for prefix, group in (("", results["environment"]), ("", results["protocol"]), ("training ", results["training"])):
+    for prefix, group in (("", results["environment"]), ("", results["protocol"]),
+                          ("training ", results["training"])):
         facts |= {prefix + key: value for key, value in _flat(group)}
-    rows = [[html.escape(key.replace("_", " ")), f"<code>{html.escape(number(value))}</code>"] for key, value in facts.items()]
-    meanings = [[html.escape(label), html.escape(meaning)] for label, meaning in METRICS.values() if meaning]
-    parts.append(f"<section id=reproduce class=facts><h2>Reproduce</h2>{table(('', ''), rows)}<h2>Definitions</h2>"
-                 f"{table(('', ''), meanings)}</section>")
+    rows = [[html.escape(key.replace("_", " ")), f"<code>{html.escape(number(value))}</code>"]
+            for key, value in facts.items()]
+    meanings = [[html.escape(row.label), html.escape(row.meaning)] for row in ROWS.values()]
+    parts.append("<section id=reproduce "
+                 f"class=facts><h2>Reproduce</h2>{table(('', ''), rows)}<h2>Definitions</h2>{table(('', ''), meanings)}</section>")
     anchors = ("summary", *results["tasks"], *[title for title, _ in sections], "gates", "reproduce")
     fill = {"TITLE": html.escape(f"UPS report: {results['run']}"), "DATE": html.escape(results["created"]),
             "BADGE": f"<em class={'fail' if failed else 'pass'}>{passed}</em>" + (
-                f"<em class=fail>not usable: {len(unusable)} of {len(results['verdicts'])} tasks</em>" if unusable else ""),
+                f"<em class=fail>not usable: {len(unusable)} of {len(results['verdicts'])} tasks</em>"
+                if unusable else ""),
             "LINKS": "".join(f'<a href="#{html.escape(name)}">{html.escape(name)}</a>' for name in anchors),
             "BODY": "".join(parts)}
     text = TEMPLATE.read_text(encoding="utf-8")

@@ -8,6 +8,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ups.metrics.intervals import Metric
+
+COSTS = (   # what a model is measured to cost
+    Metric("evaluations_per_state", "evaluations per state",
+           "network calls per predicted state and member; of ensembles the "
+           "operator aside", best=None),
+    Metric("ms_per_state", "ms per state",
+           "wall-clock time per predicted state and member, operator and decoding included", best=None),
+)
+COUNTS = ("zero_frames", "nonfinite_trajectories")   # shown where they are not zero
+
 
 def is_interval(value: Any) -> bool:
     return isinstance(value, dict) and {"value", "low", "high"} <= set(value)
@@ -32,13 +43,21 @@ def cell(value: Any) -> str:
     if not is_interval(value):
         return number(value)
     text = f"<b>{number(value['value'])}</b>"
-    return text if value["low"] is None else text + f"<small>{number(value['low'])} – {number(value['high'])}</small>"
+    return (text if value["low"] is None else text + f"<small>{number(value['low'])} – "
+                                                     f"{number(value['high'])}</small>")
+
+
+def metric_name(metric: Metric) -> str:
+    """Its label as HTML, with what it means."""
+    return f'<span title="{html.escape(metric.meaning)}">{html.escape(metric.label)}</span>'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Cells are HTML already. A narrow page shows each row as a card, where every cell names its column."""
     names = [html.escape(html.unescape(re.sub(r"<[^>]+>", "", name)), quote=True) for name in head]
     body = "".join(f"<tr><th scope=row>{row[0]}</th>" + "".join(
-        f'<td data-name="{name}">{content}</td>' for name, content in zip(names[1:], row[1:], strict=True)) + "</tr>"
+        f'<td data-name="{name}">{content}</td>' for name, content in zip(names[1:], row[1:], strict=True))
+                   + "</tr>"
         for row in rows)
-    return f"<div class=scroll><table><tr>{''.join(f'<th scope=col>{name}</th>' for name in head)}</tr>{body}</table></div>"
+    return ("<div "
+            f"class=scroll><table><tr>{''.join(f'<th scope=col>{name}</th>' for name in head)}</tr>{body}</table></div>")

@@ -1,0 +1,98 @@
+"""How wrong the operator's forecasts are, beside its base alone, the trivial forecast and the codec: a task's
+entry of results.json under "tasks" and the trajectories that the report shows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.config import EvaluateConfig
+from ups.evaluation.gates import BASELINES
+from ups.evaluation.truth import Truth
+from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
+from ups.metrics.intervals import Scores, compare, merge
+from ups.models.operator import Operator
+
+COMPARED = ("nrmse", "crmse")
+SPECTRA = ("operator", *BASELINES)   # models whose energy spectra are kept
+
+
+@torch.no_grad()
+def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig, seed: int,
+                     device: torch.device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The task's entry of results.json and the trajectories the report shows: the median and the worst."""
+    cache, task, rows = truth.cache, truth.task, truth.rows
+    head = operator.serve(cache)
+    parts: dict[str, list[Scores]] = {}
+    seconds = []
+    constant = truth.future(cache.split["train"]).mean(0, keepdim=True) if task.is_steady else None
+    for some in rows.split(settings.batch_size):
+        u_ref = truth.future(some)
+        predictions, took = forecasts(operator, truth, some, device)
+        seconds.append(took / (len(some) * truth.num_frames))
+        trivial = truth.frames(some, truth.context - 1, 1) if constant is None else constant
+        predictions[BASELINES[task.is_steady]] = trivial.expand_as(u_ref)
+        for model, u_pred in predictions.items():
+            parts.setdefault(model, []).append(score(u_pred, u_ref, task.boundary))
+    scores = {model: merge(part) for model, part in parts.items()}
+
+    times = torch.zeros(1) if task.is_steady else cache.dt * torch.arange(1, truth.num_frames + 1)
+    legacy = (truth.context or 1) if settings.legacy else 0
+    groups, count = cache.trajectory[rows], settings.num_bootstrap
+    models = {model: summarise_errors(part, count, seed, times, legacy, groups)
+              for model, part in scores.items()}
+    models["operator"] |= {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle}
+    comparisons = {f"operator / {other}": {name: compare(ERROR[name], scores["operator"], scores[other],
+                                                         count, seed, groups)
+                                           for name in COMPARED}
+                   for other in ("base", *BASELINES) if other in scores}
+    entry = {
+        "num_initial_conditions": len(groups.unique()), "comparisons": comparisons, "models": models,
+        "num_trajectories": len(rows), "num_frames_predicted": truth.num_frames, "times": times.tolist(),
+        "parameters": list(cache.settings.parameters), "fields": list(task.fields),
+        "grid": list(cache.tokenizer.space),
+        "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
+        "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
+        "equation": task.equation,
+        "conserved": list(task.conserved), "latent_dim": cache.tokenizer.dim,
+        "kept_energy": cache.tokenizer.kept_energy,
+    }
+    order = torch.argsort(torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf,
+                                           posinf=torch.inf))
+    shown = {"median error": rows[order[len(order) // 2]], "worst error": rows[order[-1]]}
+    return entry, [{**sample_of(operator, truth, row[None], device), "times": times.numpy(), "label": label}
+                   for label, row in shown.items()]
+
+
+def forecasts(operator: Operator, truth: Truth, rows: Tensor,
+              device: torch.device) -> tuple[dict[str, Tensor], float]:
+    """Model -> predicted frames (n, T, C, *space), physical units: operator, its base alone, and the codec of
+    the truth; and the seconds that the operator's took, decoding included."""
+    task, num_frames = truth.task, truth.num_frames
+    given, parameters = truth.given(rows, device), truth.cache.parameters[rows]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    u_pred = operator.physical(task.name, operator.rollout(given, task.name, parameters, num_frames)).cpu()
+    seconds = time.perf_counter() - begun
+    base = u_pred      # the operator is its base where validation has switched the network off
+    if operator.head(task.name).is_network_used:
+        z_base = operator.rollout(given, task.name, parameters, num_frames, part="base")
+        base = operator.physical(task.name, z_base).cpu()
+    codec = operator.physical(task.name, truth.cache.batch(rows, truth.context, num_frames, device)).cpu()
+    return {"operator": u_pred, "base": base, "codec_floor": codec}, seconds
+
+
+def sample_of(operator: Operator, truth: Truth, row: Tensor, device: torch.device) -> dict[str, Any]:
+    """One trajectory (row: (1,)) as `ups.evaluation.figures` draws it."""
+    task, cache = truth.task, truth.cache
+    known = zip(task.parameters, cache.parameters[row][0].tolist(), strict=False)
+    sample = {**cache.scene(), "u_ref": truth.future(row)[0].numpy(),
+              "u_pred": forecasts(operator, truth, row, device)[0]["operator"][0].numpy(),
+              "parameter": ", ".join(f"{key} = {value:g}" for key, value in known) or None}
+    if task.is_steady:
+        sample["inputs"] = {task.inputs[0]: truth.inputs(row)[0, 0, 0].numpy()}
+    return sample

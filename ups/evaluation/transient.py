@@ -1,0 +1,227 @@
+"""What the report says about ensembles: every way to draw a corrected task's future, on the same cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.config import EvaluateConfig, TaskConfig
+from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, milliseconds_per_state, one_step, rollouts
+from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Scores, bootstrap, entry
+from ups.metrics.pairs import bootstrap_pairs, distance_matrix, exchange_floor, pairing
+
+WINDOWS = 512          # for scores of one step; 192 gave one model spread over skill from 0.76 to 0.94
+STARTS = (0, 1, 4, 16)  # first frames of the bins in which scores of one step are reported
+PAIRED = 4             # members in an energy distance
+# a rollout so many times as long; |u| over the start's largest
+LONG, LONG_ROWS, LONG_MEMBERS, BLOWN_UP = 10, 4, 2, 10.0
+TIMED_STATES = 32      # states per call when the time per state is taken
+STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
+KEPT = ("crps", "ssr", "energy_score", "coverage_50", "coverage_90", "rank_ratio", "outlier_share",
+        "spectrum_error",
+        "spread_slope", "rank_histogram", "spread_skill_bins", "nonfinite_trajectories")   # of one step
+KEPT_BY_START = ("crps", "ssr", "coverage_90", "outlier_share")
+
+
+def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The task's entry of results.json under "ensembles" and the sample that the report draws."""
+    truth, seed, count = ensembles.truth, ensembles.seed, settings.num_bootstrap
+    cache, task = truth.cache, truth.task
+    steps = assess_one_step(ensembles, min(WINDOWS, 24 * settings.ensemble_trajectories), settings.members,
+                            count)
+
+    rows = cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
+    num_frames = min(settings.ensemble_frames, truth.num_frames)
+    times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
+    u_ref = truth.future(rows, num_frames)
+    reference = rollouts(ensembles, "operator", rows, num_frames, 1)
+    scores, shown, models = {}, {}, {}
+    for model in ensembles.names:
+        members = reference
+        if model != "operator":
+            members = rollouts(ensembles, model, rows, num_frames, settings.members)
+        scores[model] = score_ensemble(members, u_ref, task.boundary, reference[:, 0])
+        milliseconds, evaluations = milliseconds_per_state(ensembles, model, TIMED_STATES)
+        models[model] = {**summarise_ensemble(scores[model], count, seed, times, groups),
+                         "ms_per_state": milliseconds,
+                         "evaluations_per_state": evaluations, "one_step": steps["models"][model]}
+        shown[model] = members[0].numpy()
+    known = {model: models[model]["crps"]["value"] for model in CHEAP
+             if models[model]["crps"]["value"] is not None}
+    cheap = min(known, key=known.get, default="operator")
+    out = {"task": task.name, "members": settings.members, "split": truth.split,
+           "num_trajectories": len(rows),
+             "num_initial_conditions": len(groups.unique()), "models": models, "times": times,
+           "best_cheap": cheap,
+             "comparisons": {f"{one} / {other}": compare_ensembles(scores[one], scores[other], count, seed,
+                                                                   groups)
+                             for one, other in compared(ensembles.names, cheap)},
+             "checks": {**steps["checks"], "long": long_rollouts(ensembles, rows, LONG * num_frames)},
+             "setting": setting_of(cache.settings, task.hides)}
+    sample = {**cache.scene(), "u_ref": u_ref[0].numpy(), "members": shown, "times": times,
+              "label": f"{truth.split} row {int(rows[0])}"}
+    return {**out, "words": words_of(out)}, sample
+
+
+def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
+    """Pairs of models that are compared: what was trained with the best of the cheap and with the operator,
+    and so on."""
+    trained = [(model, other) for model in names if model not in CHEAP for other in (cheap, "operator")]
+    others = [("corrector", "dressed_conditional"), *[(student, "corrector") for student in STUDENTS],
+              ("student_1", "rival")]
+    return list(dict.fromkeys([*trained, *[pair for pair in others if {*pair} <= {*names}]]))
+
+
+def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int) -> dict[str, Any]:
+    """Scores of single calls from windows all along the trajectories, and the checks that need the same noise
+    twice.
+
+    Fields are scored against the data. Distances of draws and the pairing of a student with its teacher are
+    of latents, in which all of them are: they say whether two distributions are equal, and what the codec
+    leaves out is in neither.
+    """
+    source, truth, seed = ensembles.residuals, ensembles.truth, ensembles.seed
+    windows = one_step(ensembles, count, num_members, ensembles.names)
+    groups, field_ref = (truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]],
+                         windows.u_ref.cpu())
+
+    def score(members: Tensor) -> Scores:
+        return score_ensemble(source.decode(members).cpu(), field_ref[: len(members)], truth.task.boundary)
+
+    def summarise(rows: Scores, which: Tensor, kept: Sequence[str]) -> dict[str, Any]:
+        part = {key: value[which] for key, value in rows.items()}
+        summary = summarise_ensemble(part, num_bootstrap, seed, None, groups[which])
+        return {key: summary[key] for key in kept}
+
+    scores = {model: score(members) for model, members in windows.draws.items()}
+    models = {model: {**summarise(rows, torch.arange(count), KEPT),
+                      "by_start": [{**bin, **summarise(rows, which, KEPT_BY_START)}
+                                   for bin, which in bins_of(windows.starts)]}
+              for model, rows in scores.items()}
+    checks = check_latents(ensembles, windows, models, num_bootstrap, groups)
+    less = partial(compare_ensembles, num_bootstrap=num_bootstrap, seed=seed)
+    checks["less_than_teacher"] = {name: less(scores[name], scores["corrector"], groups=groups)["ssr_less"]
+                                   for name in STUDENTS if name in scores}
+    few, some = max(2, count // 16), max(2, count // 4)           # the first of the same windows
+    fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).draws["corrector"])
+    coarse = {key: value[:few] for key, value in scores["corrector"].items()}
+    checks["ssr_less_64_steps"] = less(coarse, fine, groups=groups[:few])["ssr_less"]
+    checks["ssr_of_64_steps"] = summarise(fine, torch.arange(few), ("ssr",))["ssr"]
+    shuffled = score(one_step(ensembles, some, num_members, ["corrector"],
+                              is_shuffled=True).draws["corrector"])
+    losses = [rows["crps"][:some].flatten(1).mean(1)
+              for rows in (shuffled, scores["corrector"], scores["dressed"])]
+    checks["shuffled_crps_rise_over_gain"] = entry(bootstrap(
+        torch.stack(losses, 1), lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1]),
+        num_bootstrap, seed, groups[:some]))
+    return {"models": models, "checks": checks}
+
+
+def bins_of(starts: Tensor) -> list[tuple[dict[str, int], Tensor]]:
+    """The bins of STARTS that hold windows: ({first, last, windows}, which)."""
+    out, last = [], int(starts.max())
+    for first, end in zip(STARTS, (*STARTS[1:], last + 1), strict=True):
+        which = ((first <= starts) & (starts < end)).nonzero()[:, 0]
+        if len(which):
+            out.append(({"first": first, "last": min(end - 1, last), "windows": len(which)}, which))
+    return out
+
+
+def check_latents(ensembles: Ensembles, windows: Windows, models: dict[str, dict], num_bootstrap: int,
+                  groups: Tensor) -> dict[str, Any]:
+    """Energy distances of draws from the truth (into `models`), what chance leaves of one, how much farther
+    the students are than 1.1 times the corrector, and how closely whatever was distilled or trained on the
+    same noise follows it."""
+    seed, unit = (ensembles.seed,
+                  ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5)
+    truth = windows.truth.cpu().flatten(1) / unit
+    flat = {name: draws.cpu().flatten(2) / unit for name, draws in windows.draws.items()}
+    distances = {model: distance_matrix(draws[:, :PAIRED], truth) for model, draws in flat.items()}
+
+    def summarise(matrix: Tensor) -> dict[str, Any]:
+        return entry(bootstrap_pairs(matrix, num_bootstrap, seed, groups))
+
+    for model, matrix in distances.items():
+        models[model]["energy_distance"] = summarise(matrix)
+    return {"energy_distance_floor": exchange_floor(flat["corrector"][:, 0], truth, seed, groups),
+            "energy_distance_excess": {name: summarise(distances[name] - 1.1 * distances["corrector"])
+                                       for name in STUDENTS if name in flat},
+            "pairing": {name: pairing(flat[name], flat["corrector"], num_bootstrap, seed, groups)
+                        for name in (*STUDENTS, "rival") if name in flat}}
+
+
+def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[str, Any]:
+    """How many of a few members leave the range of their start by BLOWN_UP, or are not finite, in
+    `num_frames` frames."""
+    blown_up, rows = {}, rows[:LONG_ROWS]
+    start = ensembles.truth.frames(rows, 0, 1).abs().flatten(1).amax(1)
+    for model in ["operator", *[name for name in ensembles.names if name not in CHEAP]]:
+        u = rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS)
+        blown_up[model] = int((~(u.abs().flatten(2).amax(2) <= BLOWN_UP * start[:, None])).sum())
+    return {"frames": num_frames, "members": len(rows) * LONG_MEMBERS, "blown_up": blown_up}
+
+
+# ---- words
+
+
+def setting_of(settings: TaskConfig, is_hidden: bool) -> str:
+    """Why the next state of this task is uncertain, in words."""
+    words = []
+    if is_hidden:
+        words.append(f"the parameter (one of {', '.join(f'{value:g}' for value in settings.parameters)}) is "
+                     "hidden")
+    if settings.dim:
+        words.append(f"patches of {settings.patch} cells are cut to {settings.dim} numbers")
+    return (" and ".join(words) or "everything is observed") + f"; {settings.history} frame(s) are given"
+
+
+def words_of(entry: dict[str, Any]) -> list[str]:
+    """What the corrector adds over the operator and the student over the teacher, from the measured
+    numbers."""
+    models, cheap = entry["models"], entry["best_cheap"]
+
+    def ratio(one: str, other: str, key: str) -> str:
+        top, bottom = models[one][key]["value"], models[other][key]["value"]
+        return in_words(top / bottom if top is not None and bottom else None)
+
+    teacher = models["corrector"]
+    starts = ", ".join(f"{in_words(row['ssr']['value'], 2)} from {frames_of(row)}"
+                       for row in teacher["one_step"]["by_start"])
+    leads = [value for value in teacher["ssr_by_lead"] if value is not None] or [None]
+    out = [f"Setting: {entry['setting']}. {entry['num_trajectories']} {entry['split']} trajectories of as "
+           f"many initial conditions, {entry['members']} members.",
+           "What the corrector adds over the operator: its fair CRPS over the rollout is "
+           f"{ratio('corrector', 'operator', 'crps')} times the operator's and "
+           f"{ratio('corrector', cheap, 'crps')} times that of the best cheap ensemble ({cheap}); its energy "
+           "score, which sees joint structure, is "
+           f"{ratio('corrector', 'dressed_conditional', 'energy_score')} times a conditional Gaussian's. Its "
+           f"spread over its error (1 is calibrated) is, one step ahead, {starts}; over the leads of a "
+           f"rollout {in_words(min(leads), 2)} to {in_words(max(leads), 2)}."]
+    for student, words in STUDENTS.items():
+        if student in models:
+            faster = teacher["ms_per_state"] / models[student]["ms_per_state"]
+            out.append(f"What the student adds over its teacher, with {words} for "
+                       f"{teacher['evaluations_per_state']:.0f}: it is {faster:.1f} times faster per state, "
+                       f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the "
+                       f"CRPS and {ratio(student, 'corrector', 'energy_score')} times the energy score.")
+    if {"rival", "student_1"} <= models.keys():
+        out.append("The same network trained by scores, without a teacher, has "
+                   f"{ratio('rival', 'student_1', 'crps')} times the CRPS and "
+                   f"{ratio('rival', 'student_1', 'energy_score')} times the energy score of the student's "
+                   "single evaluation.")
+    return out
+
+
+def frames_of(row: dict[str, Any]) -> str:
+    """The first frames of a row of "by_start", in words."""
+    return (f"frame {row['first']}" if row["first"] == row["last"] else f"frames {row['first']} to "
+                                                                        f"{row['last']}")
+
+
+def in_words(value: float | None, digits: int = 3) -> str:
+    return "an undefined number of" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,85 @@
+"""What every forecast is scored against: the evaluated trajectories as the data files hold them, in physical
+units.
+
+One truth for the operator, its baselines, ensembles and priors. A decoded latent is no truth: where a codec
+is cut to fewer numbers it lacks what the codec leaves out, and a model that is scored against it is forgiven
+that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ups.config import Config
+from ups.data.build_cache import data_files, open_sources, require_same_data
+from ups.data.cache import Cache, open_cache
+from ups.data.pdebench import Trajectories
+
+
+class Truth:
+    """The trajectories of one split of a task, read as they are asked for.
+
+    cache: of the same data (rows, parameters, and the latents that models are given). sources: the data
+    files, one per parameter value. context: frames that models are given and that are not scored. most:
+    trajectories at most, 0 for all. rows (n,): rows of the cache, the same initial conditions of every
+    parameter value.
+    """
+
+    def __init__(self, cache: Cache, sources: Sequence[Trajectories], split: str, context: int,
+                 most: int = 0):
+        self.cache, self.task, self.sources = cache, cache.task, sources
+        self.split, self.context, self.rows = split, context, cache.split[split]
+        if most:
+            self.rows = self.rows[torch.argsort(cache.trajectory[self.rows], stable=True)[:most]]
+        self.num_frames = cache.num_frames - context
+        if context and self.num_frames < 1:
+            raise ValueError(f"{self.task.name} has {cache.num_frames} frames; expected more than "
+                             f"evaluate.context_frames = {context}. Lower evaluate.context_frames or keep "
+                             "more frames.")
+
+    def _read(self, rows: Tensor) -> Tensor:
+        """Whole trajectories (n, T, channels, *space), float32; each is read once."""
+        unique, where = rows.unique(return_inverse=True)
+        places = zip(self.cache.parameter_index[unique].tolist(), self.cache.trajectory[unique].tolist(),
+                     strict=True)
+        return torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1)[0])
+                            for file, i in places])[where]
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """The coefficient of a steady task (n, 1, C_in, *space)."""
+        return self._read(rows)[:, :, : len(self.task.inputs)]
+
+    def frames(self, rows: Tensor, first: Tensor | int, count: int) -> Tensor:
+        """Frames first .. first + count - 1 (n, count, C, *space); first: one of each row, or one for all."""
+        u, index = self._read(rows), torch.arange(len(rows))[:, None]
+        return u[index, torch.as_tensor(first).expand(len(rows))[:, None] + torch.arange(count),
+                 len(self.task.inputs) :]
+
+    def future(self, rows: Tensor, count: int = 0) -> Tensor:
+        """The first `count` (0: all) frames that are scored (n, count, C, *space)."""
+        return self.frames(rows, self.context, count or self.num_frames)
+
+    def given(self, rows: Tensor, device: torch.device) -> Tensor:
+        """The latents that a model is shown: the context frames, or the coefficient of a steady task."""
+        if self.task.is_steady:
+            return self.cache.inputs(rows, device)
+        return self.cache.batch(rows, 0, self.context, device)
+
+    def one_of_each(self, count: int) -> Tensor:
+        """`count` positions (all, if fewer) in the split, each of another initial condition, parameter values
+        in turn."""
+        trajectory = self.cache.trajectory[self.cache.split[self.split]]
+        alike = [(trajectory == start).nonzero()[:, 0] for start in trajectory.unique()[:count]]
+        return torch.stack([places[turn % len(places)] for turn, places in enumerate(alike)])
+
+
+def open_truth(config: Config, name: str) -> Truth:
+    """The evaluated trajectories of a task as `config` says, their data files checked against cache and
+    configuration."""
+    cache, settings = open_cache(config, name), config.evaluate
+    require_same_data(config, cache)
+    sources = open_sources(config, name, data_files(config, name))
+    return Truth(cache, sources, settings.split, config.context(name), settings.max_trajectories)
