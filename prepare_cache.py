@@ -2,13 +2,13 @@
 
     z = B^T P (log u or u - mean) / std        patch-POD codec, ups/data/tokenizer.py
 
-Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, whole or not at all. A cache that stands for the
-current settings and data is kept. Prints per task the tokenizer, the size, the fingerprint and the floor: the error that
-encoding and decoding alone make on held-out trajectories.
+Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, whole or not at all. A cache
+that stands for the current settings and data is kept. Prints per task the tokenizer, the size, the
+fingerprint and the floor: the error that encoding and decoding alone make on held-out trajectories.
 
     python prepare_cache.py --config configs/small.yaml              prints "built" or "up to date" per task
     python prepare_cache.py --config configs/small.yaml --dry-run    sizes, dims, disk; writes nothing
-    python prepare_cache.py --config configs/small.yaml --verify     every checksum; exit status 1 if a cache is damaged
+    python prepare_cache.py --config configs/small.yaml --verify     every checksum; exits 1 on damage
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BYTES_PER_S = 60e6   # of latents built: two passes over the data on one core
 
 def describe(cache: Cache) -> str:
     """Tokenizer, size, fingerprint and floor of a cache, one line each."""
-    lines = [f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of latents, "
-             f"fingerprint {cache.fingerprint[:12]}"]
+    lines = [f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of "
+             f"latents, fingerprint {cache.fingerprint[:12]}"]
     for name, codec in (("state", cache.tokenizer), ("input", cache.input_tokenizer)):
         if codec is None:
             continue
@@ -39,37 +39,44 @@ def describe(cache: Cache) -> str:
             line = f"  floor on {split}: nRMSE " + (", ".join(fields) or "undefined (the truth is zero)")
             if floor["over_change"] is not None:
                 line += f"; {floor['over_change']:.2e} of the one-step change"
-                line += f" ({floor['rounding_over_change']:.2e} by rounding)" if floor["rounding_over_change"] else ""
+                line += (f" ({floor['rounding_over_change']:.2e} by rounding)"
+                         if floor["rounding_over_change"] else "")
             lines.append(line)
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    # ---------------------------------------------------------------------------------------------------------- config
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # ------------------------------------------------------------------------------------------------- config
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="list rows, latent shapes and disk; write nothing")
-    parser.add_argument("--verify", action="store_true", help="compare every checksum; write nothing; exit 1 on damage")
+    parser.add_argument("--dry-run", action="store_true", help="list rows, latent shapes and disk; write "
+                                                               "nothing")
+    parser.add_argument("--verify", action="store_true", help="compare every checksum; write nothing; exit 1 "
+                                                              "on damage")
     parser.add_argument("--rebuild", action="store_true", help="build even where a cache is up to date")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_intermixed_args(arguments)
     config = load_config(args.config, args.overrides)
 
-    # --------------------------------------------------------------------------------------------------------- dry run
+    # ------------------------------------------------------------------------------------------------ dry run
     if args.dry_run:
         missing = 0
         print(f"cache: to {config.cache.root}, latents as frames x tokens x dim")
         for task in config.data.tasks:
             expected, (is_current, reason) = plan(config, task), is_up_to_date(config, task)
             missing += 0 if is_current and not args.rebuild else expected["bytes"]
-            shapes = ", ".join(f"{name} {' x '.join(map(str, shape[1:]))}" for name, shape in expected["shapes"].items())
-            state = "up to date" if is_current else f"stale: {reason}" if config.cache_path(task).exists() else "to build"
-            print(f"  {task}: {expected['rows']} rows, {shapes}, at most {expected['bytes'] / 2**20:.1f} MiB, {state}")
+            shapes = ", ".join(f"{name} {' x '.join(map(str, shape[1:]))}"
+                               for name, shape in expected["shapes"].items())
+            state = ("up to date" if is_current else f"stale: {reason}" if config.cache_path(task).exists()
+                     else "to build")
+            print(f"  {task}: {expected['rows']} rows, {shapes}, at most {expected['bytes'] / 2**20:.1f} "
+                  f"MiB, {state}")
         print(f"  at most {missing / 2**20:,.0f} MiB to write in about {duration(missing / BYTES_PER_S)}; "
               f"{free_bytes(config.cache.root) / 2**20:,.0f} MiB free")
         return 0
 
-    # ---------------------------------------------------------------------------------------------------------- verify
+    # ------------------------------------------------------------------------------------------------- verify
     if args.verify:
         is_damaged = False
         for task in config.data.tasks:
@@ -81,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(error)
         return int(is_damaged)
 
-    # ------------------------------------------------------------------------------------------------------------ loop
+    # --------------------------------------------------------------------------------------------------- loop
     for task in config.data.tasks:
         is_current, reason = is_up_to_date(config, task)
         if is_current and not args.rebuild:
@@ -96,5 +103,6 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (ValueError, OSError) as error:  # what a user can cause: the message says what to do, a traceback would hide it
+    except (ValueError, OSError) as error:
+        # what a user can cause: the message says what to do, a traceback would hide it
         sys.exit(f"prepare_cache.py: {error}")

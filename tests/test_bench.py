@@ -12,13 +12,13 @@ import types
 
 import pytest
 import torch
+from toy_codec import fit_codec
 
 from bench import ablate, baselines, compare, ours
 from bench.baselines import Problem, Settings, Trainer, settings_for
 from bench.compare import Errors
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config import ModelConfig, load_config
-from ups.data.tokenizer import Tokenizer
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.models.backbone import Backbone
 from ups.models.choose import choose_base
@@ -62,8 +62,8 @@ class FakeCache:
         self.split = {"train": torch.arange(24), "val": torch.arange(24, 32), "test": torch.arange(32, 40)}
         self.num_frames, self.fingerprint = self.u.shape[1], "toy"
         self.settings = load_config(None, SMALL).task["burgers1d"]
-        self.tokenizer = Tokenizer.fit([self.u.numpy()], fields=("u",), patch=4, dim=dim)
-        self.input_tokenizer = Tokenizer.fit([a.numpy()], fields=("a",), patch=4) if steady else None
+        self.tokenizer = fit_codec([self.u.numpy()], fields=("u",), patch=4, dim=dim)
+        self.input_tokenizer = fit_codec([a.numpy()], fields=("a",), patch=4) if steady else None
         self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
 
     def batch(self, rows, starts, length, device="cpu"):

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from test_choose import TINY, make_caches
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
@@ -50,7 +51,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 def codec(fields: tuple[str, ...], ndim: int, cells: int = 16, patch: int = 4, dim: int = 0, seed: int = 0) -> Tokenizer:
     generator = np.random.default_rng(seed)
     u = generator.standard_normal((4, 3, len(fields), *[cells] * ndim)).cumsum(-1).astype(np.float32)
-    return Tokenizer.fit([u], fields=fields, patch=patch, dim=dim)
+    return fit_codec([u], fields=fields, patch=patch, dim=dim)
 
 
 def describe(name: str, kind: str = "persistence", history: int = 1, bundle: int = 1, dim: int = 0, cells: int = 16,
@@ -355,7 +356,7 @@ def test_only_scalars_on_a_square_may_have_its_symmetries():
 
 def fitted(u: Tensor, fields: tuple[str, ...]) -> Tokenizer:
     """A full-rank codec of frames (n, time, C, *space)."""
-    return Tokenizer.fit([u.float().numpy()], fields=fields, patch=4)
+    return fit_codec([u.float().numpy()], fields=fields, patch=4)
 
 
 def drawn(task: str, parts: list[tuple[Tensor, Tokenizer]], seeds: range) -> list[list[Tensor]]:
@@ -412,7 +413,7 @@ def test_augmented_advection_still_moves_by_the_same_distance():
 def test_a_task_without_a_known_symmetry_is_left_alone(task):
     spec = get_task(task)
     u = 1 + noise(2, 3, len(spec.fields), *[8] * spec.ndim).abs()
-    fit = Tokenizer.fit([u.numpy()], fields=spec.fields, patch=4)
+    fit = fit_codec([u.numpy()], fields=spec.fields, patch=4)
     z = fit.encode(fit.normalise(u))
     assert all(augment(spec, [(z, fit)], torch.Generator().manual_seed(seed))[0] is z for seed in range(5))
 

@@ -98,7 +98,7 @@ class TaskConfig:
 @dataclass(frozen=True)
 class SamplingConfig:
     strategy: Literal["proportional", "balanced", "temperature", "curriculum"]
-    temperature: float
+    temperature: Annotated[float, Positive]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Building a latent cache: fit the tokenizer on the training split, encode every trajectory, measure what that costs.
+"""Building a latent cache: fit the tokenizer on the training split, encode every trajectory, measure what
+that costs.
 
-Two passes over the data, a few trajectories at a time: moments for the tokenizer, then latents, their checksums, a digest
-of everything read, and the codec's floor on held-out trajectories. The layout of the file is described in ups/data/cache.py.
+Two passes over the data, a few trajectories at a time: moments for the tokenizer, then latents, their
+checksums, a digest of everything read, and the codec's floor on held-out trajectories. The layout of the file
+is described in ups/data/cache.py.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 a
 def data_files(config: Config, task_name: str) -> list[Path]:
     """The data files of `task_name`, one per parameter value, in the order of the rows."""
     task = get_task(task_name)
-    return [config.data_dir(task_name) / task.file_for(value) for value in config.task[task_name].parameters or [None]]
+    return [config.data_dir(task_name) / task.file_for(value) for value in config.task[task_name].parameters
+            or [None]]
 
 
 def _identity(paths: Iterable[Path]) -> list[list]:
@@ -48,7 +51,8 @@ def _identity(paths: Iterable[Path]) -> list[list]:
 
 
 def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
-    """Whether the cache stands for the current settings and data files (by size and time), and the reason in words."""
+    """Whether the cache stands for the current settings and data files (by size and time), and the reason in
+    words."""
     try:
         cache = open_cache(config, task_name, verify="quick")
     except (FileNotFoundError, ValueError) as error:
@@ -74,53 +78,64 @@ def plan(config: Config, task_name: str, codecs: dict[str, Tokenizer] | None = N
     tokens = [size // settings.patch for size in space]
     shapes = {}
     for name, part in _channels(task).items():
-        dim = codecs[name].dim if codecs else settings.dim or settings.patch**task.ndim * len(task.channels[part])
+        dim = (codecs[name].dim if codecs else settings.dim
+               or settings.patch**task.ndim * len(task.channels[part]))
         shapes[name] = (rows, frames, *tokens, dim)
     values = sum(math.prod(shape) for shape in shapes.values())
     return {"rows": rows, "frames": frames, "space": space, "shapes": shapes,
             "bytes": values * np.dtype(config.cache.dtype).itemsize + rows * ROW_BYTES + HEADER_BYTES}
 
 
-def build_cache(config: Config, task_name: str, data_paths: Sequence[str | Path] | None = None, progress: bool = True) -> Path:
-    """Fit the tokenizer of `task_name` to its training split, encode every trajectory and write the cache; returns its path.
+def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
+    """Fit the tokenizer of `task_name` to its training split, encode every trajectory and write the cache;
+    returns its path.
 
-    data_paths: one file per parameter value (default: `data_files`). Reads the data twice, READ_BYTES at a time.
-    Raises FileNotFoundError (naming `make data`) or ValueError for data that are missing, not finite or not what the
-    configuration says; OSError where the disk is full or may not be written. The file appears whole or not at all.
+    Reads the data twice, READ_BYTES at a time.
+    Raises FileNotFoundError (naming `make data`) or ValueError for data that are missing, not finite or not
+    what the configuration says; OSError where the disk is full or may not be written. The file appears whole
+    or not at all.
     """
-    task, path, num = get_task(task_name), config.cache_path(task_name), config.task[task_name].num_trajectories
-    paths = [Path(p) for p in data_paths or data_files(config, task_name)]
-    sources, settings = open_sources(config, task_name, paths), cache_settings(config, task_name)
-    files, groups = _identity(paths), _channels(task)
+    task, settings, used = get_task(task_name), config.task[task_name], cache_settings(config, task_name)
+    num, path, paths = settings.num_trajectories, config.cache_path(task_name), data_files(config, task_name)
+    sources, files, groups = open_sources(config, task_name), _identity(paths), _channels(task)
     split = split_indices(task_name, num, config.data.val_fraction, config.data.test_fraction)
-    with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}", disable=not progress) as bar:
-        moments = {name: PatchMoments(task.channels[part], [c for c in task.channels[part] if c in task.positive], task.ndim,
-                                      config.task[task_name].patch) for name, part in groups.items()}
-        for _, _, u in _read(config, task, sources, bar, split["train"]):
+    with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
+              disable=not progress) as bar:
+        moments = {name: PatchMoments(task.channels[part],
+                                      [c for c in task.channels[part] if c in task.positive], task.ndim,
+                                      settings.patch) for name, part in groups.items()}
+        for _, _, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])
-        codecs = {name: Tokenizer.from_moments(found, config.task[task_name].dim, config.task[task_name].energy)
+        codecs = {name: Tokenizer.from_moments(found, settings.dim, settings.energy)
                   for name, found in moments.items()}
         needed = plan(config, task_name, codecs)
         with _writing(path, needed["bytes"]) as partial:
-            digest = _digest_of(settings, split)
-            stream = _read(config, task, sources, bar)
-            arrays, floor = _encode(config, task, codecs, needed["shapes"], stream, split, digest, partial)
+            digest = _digest_of(used, split)
+            stream = _read(task, sources, num, config.cache.chunk, bar)
+            arrays, floor = _encode(task, codecs, needed["shapes"], np.dtype(config.cache.dtype), stream,
+                                    split, digest, partial)
             if _identity(paths) != files:
-                raise ValueError(f"the data files of {task_name} changed while they were read; expected them to stay as they "
-                                 f"are. Let `make data` finish, then run `make cache` again.")
+                raise ValueError(f"the data files of {task_name} changed while they were read; expected them "
+                                 "to stay as they are. Let `make data` finish, then run `make cache` again.")
             for name, codec in codecs.items():
-                arrays |= {f"{name}/tokenizer/{key}": value.numpy() for key, value in codec.state_dict().items()}
+                arrays |= {f"{name}/tokenizer/{key}": value.numpy()
+                           for key, value in codec.state_dict().items()}
             arrays |= {f"split/{name}": split_rows(index, len(sources), num) for name, index in split.items()}
-            attributes = [task.attributes(value) for value in config.task[task_name].parameters or [None]]
+            attributes = [task.attributes(value) for value in settings.parameters or [None]]
             values = np.array([[entry[name] for name in task.parameters] for entry in attributes], np.float64)
-            arrays |= {"parameters": values.repeat(num, 0), "parameter_index": np.arange(len(sources)).repeat(num),
+            arrays |= {"parameters": values.repeat(num, 0),
+                       "parameter_index": np.arange(len(sources)).repeat(num),
                        "trajectory": np.tile(np.arange(num), len(sources))}
-            header = {"settings": settings, "fingerprint": digest.hexdigest(), "files": files, "dt": sources[0].dt,
-                      "boundary": task.boundary, "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
-                      "coordinates": {axis: list(map(float, at)) for axis, at in sources[0].coordinates.items()}, "floor": floor}
+            header = {"settings": used, "fingerprint": digest.hexdigest(), "files": files,
+                      "dt": sources[0].dt,
+                      "boundary": task.boundary,
+                      "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
+                      "coordinates": {axis: list(map(float, at))
+                                      for axis, at in sources[0].coordinates.items()}, "floor": floor}
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
-                for name, values in {**arrays, "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}.items():
+                for name, values in {**arrays,
+                                     "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}.items():
                     file.create_dataset(name, data=values)
             write_seal(partial)
     return path
@@ -135,49 +150,55 @@ def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
 
 
 def require_same_data(config: Config, cache: Cache) -> None:
-    """Raise ValueError unless the data files hold what `cache` was built from; FileNotFoundError if one is gone.
+    """Raise ValueError unless the data files hold what `cache` was built from; FileNotFoundError if one is
+    gone.
 
-    Files that are as old and as large as the cache says were not changed since; of others every value is read.
+    Files that are as old and as large as the cache says were not changed since; of others every value is
+    read.
     """
     name = cache.task.name
     paths = data_files(config, name)
     for path in paths:
         if not path.is_file():
-            raise FileNotFoundError(f"no data file {path}; expected the one that {cache.path} was built from. Run `make data`.")
+            raise FileNotFoundError(f"no data file {path}; expected the one that {cache.path} was built "
+                                    "from. Run `make data`.")
     if _identity(paths) == cache.header["files"]:
         return
-    num = config.task[name].num_trajectories
+    sources, num = open_sources(config, name), config.task[name].num_trajectories
     digest = _digest_of(cache_settings(config, name),
                         split_indices(name, num, config.data.val_fraction, config.data.test_fraction))
-    sources = open_sources(config, name, paths)
     with tqdm(total=num * len(sources), unit=" trajectories", desc=f"data {name}", leave=False) as bar:
-        for _, _, u in _read(config, cache.task, sources, bar):
+        for _, _, u in _read(cache.task, sources, num, config.cache.chunk, bar):
             digest.update(u)
     if digest.hexdigest() != cache.fingerprint:
-        raise ValueError(f"the data files of {name} in {paths[0].parent} hold other values than those that {cache.path} was "
-                         f"built from; expected the same, or truth and latents would be of different trajectories. Put the "
-                         f"files back, or run `make cache` and train again.")
+        raise ValueError(f"the data files of {name} in {paths[0].parent} hold other values than those that "
+                         f"{cache.path} was built from; expected the same, or truth and latents would be of "
+                         "different trajectories. Put the files back, or run `make cache` and train again.")
 
 
-def open_sources(config: Config, task_name: str, paths: Sequence[Path]) -> list[Reader]:
+def open_sources(config: Config, task_name: str) -> list[Reader]:
     """The data files of a task, one per parameter value, checked against the configuration and each other."""
     settings, wanted, key = config.task[task_name], plan(config, task_name), f"task.{task_name}"
-    sources = [open_data(path, task_name, space_stride=settings.space_stride, time_stride=settings.time_stride,
-                         first_frame=settings.first_frame) for path in paths]
+    sources = [open_data(path, task_name, space_stride=settings.space_stride,
+                         time_stride=settings.time_stride,
+                         first_frame=settings.first_frame) for path in data_files(config, task_name)]
     for source, value in zip(sources, settings.parameters or [None], strict=True):
         checks = (
-            (source.num_frames == wanted["frames"], "frames (after striding)", source.num_frames, wanted["frames"], "num_frames"),
-            (source.space == wanted["space"], "cells (after striding)", source.space, wanted["space"], "resolution"),
+            (source.num_frames == wanted["frames"], "frames (after striding)", source.num_frames,
+             wanted["frames"], "num_frames"),
+            (source.space == wanted["space"], "cells (after striding)", source.space, wanted["space"],
+             "resolution"),
             (source.num_trajectories >= settings.num_trajectories, "trajectories", source.num_trajectories,
              f"at least {settings.num_trajectories}", "num_trajectories"),
-            (value is None or np.isclose(source.parameter, value, rtol=1e-6, atol=0), "as parameter", source.parameter, value,
-             "parameters"),
-            (np.isclose(source.dt, sources[0].dt, rtol=1e-4), "between frames", source.dt, sources[0].dt, "t_end"),
+            (value is None or np.isclose(source.parameter, value, rtol=1e-6, atol=0), "as parameter",
+             source.parameter, value, "parameters"),
+            (np.isclose(source.dt, sources[0].dt, rtol=1e-4), "between frames", source.dt, sources[0].dt,
+             "t_end"),
         )
         for is_right, what, found, expected, field in checks:
             if not is_right:
-                raise ValueError(f"{source.path} has {found} {what}; expected {expected}. Correct {key}.{field}, or remove the "
-                                 f"file and run `make data`.")
+                raise ValueError(f"{source.path} has {found} {what}; expected {expected}. Correct "
+                                 f"{key}.{field}, or remove the file and run `make data`.")
     return sources
 
 
@@ -187,12 +208,12 @@ def _channels(task: Task) -> dict[str, slice]:
     return {**groups, "input": slice(len(task.inputs))} if task.inputs else groups
 
 
-def _read(config: Config, task: Task, sources: Sequence[Reader], bar: tqdm,
+def _read(task: Task, sources: Sequence[Reader], num: int, chunk: int, bar: tqdm,
           chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(file, trajectory indices, values) of the `chosen` trajectories of every file (None: all that the task keeps)."""
-    num = config.task[task.name].num_trajectories
+    """(file, trajectory indices, values) of the first `num` trajectories of every file, or the `chosen` ones
+    of them."""
     row_bytes = 4 * sources[0].num_frames * len(task.channels) * math.prod(sources[0].space)
-    chunk = max(1, min(config.cache.chunk, READ_BYTES // row_bytes))
+    chunk = max(1, min(chunk, READ_BYTES // row_bytes))
     lowest = np.array([0.0 if name in task.positive else -np.inf for name in task.channels], np.float32)
     for number, source in enumerate(sources):
         for first in range(0, num, chunk):
@@ -208,22 +229,24 @@ def _read(config: Config, task: Task, sources: Sequence[Reader], bar: tqdm,
                 name, value = task.channels[channel], u[at][is_bad[at]][0]
                 kind = "finite positive" if name in task.positive else "finite"
                 raise ValueError(f"{source.path} holds {value} in {name} of trajectory {first + row}, frame "
-                                 f"{source.first_frame + frame * source.time_stride}; expected {kind} numbers. Run `make data` "
-                                 f"again, or keep it out with task.{task.name}.num_trajectories.")
+                                 f"{source.first_frame + frame * source.time_stride}; expected {kind} "
+                                 "numbers. Run `make data` again, or keep it out with "
+                                 f"task.{task.name}.num_trajectories.")
             yield number, index[keep], u[keep]
 
 
-def _encode(config: Config, task: Task, codecs: dict[str, Tokenizer], shapes: dict[str, tuple[int, ...]],
+def _encode(task: Task, codecs: dict[str, Tokenizer], shapes: dict[str, tuple[int, ...]], dtype: np.dtype,
             stream: Iterable[tuple[int, np.ndarray, np.ndarray]], split: dict[str, np.ndarray], digest: Any,
             partial: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Write the latents of `stream` into the new file `partial`; returns the checksums of the rows and the floor.
+    """Write the latents of `stream` into the new file `partial`; returns the checksums of the rows and the
+    floor.
 
     `digest` takes in every value that was read.
     """
-    num, dtype = config.task[task.name].num_trajectories, np.dtype(config.cache.dtype)
-    offsets = _allocate(partial, shapes, dtype)
+    num, offsets = sum(map(len, split.values())), _allocate(partial, shapes, dtype)
     checksums = {f"{name}/checksums": np.zeros(shape[0], np.uint32) for name, shape in shapes.items()}
-    # one table from the start: small results kept between large temporaries would fragment the heap, 70 KB per trajectory
+    # one table from the start: small results kept between large temporaries would fragment the heap, 70 KB
+    # per trajectory
     errors = {name: torch.full((shapes[name][0], codec.num_channels + 4), torch.nan, dtype=torch.float64)
               for name, codec in codecs.items()}
     with partial.open("r+b") as file:
@@ -238,12 +261,15 @@ def _encode(config: Config, task: Task, codecs: dict[str, Tokenizer], shapes: di
                                      f"{torch.finfo(stored.dtype).max:.0f}. Set cache.dtype=float32.")
                 file.seek(offsets[name] + row * math.prod(shapes[name][1:]) * dtype.itemsize)
                 file.write(stored.numpy().data)
-                checksums[f"{name}/checksums"][row : row + len(u)] = [zlib.crc32(values) for values in stored.numpy()]
+                checksums[f"{name}/checksums"][row : row + len(u)] = [zlib.crc32(values)
+                                                                      for values in stored.numpy()]
                 held_out = torch.from_numpy(~np.isin(index, split["train"]))
                 if held_out.any():
-                    errors[name][row : row + len(u)][held_out] = codec_errors(codec, fields[held_out], stored[held_out])
+                    errors[name][row : row + len(u)][held_out] = codec_errors(codec, fields[held_out],
+                                                                              stored[held_out])
     rows = {part: split_rows(split[part], shapes["state"][0] // num, num) for part in ("val", "test")}
-    floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs} for part, chosen in rows.items()}
+    floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
+             for part, chosen in rows.items()}
     return checksums, floor
 
 
@@ -253,11 +279,13 @@ def split_rows(index: np.ndarray, num_files: int, num: int) -> np.ndarray:
 
 
 def codec_errors(codec: Tokenizer, u: Tensor, stored: Tensor) -> Tensor:
-    """What the codec alone costs, per trajectory of `u` (n, T, C, *space) with latents `stored`: (n, C + 4), float64.
+    """What the codec alone costs, per trajectory of `u` (n, T, C, *space) with latents `stored`: (n, C + 4),
+    float64.
 
-    Columns: relative error per frame of each channel (mean over frames; NaN where the truth is zero throughout); relative
-    error of the whole trajectory; mean squares, in normalised units, of the error, of the part of it that rounding to the
-    stored type makes, and of the change from one frame to the next (NaN for one frame).
+    Columns: relative error per frame of each channel (mean over frames; NaN where the truth is zero
+    throughout); relative error of the whole trajectory; mean squares, in normalised units, of the error, of
+    the part of it that rounding to the stored type makes, and of the change from one frame to the next (NaN
+    for one frame).
     """
     w = codec.normalise(u)
     z, w_pred = codec.encode(w), codec.decode(stored.float())
@@ -269,8 +297,10 @@ def codec_errors(codec: Tokenizer, u: Tensor, stored: Tensor) -> Tensor:
 
 
 def _floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
-    """Means of `codec_errors` as JSON: nrmse, per field and overall; error and rounding over the one-step change."""
-    *channels, total, error, rounding, change = (None if math.isnan(x) else x for x in errors.nanmean(0).tolist())
+    """Means of `codec_errors` as JSON: nrmse, per field and overall; error and rounding over the one-step
+    change."""
+    *channels, total, error, rounding, change = (None if math.isnan(x) else x
+                                                 for x in errors.nanmean(0).tolist())
     defined = [x for x in channels if x is not None]
     return {"nrmse": sum(defined) / len(defined) if defined else None, "nrmse_global": total,
             "fields": dict(zip(fields, channels, strict=True)),
@@ -280,9 +310,11 @@ def _floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _writing(path: Path, num_bytes: int) -> Iterator[Path]:
-    """A reserved temporary file that becomes `path`, flushed, when the block ends well and is removed when it does not.
+    """A reserved temporary file that becomes `path`, flushed, when the block ends well and is removed when it
+    does not.
 
-    A killed process leaves a .partial without a seal; the next one overwrites it. The lock dies with its process.
+    A killed process leaves a .partial without a seal; the next one overwrites it. The lock dies with its
+    process.
     """
     partial = partial_path(path)
     with explained(path, num_bytes, "cache.root or cache.dtype"):
@@ -301,14 +333,16 @@ def _writing(path: Path, num_bytes: int) -> Iterator[Path]:
 
 
 def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> dict[str, int]:
-    """Create the HDF5 file with its latents allocated, contiguous and page-aligned; returns their offsets in the file."""
+    """Create the HDF5 file with its latents allocated, contiguous and page-aligned; returns their offsets in
+    the file."""
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_layout(h5py.h5d.CONTIGUOUS)
     layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    with h5py.File(partial, "w", libver=LIBVER, locking=False, userblock_size=SEAL_BYTES, alignment_threshold=SEAL_BYTES,
-                   alignment_interval=SEAL_BYTES) as file:
-        datasets = {name: file.create_dataset(f"{name}/latents", shape, dtype, dcpl=layout) for name, shape in shapes.items()}
+    with h5py.File(partial, "w", libver=LIBVER, locking=False, userblock_size=SEAL_BYTES,
+                   alignment_threshold=SEAL_BYTES, alignment_interval=SEAL_BYTES) as file:
+        datasets = {name: file.create_dataset(f"{name}/latents", shape, dtype, dcpl=layout)
+                    for name, shape in shapes.items()}
         offsets, end = {name: item.id.get_offset() for name, item in datasets.items()}, file.id.get_filesize()
     with partial.open("r+b") as file:
         reserve(file, end)   # HDF5 gave back what was reserved before

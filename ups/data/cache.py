@@ -1,14 +1,16 @@
-"""Latent cache: every trajectory of a task through its tokenizer, in one HDF5 file that any number of readers share.
+"""Latent cache: every trajectory of a task through its tokenizer, in one HDF5 file that any number of readers
+share.
 
     /state/latents  (n, T, *tokens, dim) contiguous, float32 or float16; /state/checksums  CRC-32 of every row
     /state/tokenizer/{mean, std, basis, spectrum}; /input/... the same for the coefficient of a steady task
     /parameters (n, P), /parameter_index (n,), /trajectory (n,), /split/{train, val, test} (row numbers)
     /header  JSON: settings, fingerprint, data files, tokenizers, time, grid, reconstruction floor
 
-Row = parameter value x num_trajectories + trajectory. The first SEAL_BYTES are HDF5's user block and hold our seal: format,
-size, where the latents lie, and a SHA-256 of every byte that is neither seal nor latents. It is written last, so that
-nothing half-made passes for whole, and read first, so that HDF5 never parses an altered header. Latents are memory-mapped
-at their offset: one copy in the page cache serves all ranks and workers, and nothing lives in /dev/shm.
+Row = parameter value x num_trajectories + trajectory. The first SEAL_BYTES are HDF5's user block and hold our
+seal: format, size, where the latents lie, and a SHA-256 of every byte that is neither seal nor latents. It is
+written last, so that nothing half-made passes for whole, and read first, so that HDF5 never parses an altered
+header. Latents are memory-mapped at their offset: one copy in the page cache serves all ranks and workers,
+and nothing lives in /dev/shm.
 """
 
 from __future__ import annotations
@@ -38,24 +40,28 @@ from ups.tasks import Task, get_task
 FORMAT = 1
 MAGIC = b"UPS latent cache "
 SEAL_BYTES = 4096         # a page, so that the latents can be page-aligned behind it
-FULL_BYTES = 2**29        # opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
-USED_SETTINGS = ("num_trajectories", "resolution", "num_frames", "t_end", "parameters", "space_stride", "time_stride",
+# opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
+FULL_BYTES = 2**29
+USED_SETTINGS = ("num_trajectories", "resolution", "num_frames", "t_end", "parameters", "space_stride",
+                 "time_stride",
                  "first_frame", "patch", "dim", "energy")   # keys of task.TASK that decide what a cache holds
 
 
 class Cache:
     """An open cache. Picklable (reopens by path) and safe to use after a fork.
 
-    task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady). num_rows, num_frames, dt (time units).
-    split: train, val, test -> row numbers, and reserved: training rows that the operator does not see (task.TASK.reserve),
-    kept for what learns its errors. parameters (n, P) float64, parameter_values: empty where the task hides them;
-    parameter_index (n,): which file; trajectory (n,). floor: split -> state or input -> errors of the codec alone on held-out
-    data (cache_build.codec_errors).
-    placed: "mmap" or "device". header: everything else that the file says about itself.
+    task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady). num_rows, num_frames,
+    dt (time units).
+    split: train, val, test -> row numbers, and reserved: training rows that the operator does not see
+    (task.TASK.reserve), kept for what learns its errors. parameters (n, P) float64, parameter_values: empty
+    where the task hides them; parameter_index (n,): which file; trajectory (n,). floor: split -> state or
+    input -> errors of the codec alone on held-out data (cache_build.codec_errors).
+    header: everything else that the file says about itself.
     """
 
-    def __init__(self, path: str | Path, settings: TaskConfig, verify: Literal["auto", "quick", "full"] = "auto"):
-        self.path, self.settings, self.placed = Path(path), settings, "mmap"
+    def __init__(self, path: str | Path, settings: TaskConfig,
+                 verify: Literal["auto", "quick", "full"] = "auto"):
+        self.path, self.settings = Path(path), settings
         read_seal(self.path)
         try:
             with h5py.File(self.path, "r", locking=False) as file:
@@ -65,7 +71,8 @@ class Cache:
                 if node(file, "input") is not None:
                     self._input, self.input_tokenizer = _read_part(self.path, file, "input", self.header)
                 self.parameters, self.parameter_index, self.trajectory = (
-                    torch.from_numpy(dataset(file, name)[()]) for name in ("parameters", "parameter_index", "trajectory"))
+                    torch.from_numpy(dataset(file, name)[()])
+                    for name in ("parameters", "parameter_index", "trajectory"))
                 self.split = {name: torch.from_numpy(dataset(file, f"split/{name}")[()])
                               for name in ("train", "val", "test")}
             self.task: Task = get_task(self.header["settings"]["task"]["name"])
@@ -74,8 +81,10 @@ class Cache:
             values = torch.tensor(self.header["settings"]["settings"]["parameters"], dtype=torch.float64)
             if len(values) and not torch.equal(self.parameters[:, 0], values[self.parameter_index]):
                 raise ValueError("parameters that are not those of its settings")
-        except Exception as error:  # by what is missing or of another kind; the seal holds, so it was written so
-            raise _refusal(self.path, f"lacks a part ({type(error).__name__}: {error})", "all parts of a cache") from error
+        except Exception as error:
+            # by what is missing or of another kind; the seal holds, so it was written so
+            raise _refusal(self.path, f"lacks a part ({type(error).__name__}: {error})",
+                           "all parts of a cache") from error
         self._check()
         self.parameter_values = torch.tensor(settings.parameters, dtype=torch.float64)
         if self.task.hides:
@@ -91,12 +100,15 @@ class Cache:
         codecs = {"state": (self._state, self.tokenizer, task.fields)}
         if task.inputs:
             codecs["input"] = (self._input, self.input_tokenizer, task.inputs)
-        is_right = {f"{name} latents": part is not None and codec is not None and part.fits(num, codec) for name, (part, codec, _)
+        is_right = {f"{name} latents": part is not None and codec is not None and part.fits(num, codec)
+                    for name, (part, codec, _)
                     in codecs.items()}
-        is_right |= {f"{name} fields": codec is not None and codec.fields == tuple(fields) and codec.is_sound()
+        is_right |= {f"{name} fields": codec is not None and codec.fields == tuple(fields)
+                     and codec.is_sound()
                      for name, (_, codec, fields) in codecs.items()}
         rows = [self.parameters, self.parameter_index, self.trajectory]
-        is_right["parameters"] = all(len(values) == num for values in rows) and bool(self.parameters.isfinite().all()) and \
+        is_right["parameters"] = all(len(values) == num
+                                     for values in rows) and bool(self.parameters.isfinite().all()) and \
             self.parameters.shape == (num, len(task.parameters)) and self.parameters.dtype == torch.float64
         numbers = [self.parameter_index, self.trajectory, *self.split.values()]
         is_right["row numbers"] = all(values.dtype == torch.int64 and values.ndim == 1 and len(values) > 0 and
@@ -110,7 +122,8 @@ class Cache:
             raise _refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
 
     def _reserve(self, share: float) -> None:
-        """Move the last `share` of the training trajectories (of every parameter value) to the split "reserved"."""
+        """Move the last `share` of the training trajectories (of every parameter value) to the split
+        "reserved"."""
         train = self.split["train"]
         numbers = self.trajectory[train].unique()
         kept = len(numbers) - round(share * len(numbers))
@@ -136,37 +149,29 @@ class Cache:
         return self.num_bytes / (self.num_rows * self.num_frames)
 
     def scene(self) -> dict[str, Any]:
-        """What a figure of a trajectory must know: fields, stored space axes and the cell centres along each (as the data file
-        has them, else spread over the task's domain)."""
+        """What a figure of a trajectory must know: fields, stored space axes and the cell centres along each
+        (as the data file has them, else spread over the task's domain)."""
         stored, task = self.header["coordinates"], self.task
         return {"fields": list(task.fields), "axes": list(task.axes),
                 "coordinates": [np.array(stored.get(axis) or task.centres(num_cells))
                                 for axis, num_cells in zip(task.axes, self.tokenizer.space, strict=True)]}
 
-    def windows(self, num_frames: int, split: str = "train") -> tuple[int, int]:
-        """(rows of the split, start frames) at which a window of `num_frames` fits. Raises ValueError where none does."""
-        if not 1 <= num_frames <= self.num_frames:
-            raise ValueError(f"a window of {num_frames} frames was asked of {self.path}; expected 1 to {self.num_frames}, all it "
-                             f"has. Lower history, bundle or unroll_steps, or keep more frames.")
-        return len(self.split[split]), self.num_frames - num_frames + 1
-
     def batch(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,
               device: torch.device | str = "cpu") -> Tensor:
-        """Latents (B, length, *tokens, dim), float32, on `device`: frames starts .. starts + length - 1 of each row.
+        """Latents (B, length, *tokens, dim), float32, on `device`: frames starts .. starts + length - 1 of
+        each row.
 
         rows: row numbers of the file (take them from `split`); starts: one frame per row, or one for all.
         """
         return self._state.gather(rows, starts, length, torch.device(device))
 
     def inputs(self, rows: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Latents (B, 1, *tokens, dim) of the coefficient of a steady task. Raises ValueError for other tasks."""
+        """Latents (B, 1, *tokens, dim) of the coefficient of a steady task. Raises ValueError for other
+        tasks."""
         if self._input is None:
-            raise ValueError(f"{self.task.name} has no input field; expected a steady task such as darcy2d. Use `batch`.")
+            raise ValueError(f"{self.task.name} has no input field; expected a steady task such as darcy2d. "
+                             "Use `batch`.")
         return self._input.gather(rows, 0, 1, torch.device(device))
-
-    def place(self, device: torch.device | str, mode: Literal["auto", "mmap", "device"] = "auto", fraction: float = 1.0) -> str:
-        """Put the latents of this cache alone on `device` where they fit; see `place`."""
-        return place([self], device, mode, fraction)
 
     def _parts(self) -> list[_Latents]:
         return [part for part in (self._state, self._input) if part is not None]
@@ -178,15 +183,16 @@ class Cache:
 def _reopen(path: Path, settings: TaskConfig, fingerprint: str) -> Cache:
     cache = Cache(path, settings, verify="quick")
     if cache.fingerprint != fingerprint:
-        raise _refusal(path, "was rebuilt with other content while a process was using it", f"fingerprint {fingerprint[:12]}")
+        raise _refusal(path, "was rebuilt with other content while a process was using it",
+                       f"fingerprint {fingerprint[:12]}")
     return cache
 
 
 class _Latents:
     """One latent array of a cache: mapped from the file, or copied to a device.
 
-    A row is compared with its checksum when it is first gathered, and again when the file has changed since: what is mapped
-    changes with it. A file that was renamed or replaced stays mapped as it was.
+    A row is compared with its checksum when it is first gathered, and again when the file has changed since:
+    what is mapped changes with it. A file that was renamed or replaced stays mapped as it was.
     """
 
     def __init__(self, path: Path, latents: h5py.Dataset, checksums: np.ndarray):
@@ -197,14 +203,16 @@ class _Latents:
         with open(self.handle, "rb", closefd=False) as file:
             self.rows = np.memmap(file, latents.dtype, mode="r", offset=self.offset, shape=self.shape)
         self.size, self.is_placed = os.fstat(self.handle).st_size, False
-        self.checked: tuple[tuple[int, int] | None, np.ndarray] = (None, np.zeros(0, bool))   # since when, which rows
+        # since when, which rows
+        self.checked: tuple[tuple[int, int] | None, np.ndarray] = (None, np.zeros(0, bool))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")   # nothing here writes to it
             self.frames = torch.from_numpy(self.rows.reshape(self.shape[0] * self.shape[1], -1))
 
     def fits(self, num_rows: int, codec: Tokenizer) -> bool:
         """Whether this is `num_rows` trajectories in the tokens of `codec`, in a type that caches have."""
-        return (self.rows.dtype in (np.float32, np.float16) and self.shape[0] == num_rows and self.shape[1] >= 1
+        return (self.rows.dtype in (np.float32, np.float16) and self.shape[0] == num_rows
+                and self.shape[1] >= 1
                 and self.shape[2:] == (*codec.tokens, codec.dim)
                 and self.checksums.shape == (num_rows,) and self.checksums.dtype == np.uint32)
 
@@ -214,13 +222,15 @@ class _Latents:
         num_rows, num_frames, *token = self.shape
         rows, starts = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(starts, dtype=torch.int64)
         last_row, last_start = num_rows - 1, num_frames - length
-        if not (length >= 1 and rows.numel() and _is_within(rows, last_row) and _is_within(starts, last_start)):
-            raise ValueError(f"rows {rows.tolist()[:8]}, starts {starts.flatten().tolist()[:8]}, length {length} reach outside "
-                             f"{self.name} of {self.path}; expected rows up to {last_row} and frames up to {num_frames - 1}. "
-                             f"Take them from Cache.split and Cache.windows.")
+        if not (length >= 1 and rows.numel() and _is_within(rows, last_row)
+                and _is_within(starts, last_start)):
+            raise ValueError(f"rows {rows.tolist()[:8]}, starts {starts.flatten().tolist()[:8]}, length "
+                             f"{length} reach outside {self.name} of {self.path}; expected rows up to "
+                             f"{last_row} and frames up to {num_frames - 1}. Take rows from Cache.split.")
         if not self.is_placed:
             self.verify(rows.numpy())
-        # A window is one run of memory: overlapping windows are rows of a strided view, and index_select copies whole rows.
+        # A window is one run of memory: overlapping windows are rows of a strided view, and index_select
+        # copies whole rows.
         size = self.frames.shape[1]
         windows = self.frames.as_strided((len(self.frames) - length + 1, length * size), (size, 1))
         z = windows.index_select(0, (rows * num_frames + starts).to(self.frames.device))
@@ -231,9 +241,11 @@ class _Latents:
         return z.to(device, torch.float32).view(len(rows), length, *token)
 
     def verify(self, rows: np.ndarray | None = None) -> None:
-        """Compare the checksums of `rows` (None: all), but of those that are known to be right in the file as it is.
+        """Compare the checksums of `rows` (None: all), but of those that are known to be right in the file as
+        it is.
 
-        Raises ValueError naming the first that differs, and for a file of another size: reading behind its end would kill.
+        Raises ValueError naming the first that differs, and for a file of another size: reading behind its
+        end would kill.
         """
         status = os.fstat(self.handle)
         changed = status.st_mtime_ns, status.st_ctime_ns
@@ -246,9 +258,11 @@ class _Latents:
         for row in () if seen[rows].all() else np.unique(rows[~seen[rows]]):
             beat()
             if zlib.crc32(self.rows[row]) != self.checksums[row]:
-                raise _refusal(self.path, f"has a damaged row {row} in {self.name}", f"checksum {self.checksums[row]:08x}")
+                raise _refusal(self.path, f"has a damaged row {row} in {self.name}",
+                               f"checksum {self.checksums[row]:08x}")
             if not np.isfinite(self.rows[row]).all():
-                raise _refusal(self.path, f"holds numbers in row {row} of {self.name} that are not finite", "finite latents")
+                raise _refusal(self.path, f"holds numbers in row {row} of {self.name} that are not finite",
+                               "finite latents")
             seen[row] = True
 
     def place(self, device: torch.device) -> None:
@@ -265,11 +279,12 @@ def _is_within(values: Tensor, last: int) -> bool:
 
 
 def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["auto", "mmap", "device"],
-          fraction: float) -> str:
+          fraction: float = 1.0) -> str:
     """Copy the latents of all `caches` to `device` once, or leave them mapped; returns "device" or "mmap".
 
-    auto: copy when together they take at most `fraction` of the device's free memory; on a CPU the page cache already is
-    that copy, shared by all processes, so they stay mapped. What is copied is verified on the way. Raises ValueError for damage.
+    auto: copy when together they take at most `fraction` of the device's free memory; on a CPU the page cache
+    already is that copy, shared by all processes, so they stay mapped. What is copied is verified on the way.
+    Raises ValueError for damage.
     """
     caches, device = list(caches), torch.device(device)
     if mode == "auto":
@@ -280,34 +295,36 @@ def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["au
         for cache in caches:
             for part in cache._parts():
                 part.place(device)
-            cache.placed = "device"
     return mode
 
 
 def open_cache(config: Config, task_name: str, verify: Literal["auto", "quick", "full"] = "auto") -> Cache:
     """The cache of `task_name`, checked against its seal and against `config`.
 
-    quick: seal, size, header and settings, milliseconds. full: every row as well. auto: full up to FULL_BYTES; larger ones
-    row by row, each when it is first read.
-    Raises FileNotFoundError for a missing file, ValueError for a stale, truncated, altered or foreign one.
+    quick: seal, size, header and settings, milliseconds. full: every row as well. auto: full up to
+    FULL_BYTES; larger ones row by row, each when it is first read. Raises FileNotFoundError for a missing
+    file, ValueError for a stale, truncated, altered or foreign one.
     """
     path = config.cache_path(task_name)
     if not path.is_file():
-        raise FileNotFoundError(f"no cache of {task_name} at {path}; expected the latents there (key cache.root). Build it with "
-                                f"`make cache` (python prepare_cache.py --config CONFIG).")
+        raise FileNotFoundError(f"no cache of {task_name} at {path}; expected the latents there (key "
+                                "cache.root). Build it with `make cache` (python prepare_cache.py --config "
+                                "CONFIG).")
     cache = Cache(path, config.task[task_name], verify)
     stored, wanted = cache.header["settings"], cache_settings(config, task_name)
     if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in wanted):
         raise _refusal(path, "does not say with what settings it was built", "the settings it was built with")
     changed = [f"{key} {stored[part].get(key)!r:.200} -> {wanted[part].get(key)!r}"
-               for part in wanted for key in wanted[part] | stored[part] if stored[part].get(key) != wanted[part].get(key)]
+               for part in wanted for key in wanted[part] | stored[part]
+               if stored[part].get(key) != wanted[part].get(key)]
     if changed:
         raise _refusal(path, f"is stale ({'; '.join(changed)})", "the settings it was built with")
     return cache
 
 
 def read_seal(path: Path) -> dict[str, Any]:
-    """The seal of a cache file whose size and header agree with it. Raises ValueError for any file but a whole cache."""
+    """The seal of a cache file whose size and header agree with it. Raises ValueError for any file but a
+    whole cache."""
     with path.open("rb") as file:
         size, block = os.fstat(file.fileno()).st_size, file.read(SEAL_BYTES)
         text, checksum = block[:-4], int.from_bytes(block[-4:], "little")
@@ -338,7 +355,8 @@ def write_seal(path: Path) -> None:
         latents = [[array.id.get_offset(), array.nbytes] for array in arrays]
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
-        seal = {"format": FORMAT, "size": size, "latents": latents, "digest": _header_digest(file, size, latents)}
+        seal = {"format": FORMAT, "size": size, "latents": latents,
+                "digest": _header_digest(file, size, latents)}
         text = (MAGIC + json.dumps(seal).encode()).ljust(SEAL_BYTES - 4, b"\0")
         file.seek(0)
         file.write(text + zlib.crc32(text).to_bytes(4, "little"))
@@ -359,20 +377,22 @@ def _read_part(path: Path, file: h5py.File, name: str, header: dict[str, Any]) -
     latents = _Latents(path, dataset(file, f"{name}/latents"), dataset(file, f"{name}/checksums")[()])
     tensors = {key: torch.from_numpy(dataset(file, f"{name}/tokenizer/{key}")[()]) for key in TENSORS}
     if any(value.dtype != torch.float32 for value in tensors.values()):
-        raise TypeError(f"a tokenizer of {', '.join(str(value.dtype) for value in tensors.values())}; expected float32")
+        raise TypeError(f"a tokenizer of {', '.join(str(value.dtype) for value in tensors.values())}; "
+                        "expected float32")
     return latents, Tokenizer.from_state(tensors, header["tokenizers"][name])
 
 
 def _refusal(path: Path, what: str, expected: str) -> ValueError:
-    return ValueError(f"{path} {what}; expected {expected}. Rebuild it with `make cache` (if that finds nothing to do: "
-                      f"python prepare_cache.py --config CONFIG --rebuild).")
+    return ValueError(f"{path} {what}; expected {expected}. Rebuild it with `make cache` (if that finds "
+                      "nothing to do: python prepare_cache.py --config CONFIG --rebuild).")
 
 
 def cache_settings(config: Config, task_name: str) -> dict[str, dict]:
     """Everything in the configuration that decides what the cache of `task_name` holds."""
     task, settings, data = get_task(task_name), config.task[task_name], config.data
     return {
-        "task": {"name": task.name, "fields": list(task.fields), "inputs": list(task.inputs), "positive": list(task.positive)},
+        "task": {"name": task.name, "fields": list(task.fields), "inputs": list(task.inputs),
+                 "positive": list(task.positive)},
         "settings": {key: getattr(settings, key) for key in USED_SETTINGS},
         "data": {"source": data.source, "seed": data.seed if data.source == "generate" else None,
                  "val_fraction": data.val_fraction, "test_fraction": data.test_fraction},

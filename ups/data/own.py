@@ -38,6 +38,6 @@ def look_at_own(config: Config) -> None:
                     f"{describe_layout(task, config.task[task])}; or correct data.root or task.{task} (in "
                     f"that folder: {', '.join(there[:5]) or 'nothing'})."
                 )
-        for source in open_sources(config, task, data_files(config, task)):
+        for source in open_sources(config, task):
             notes = "".join(f"; {note}" for note in source.notes)
             print(f"{source.path}: yours, {source.num_trajectories} trajectories of {task}{notes}")

@@ -1,8 +1,9 @@
 """What each step sees: a task, trajectories and window starts, as a pure function of (seed, step).
 
-Every rank computes the same global batch and takes its slice, so nothing is communicated, a resumed run continues
-exactly, and 1 process x batch B sees what W processes x B/W see. An epoch of a task is a permutation of its trajectories
-with one window start drawn per trajectory; a batch that reaches the end of an epoch continues with the next one.
+Every rank computes the same global batch and takes its slice, so nothing is communicated, a resumed run
+continues exactly, and 1 process x batch B sees what W processes x B/W see. An epoch of a task is a
+permutation of its trajectories with one window start drawn per trajectory; a batch that reaches the end of an
+epoch continues with the next one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from torch import LongTensor, Tensor
 
 from ups.seeds import generator
 
-STRATEGIES = ("proportional", "balanced", "temperature", "curriculum")
-
 
 @dataclass(frozen=True)
 class Batch:
-    """One task's trajectories `rows` and the first frame of each window, `starts`; both (batch,). offset: of a share's first
-    row in the global batch, for draws that are made for all of it, whatever the number of processes."""
+    """One task's trajectories `rows` and the first frame of each window, `starts`; both (batch,). offset: of
+    a share's first row in the global batch, for draws that are made for all of it, whatever the number of
+    processes."""
 
     task: str
     rows: LongTensor
@@ -34,9 +34,11 @@ class Batch:
         return len(self.rows)
 
     def share(self, rank: int, world: int) -> Batch:
-        """The slice of this batch that belongs to `rank` of `world` processes; the slices are disjoint and cover it."""
+        """The slice of this batch that belongs to `rank` of `world` processes; the slices are disjoint and
+        cover it."""
         if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of {world} processes; expected 0 <= rank < world. Pass run.rank and run.world.")
+            raise ValueError(f"rank {rank} of {world} processes; expected 0 <= rank < world. Pass run.rank "
+                             "and run.world.")
         part = slice(rank * len(self) // world, (rank + 1) * len(self) // world)
         return Batch(self.task, self.rows[part], self.starts[part], part.start)
 
@@ -48,12 +50,13 @@ class Batch:
 class Schedule:
     """The global batch of every step.
 
-    windows: task -> (training trajectories, window starts per trajectory). batch_size: global, may exceed the trajectories
-    of a task (epochs then follow one another inside a batch). strategy: `balanced`, every task once per round, rounds
-    shuffled; `proportional`, by number of trajectories; `temperature`, by trajectories^(1/temperature); `curriculum`,
-    tasks ordered by `complexity` enter one after another at equal intervals, all of them within the first half of
-    total_steps, balanced among those that are in. start_weights: task -> weight of each start, (starts,); equal if not
-    given. Raises ValueError for what cannot be scheduled.
+    windows: task -> (training trajectories, window starts per trajectory). batch_size: global, may exceed the
+    trajectories of a task (epochs then follow one another inside a batch). strategy: `balanced`, every task
+    once per round, rounds shuffled; `proportional`, by number of trajectories; `temperature`, by
+    trajectories^(1/temperature); `curriculum`, tasks ordered by `complexity` enter one after another at equal
+    intervals, all of them within the first half of total_steps, balanced among those that are in.
+    start_weights: task -> weight of each start, (starts,); equal if not given. Raises ValueError for what
+    cannot be scheduled.
     """
 
     def __init__(
@@ -67,31 +70,28 @@ class Schedule:
         total_steps: int = 1,
         start_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"sampling.strategy is {strategy!r}; expected one of {', '.join(STRATEGIES)}. Change it.")
         if not windows:
-            raise ValueError("no task to sample from; expected at least one with training windows. Check data.tasks.")
+            raise ValueError("no task to sample from; expected at least one with training windows. Check "
+                             "data.tasks.")
         for task, (num_rows, num_starts) in windows.items():
             if num_rows < 1 or num_starts < 1:
                 raise ValueError(
-                    f"task {task} has {num_rows} training trajectories with {num_starts} windows each; expected at least one "
-                    f"of each. Raise task.{task}.num_trajectories or shorten its history and bundle."
+                    f"task {task} has {num_rows} training trajectories with {num_starts} windows each; "
+                    f"expected at least one of each. Raise task.{task}.num_trajectories or shorten its "
+                    "history and bundle."
                 )
-        for name, value in (("batch_size", batch_size), ("temperature", temperature), ("total_steps", total_steps)):
-            if not value > 0:
-                raise ValueError(f"{name} is {value}; expected a positive number. Raise it.")
-        missing = [task for task in windows if task not in (complexity or {})]
-        if strategy == "curriculum" and missing:
-            raise ValueError(f"no complexity for task {missing[0]}; expected one for each task. Add it, or use 'balanced'.")
         self.tasks = list(windows)
         self.windows = {task: (int(rows), int(starts)) for task, (rows, starts) in windows.items()}
-        self.batch_size, self.seed, self.strategy, self.total_steps = int(batch_size), int(seed), strategy, int(total_steps)
+        self.batch_size, self.seed, self.strategy, self.total_steps = (int(batch_size), int(seed), strategy,
+                                                                       int(total_steps))
         sizes = torch.tensor([self.windows[task][0] for task in self.tasks], dtype=torch.float64)
         weights = sizes ** (1.0 / temperature if strategy == "temperature" else 1.0)
         self._weights = (weights / weights.sum()).tolist()
         self.start_weights = dict(start_weights or {})
-        self._entry = sorted(self.tasks, key=lambda task: complexity[task]) if strategy == "curriculum" else self.tasks
-        self._draws: list[tuple[int, int]] = []  # (task index, how many batches of it came before), for steps 0, 1, ...
+        self._entry = (sorted(self.tasks, key=lambda task: complexity[task]) if strategy == "curriculum"
+                       else self.tasks)
+        # (task index, how many batches of it came before), for steps 0, 1, ...
+        self._draws: list[tuple[int, int]] = []
         self._counts = [0] * len(self.tasks)
         self._epoch = lru_cache(maxsize=4 * len(self.tasks))(self._draw_epoch)
 

@@ -3,38 +3,44 @@
     w = (log u or u, minus the channel mean) / channel std          normalised field
     z = P(w) B,   w_hat = P^-1(z B^T),   B^T B = 1                  latents
 
-P cuts space into patches of `patch` cells per axis and lays the channels of a patch side by side, so a patch is one vector
-of `width` = channels * patch^ndim numbers. The columns of B are the leading eigenvectors of the second moment of these
-vectors over the training split: the linear patch basis with the least mean squared error (proper orthogonal
-decomposition; Sirovich 1987). Nothing but the channel mean is subtracted, so z = 0 is the mean field and both maps are
-linear in w; B is orthonormal, so an error of z is the same error of w (Parseval). No training, no randomness.
+P cuts space into patches of `patch` cells per axis and lays the channels of a patch side by side, so a patch
+is one vector of `width` = channels * patch^ndim numbers. The columns of B are the leading eigenvectors of the
+second moment of these vectors over the training split: the linear patch basis with the least mean squared
+error (proper orthogonal decomposition; Sirovich 1987). Nothing but the channel mean is subtracted, so z = 0
+is the mean field and both maps are linear in w; B is orthonormal, so an error of z is the same error of w
+(Parseval). No training, no randomness.
 
 Fields are (..., channel, *space), latents (..., *tokens, dim); any leading axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 TENSORS = ("mean", "std", "basis", "spectrum")
-SLAB = 2**22  # numbers turned into float64 at a time (32 MiB), so that memory does not follow the size of a trajectory
+# numbers turned into float64 at a time (32 MiB), so that memory does not follow the size of a trajectory
+SLAB = 2**22
 
 
 def patchify(w: Tensor, ndim: int, patch: int) -> Tensor:
-    """(..., C, *space) as patch vectors (..., *tokens, C * patch^ndim). Raises ValueError for a grid patches do not tile."""
+    """(..., C, *space) as patch vectors (..., *tokens, C * patch^ndim). Raises ValueError for a grid patches
+    do not tile."""
     space = w.shape[-ndim:]
     if any(size % patch for size in space):
-        near = sorted({max(size // patch, 1) * patch for size in space} | {-(-size // patch) * patch for size in space})
-        raise ValueError(f"grid {tuple(space)} is not divisible by the patch of {patch} cells; expected sizes such as "
-                         f"{', '.join(map(str, near))}. Change task.TASK.patch or task.TASK.space_stride.")
+        near = sorted({max(size // patch, 1) * patch for size in space}
+                      | {-(-size // patch) * patch for size in space})
+        raise ValueError(f"grid {tuple(space)} is not divisible by the patch of {patch} cells; expected "
+                         f"sizes such as {', '.join(map(str, near))}. Change task.TASK.patch or "
+                         "task.TASK.space_stride.")
     lead = w.shape[: -ndim - 1]
     cut = [part for size in space for part in (size // patch, patch)]
     first = len(lead)
-    order = [*range(first), *range(first + 1, first + 1 + 2 * ndim, 2), first, *range(first + 2, first + 2 + 2 * ndim, 2)]
+    order = [*range(first), *range(first + 1, first + 1 + 2 * ndim, 2), first,
+             *range(first + 2, first + 2 + 2 * ndim, 2)]
     blocks = w.reshape(*lead, w.shape[-ndim - 1], *cut).permute(order)
     return blocks.reshape(*lead, *(size // patch for size in space), w.shape[-ndim - 1] * patch**ndim)
 
@@ -44,15 +50,17 @@ def unpatchify(vectors: Tensor, ndim: int, patch: int) -> Tensor:
     lead, tokens = vectors.shape[: -ndim - 1], vectors.shape[-ndim - 1 : -1]
     first = len(lead)
     pairs = [axis for i in range(ndim) for axis in (first + i, first + ndim + 1 + i)]
-    blocks = vectors.reshape(*lead, *tokens, -1, *[patch] * ndim).permute([*range(first), first + ndim, *pairs])
+    blocks = vectors.reshape(*lead, *tokens, -1,
+                             *[patch] * ndim).permute([*range(first), first + ndim, *pairs])
     return blocks.reshape(*lead, -1, *(size * patch for size in tokens))
 
 
 class PatchMoments:
-    """Sums, in float64 and in one pass over the data, from which `Tokenizer.from_moments` finds statistics and basis.
+    """Sums, in float64 and in one pass over the data, from which `Tokenizer.from_moments` finds statistics
+    and basis.
 
-    With patch vectors x (positive channels in log-space): count, sum of (x - shift) and sum of its outer product, where
-    shift is the channel mean of the first batch and only guards against cancellation.
+    With patch vectors x (positive channels in log-space): count, sum of (x - shift) and sum of its outer
+    product, where shift is the channel mean of the first batch and only guards against cancellation.
     """
 
     def __init__(self, fields: Sequence[str], positive: Sequence[str], ndim: int, patch: int):
@@ -64,16 +72,18 @@ class PatchMoments:
         """Take in a batch (n, T, C, *space) of float32, physical units."""
         frames = torch.from_numpy(np.ascontiguousarray(u)).flatten(0, 1)
         if frames.shape[1] != len(self.fields) or frames.ndim != 2 + self.ndim:
-            raise ValueError(f"batch has shape {tuple(u.shape)}; expected (n, time, {len(self.fields)}, *space) with "
-                             f"{self.ndim} space axes. Select the channels {self.fields} first.")
+            raise ValueError(f"batch has shape {tuple(u.shape)}; expected (n, time, {len(self.fields)}, "
+                             f"*space) with {self.ndim} space axes. Select the channels {self.fields} first.")
         if self.space is None:
             self.space = tuple(frames.shape[2:])
-            mean = _log(frames, self.fields, self.positive, self.ndim).mean(dim=(0, *range(2, frames.ndim)), dtype=torch.float64)
+            mean = _log(frames, self.fields, self.positive, self.ndim).mean(dim=(0, *range(2, frames.ndim)),
+                                                                            dtype=torch.float64)
             self.shift = mean.repeat_interleave(self.patch**self.ndim)
-            self.first, self.second = torch.zeros_like(self.shift), torch.zeros(2 * self.shift.shape, dtype=torch.float64)
+            self.first, self.second = torch.zeros_like(self.shift), torch.zeros(2 * self.shift.shape,
+                                                                                dtype=torch.float64)
         if tuple(frames.shape[2:]) != self.space:
-            raise ValueError(f"batch has the grid {tuple(frames.shape[2:])}; expected {self.space} as before it. Use one "
-                             f"resolution for all files of a task.")
+            raise ValueError(f"batch has the grid {tuple(frames.shape[2:])}; expected {self.space} as before "
+                             "it. Use one resolution for all files of a task.")
         for slab in frames.split(max(1, SLAB // frames[0].numel())):
             w = _log(slab, self.fields, self.positive, self.ndim).double()
             x = patchify(w, self.ndim, self.patch).flatten(0, -2) - self.shift
@@ -85,12 +95,13 @@ class PatchMoments:
 class Tokenizer(nn.Module):
     """The codec of one set of fields; buffers only, float32, moves with `.to(device)`.
 
-    space, tokens: cells and patches per axis of the grid it was fitted on. dim: numbers kept per token, of `width`.
+    space, tokens: cells and patches per axis of the grid it was fitted on. dim: numbers kept per token, of
+    `width`.
     spectrum: share of the patch energy of every mode, largest first; `kept_energy` sums those kept.
     """
 
-    def __init__(self, mean: Tensor, std: Tensor, basis: Tensor, spectrum: Tensor, *, space: Sequence[int], patch: int,
-                 fields: Sequence[str], positive: Sequence[str]):
+    def __init__(self, mean: Tensor, std: Tensor, basis: Tensor, spectrum: Tensor, *, space: Sequence[int],
+                 patch: int, fields: Sequence[str], positive: Sequence[str]):
         super().__init__()
         self.space, self.patch = tuple(int(size) for size in space), int(patch)
         self.fields, self.positive = tuple(fields), tuple(positive)
@@ -124,39 +135,27 @@ class Tokenizer(nn.Module):
         return 1.0 - float(self.spectrum[self.dim :].double().sum())
 
     @classmethod
-    def fit(cls, stream: Iterable[np.ndarray], *, fields: Sequence[str], positive: Sequence[str] = (), patch: int,
-            dim: int = 0, energy: float = 1.0) -> Tokenizer:
-        """The tokenizer of a stream of batches (n, T, C, *space) from the training split; each is read once.
-
-        dim: numbers per token; 0 takes the fewest that keep the share `energy` of the patch energy (1.0: all of them).
-        Raises ValueError for an empty stream, a grid that patches do not tile, or non-positive values of `positive`.
-        """
-        moments = None
-        for u in stream:
-            moments = moments or PatchMoments(fields, positive, np.ndim(u) - 3, patch)
-            moments.add(u)
-        if moments is None:
-            raise ValueError("no data to fit the tokenizer on; expected at least one training trajectory. Lower "
-                             "data.val_fraction and data.test_fraction or add trajectories.")
-        return cls.from_moments(moments, dim, energy)
-
-    @classmethod
     def from_moments(cls, moments: PatchMoments, dim: int, energy: float) -> Tokenizer:
-        """Statistics and leading eigenvectors of collected moments; see `fit`."""
+        """Statistics and leading eigenvectors of collected moments.
+
+        dim: numbers per token; 0 takes the fewest that keep the share `energy` of the patch energy (1.0: all
+        of them). Raises ValueError for a dim that a patch does not hold.
+        """
         cells, channels = moments.patch**moments.ndim, len(moments.fields)
         average, second = moments.first / moments.count, moments.second / moments.count
         offset = average.view(channels, cells).mean(1)
         variance = second.diagonal().view(channels, cells).mean(1) - offset**2
         mean, std = moments.shift[::cells] + offset, variance.clamp(min=0).sqrt()
-        # A channel that never varies has no scale of its own: 1 keeps the map invertible. Below 1e-7 of its mean the
-        # variation is float32 rounding.
+        # A channel that never varies has no scale of its own: 1 keeps the map invertible. Below 1e-7 of its
+        # mean the variation is float32 rounding.
         std = torch.where(std > 1e-7 * mean.abs(), std, torch.ones_like(std))
         offset, scale = offset.repeat_interleave(cells), std.repeat_interleave(cells)
         cross = torch.outer(average, offset)
         covariance = (second - cross - cross.T + torch.outer(offset, offset)) / torch.outer(scale, scale)
         values, vectors = torch.linalg.eigh(covariance)
         values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-        # Sign: the first of the (near) largest entries is positive, so that rounding cannot decide between +a and -a.
+        # Sign: the first of the (near) largest entries is positive, so that rounding cannot decide between +a
+        # and -a.
         size = vectors.abs()
         leader = (size >= (1 - 1e-6) * size.amax(0)).int().argmax(0)
         vectors = vectors * vectors.gather(0, leader[None]).sign()
@@ -165,14 +164,17 @@ class Tokenizer(nn.Module):
             enough = spectrum.cumsum(0) >= energy
             dim = len(values) if energy >= 1.0 or not enough.any() else int(enough.int().argmax()) + 1
         if not 1 <= dim <= len(values):
-            raise ValueError(f"dim is {dim}; expected 0 (choose by energy) to {len(values)} (a patch holds so many numbers). "
-                             f"Change task.TASK.dim.")
-        return cls(mean, std, vectors[:, :dim], spectrum, space=moments.space, patch=moments.patch, fields=moments.fields,
+            raise ValueError(f"dim is {dim}; expected 0 (choose by energy) to {len(values)} (a patch holds "
+                             "so many numbers). Change task.TASK.dim.")
+        return cls(mean, std, vectors[:, :dim], spectrum, space=moments.space, patch=moments.patch,
+                   fields=moments.fields,
                    positive=[name for name in moments.fields if name in moments.positive])
 
     def normalise(self, u: Tensor) -> Tensor:
-        """Physical field (..., C, *space) to the normalised one. Raises ValueError for u <= 0 in a positive channel."""
-        return (_log(u, self.fields, self.positive, self.ndim) - self._column(self.mean)) / self._column(self.std)
+        """Physical field (..., C, *space) to the normalised one. Raises ValueError for u <= 0 in a positive
+        channel."""
+        return (_log(u, self.fields, self.positive, self.ndim)
+                - self._column(self.mean)) / self._column(self.std)
 
     def denormalise(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to physical units."""
@@ -182,15 +184,17 @@ class Tokenizer(nn.Module):
     def encode(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to latents (..., *tokens, dim)."""
         if w.ndim <= self.ndim or w.shape[-self.ndim - 1] != self.num_channels:
-            raise ValueError(f"field has shape {tuple(w.shape)}; expected (..., {self.num_channels}, *space) with {self.ndim} "
-                             f"space axes and the channels {', '.join(self.fields)}. Reorder its axes.")
+            raise ValueError(f"field has shape {tuple(w.shape)}; expected (..., {self.num_channels}, *space) "
+                             f"with {self.ndim} space axes and the channels {', '.join(self.fields)}. "
+                             "Reorder its axes.")
         return self._matmul(patchify(w, self.ndim, self.patch), self.basis)
 
     def decode(self, z: Tensor) -> Tensor:
         """Latents (..., *tokens, dim) to the normalised field (..., C, *space); the adjoint of `encode`."""
         if z.ndim <= self.ndim or z.shape[-1] != self.dim:
-            raise ValueError(f"latent has shape {tuple(z.shape)}; expected (..., *tokens, {self.dim}) with {self.ndim} token "
-                             f"axes. Use the tokenizer of the cache that the latent came from.")
+            raise ValueError(f"latent has shape {tuple(z.shape)}; expected (..., *tokens, {self.dim}) with "
+                             f"{self.ndim} token axes. Use the tokenizer of the cache that the latent came "
+                             "from.")
         return unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch)
 
     def is_sound(self) -> bool:
@@ -198,11 +202,15 @@ class Tokenizer(nn.Module):
         product = self.basis.double().T @ self.basis.double()
         return (all(bool(value.isfinite().all()) for value in self.buffers()) and bool((self.std > 0).all())
                 and self.spectrum.shape == (self.width,)
-                and bool((product - torch.eye(self.dim, dtype=torch.float64, device=product.device)).abs().max() < 1e-3))
+                and bool((product
+                          - torch.eye(self.dim, dtype=torch.float64, device=product.device)).abs().max()
+                         < 1e-3))
 
     def meta(self) -> dict:
-        """What `state_dict()` does not hold, as JSON-able values; `from_state(state_dict(), meta())` restores the codec."""
-        return {"space": list(self.space), "patch": self.patch, "fields": list(self.fields), "positive": list(self.positive)}
+        """What `state_dict()` does not hold, as JSON-able values; `from_state(state_dict(), meta())` restores
+        the codec."""
+        return {"space": list(self.space), "patch": self.patch, "fields": list(self.fields),
+                "positive": list(self.positive)}
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> Tokenizer:
@@ -223,19 +231,22 @@ class Tokenizer(nn.Module):
 
 
 def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -> Tensor:
-    """`u` (..., C, *space) with the `positive` channels in log-space. Raises ValueError for values that have no log."""
+    """`u` (..., C, *space) with the `positive` channels in log-space. Raises ValueError for values that have
+    no log."""
     for name in positive:
         channel = u.select(-ndim - 1, fields.index(name))
         if not bool((channel > 0).all()):
-            raise ValueError(f"{name} reaches {float(channel.min())}; expected positive values, as it is normalised in log-space "
-                             f"(Task.positive). Repair the data or the prediction that made it.")
+            raise ValueError(f"{name} reaches {float(channel.min())}; expected positive values, as it is "
+                             "normalised in log-space (Task.positive). Repair the data or the prediction "
+                             "that made it.")
     return _per_channel(torch.log, u, fields, positive, ndim)
 
 
-def _per_channel(function: Callable[[Tensor], Tensor], u: Tensor, fields: Sequence[str], chosen: Sequence[str],
-                 ndim: int) -> Tensor:
+def _per_channel(function: Callable[[Tensor], Tensor], u: Tensor, fields: Sequence[str],
+                 chosen: Sequence[str], ndim: int) -> Tensor:
     """`function` of the `chosen` channels of `u` (..., C, *space), the others as they are."""
     if not chosen:
         return u
-    parts = [function(part) if name in chosen else part for name, part in zip(fields, u.unbind(-ndim - 1), strict=True)]
+    parts = [function(part) if name in chosen else part
+             for name, part in zip(fields, u.unbind(-ndim - 1), strict=True)]
     return torch.stack(parts, -ndim - 1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ups.config import Config
-from ups.data.build_cache import data_files, open_sources, require_same_data
+from ups.data.build_cache import open_sources, require_same_data
 from ups.data.cache import Cache, open_cache
 from ups.data.pdebench import Trajectories
 
@@ -81,5 +81,5 @@ def open_truth(config: Config, name: str) -> Truth:
     configuration."""
     cache, settings = open_cache(config, name), config.evaluate
     require_same_data(config, cache)
-    sources = open_sources(config, name, data_files(config, name))
+    sources = open_sources(config, name)
     return Truth(cache, sources, settings.split, config.context(name), settings.max_trajectories)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -61,29 +60,15 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
     return head.to(device)
 
 
-@dataclass(frozen=True)
 class TrainingSamples:
     """Windows of the training split from train_from on, as a head sees them; see
-    `ups.models.bases.base.Windows`."""
+    `ups.models.bases.base.Samples`."""
 
-    head: TaskHead
-    cache: Cache
-    seed: int
-    budget: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.head.name
-
-    @property
-    def device(self) -> torch.device:
-        return self.head.scale.device
-
-    @property
-    def num_starts(self) -> int:
-        """Frames at which a window may start."""
-        length = 1 if self.head.task.is_steady else self.head.history + 1
-        return self.cache.num_frames - self.cache.settings.train_from - length + 1
+    def __init__(self, head: TaskHead, cache: Cache, seed: int, budget: int = 0):
+        self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
+        self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
+        length = 1 if head.task.is_steady else head.history + 1
+        self.num_starts = max(0, cache.num_frames - self.first - length + 1)
 
     def rows(self, value: int | None) -> Tensor:
         """Training rows of one parameter value; all of them for None or for a task without parameters."""
@@ -98,8 +83,7 @@ class TrainingSamples:
         """All rows in turn, with random starts."""
         draw, rows = generator(self.seed, self.name, "bases"), self.rows(value)
         rows = rows[torch.randperm(len(rows), generator=draw)[torch.arange(count) % len(rows)]]
-        starts = torch.randint(0, max(1, self.num_starts), (count,),
-                               generator=draw) + self.cache.settings.train_from
+        starts = self.first + torch.randint(0, max(1, self.num_starts), (count,), generator=draw)
         return [partial(self.read, rows[i : i + size], starts[i : i + size]) for i in range(0, count, size)]
 
     def read(self, rows: Tensor, starts: Tensor) -> Window:
