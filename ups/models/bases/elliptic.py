@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ups.boundary import DIRICHLET, PERIODIC
 from ups.models.bases.base import Learnt, Samples, Window
 from ups.models.known import Known
-from ups.spectral import apply_axes, cosine, fourier_pairs, sine
+from ups.spectral import FieldTransform
 
 
 class Elliptic(Learnt):
@@ -52,27 +52,18 @@ class Elliptic(Learnt):
         self.register_buffer("zero", torch.zeros(num_channels))
         self.register_buffer("gain", torch.ones(num_channels))
         h2 = [float(n) ** 2 for n in space]
-        self.mean_square = sum(h2) / len(h2)
-        offsets = []
-        for axis, n in enumerate(space):
-            k = torch.arange(n, dtype=torch.float64)
-            if boundary == PERIODIC:
-                pairs = fourier_pairs(n, n // 2 + 1).flatten(0, 1)
-                rows = pairs.norm(dim=-1) > 0.5               # the sines of wave numbers 0 and n/2 are zero
-                matrix, wave = pairs[rows], torch.arange(n // 2 + 1, dtype=torch.float64).repeat(2)[rows] * 2
-            else:
-                matrix, wave = (sine(n), k + 1) if boundary == DIRICHLET else (cosine(n), k)
-            self.register_buffer(f"basis{axis}", matrix.float(), persistent=False)
-            eigenvalues = (2 - 2 * torch.cos(math.pi * wave / n)) * (h2[axis] / self.mean_square)
-            offsets.append(eigenvalues.view(*[-1 if i == axis else 1 for i in range(len(space))]))
-        total = sum(offsets)
-        self.register_buffer("inverse", (1 / total.clamp_min(float(total[total > 0].min()) / 4)).float(),
-                             persistent=False)
+        self.num_cells, self.mean_square = space[0], sum(h2) / len(h2)
+        self.transform, total = FieldTransform(space, boundary), torch.zeros((), dtype=torch.float64)
+        for n, num_modes, square in zip(space, self.transform.shape, h2, strict=True):
+            k = torch.arange(num_modes, dtype=torch.float64)
+            wave = 2 * k if boundary == PERIODIC else k + (boundary == DIRICHLET)
+            total = total[..., None] + (2 - 2 * torch.cos(math.pi * wave / n)) * (square / self.mean_square)
+        inverse = 1 / total.clamp_min(float(total[total > 0].min()) / 4)
+        self.register_buffer("inverse", inverse.flatten().float(), persistent=False)
         self.scales = [value / self.mean_square for value in h2]
 
     def _precondition(self, r: Tensor) -> Tensor:
-        matrices = [getattr(self, f"basis{axis}") for axis in range(self.ndim)]
-        return apply_axes(apply_axes(r, matrices) * self.inverse, [m.mT for m in matrices])
+        return self.transform.inverse(self.transform.forward(r) * self.inverse)
 
     def _neighbours(self, x: Tensor, axis: int, outside: float | None) -> tuple[Tensor, Tensor]:
         """Cells left and right of every face of an axis; beyond a wall -x (Dirichlet), x itself, or
@@ -98,8 +89,8 @@ class Elliptic(Learnt):
                 faces.append(value.exp().movedim(-1, 1) * self.scales[axis - 1])
             source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
             scale = torch.exp(known.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
-            source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.inverse.shape[0] ** 2
-            reaction = F.softplus(reaction - 8) / self.inverse.shape[0] ** 2       # starts near zero
+            source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.num_cells**2
+            reaction = F.softplus(reaction - 8) / self.num_cells**2       # starts near zero
 
             def operator(x: Tensor) -> Tensor:
                 y = reaction * x
