@@ -7,8 +7,9 @@ A rival with no settings of its own for these data is tuned first, on validation
 chooses its base within the budget): one for all short trials, two to train what they found and the start at length. It
 is kept in bench/out/tuned/ for the same data and no longer a budget. No ratio is printed against settings given by hand.
 
-Reads the latent cache of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames (evaluate.context_frames)
-are given to every model and never scored; weights are selected on validation rollouts, everything printed is on test.
+Reads the data and the latent cache of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames
+(evaluate.context_frames) are given to every model and never scored; weights are selected on validation rollouts, everything
+printed is on test.
 Overrides: section.key=value for the configuration, fno.lr=1e-3 or unet.width=32 for a baseline.
 
 Errors of a rollout, e = u_pred - u_ref in physical units, <.> means over cells, averaged over frames and channels:
@@ -35,9 +36,10 @@ from torch import Tensor
 
 from bench.baselines import BEST, Problem, Settings, Trained, settings_for, train
 from ups.config import ROOT, Config, load_config
+from ups.data.build_cache import open_sources
 from ups.data.cache import cache_settings, open_cache
-from ups.data.pdebench import open_data
 from ups.evaluation.bench_rows import FOLDER, NETWORKS, data_key
+from ups.evaluation.truth import Truth
 from ups.metrics.errors import rmse, score, summarise_errors
 from ups.metrics.intervals import bootstrap, merge
 from ups.metrics.spectra import rms
@@ -77,26 +79,10 @@ class Split:
 
 
 def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | None]:
-    """Physical fields (row, time, channel, *space) of a split and, of a steady task, the coefficients.
-
-    From the latents where the codec keeps everything, else from the data files: no model is judged by a codec's loss.
-    """
-    rows, codecs = cache.split[split], [c for c in (cache.tokenizer, cache.input_tokenizer) if c is not None]
-    if all(codec.dim == codec.width for codec in codecs) and config.cache.dtype == "float32":
-        def decoded(codec: Any, latents: Any) -> Tensor:
-            return torch.cat([codec.denormalise(codec.decode(latents(part))) for part in rows.split(32)])
-
-        u = decoded(cache.tokenizer, lambda part: cache.batch(part, 0, cache.num_frames))
-        return u, decoded(cache.input_tokenizer, cache.inputs) if cache.input_tokenizer is not None else None
-    settings, num_inputs, stored = config.task[cache.task.name], len(cache.task.inputs), []
-    strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
-    files = [open_data(config.data_dir(cache.task.name) / cache.task.file_for(value), cache.task.name, **strides)
-             for value in settings.parameters or [None]]
-    for row in rows.tolist():
-        index = int(cache.trajectory[row])
-        stored.append(torch.from_numpy(files[int(cache.parameter_index[row])].read(index, index + 1)))
-    u = torch.cat(stored)
-    return u[:, :, num_inputs:], u[:, :, :num_inputs] if num_inputs else None
+    """Physical fields (row, time, channel, *space) of a split and, of a steady task, the coefficients, as the data files hold
+    them: no model is judged by a codec's loss."""
+    truth = Truth(cache, open_sources(config, cache.task.name), split, context=0)
+    return truth.future(truth.rows), truth.inputs(truth.rows) if cache.task.is_steady else None
 
 
 def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
