@@ -1,5 +1,6 @@
-"""Files that hold what was meant: no planted link, second writer or full disk makes them anything else; and records
-that say when they were altered. Without torch."""
+"""Files that hold what was meant: no planted link, second writer or full disk makes them anything else; and
+records that say when they were altered. Without torch.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Inside, write the file that is given; then it becomes `path`, flushed. On an error `path` stays as it was.
+    """Inside, write the file that is given; then it becomes `path`, flushed. On an error `path` stays as it
+    was.
 
     Its mode follows the umask, whatever mode the writer chooses.
     """
@@ -122,7 +124,8 @@ def read_sealed(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
     """`read_record` of what `write_sealed` wrote. Raises DamagedError also if any of it was altered."""
     record = read_record(path, what, do, seal=str, **kinds)
     if record["seal"] != value_hash({name: value for name, value in record.items() if name != "seal"}):
-        raise DamagedError(f"{path} was altered (its seal is not that of its content); expected {what} as it was written. {do}")
+        raise DamagedError(f"{path} was altered (its seal is not that of its content); expected {what} as it "
+                           f"was written. {do}")
     return record
 
 
@@ -130,8 +133,8 @@ def read_sealed(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
 def held(path: Path) -> Iterator[BinaryIO]:
     """The file at `path`, made if need be, for this process alone; the lock dies with its process.
 
-    Raises OSError for anything but a plain file of one name, for one that another process holds, and on a disk
-    without locks.
+    Raises OSError for anything but a plain file of one name, for one that another process holds, and on a
+    disk without locks.
     """
     while True:
         with _open_own(path) as file:
@@ -166,7 +169,10 @@ def _open_own(path: Path) -> BinaryIO:
 
 
 def lock(file: IO, path: Path) -> None:
-    """Lock an open file for its process. Raises BlockingIOError if another has it, OSError where there are no locks."""
+    """Lock an open file for its process.
+
+    Raises BlockingIOError if another has it, OSError where there are no locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -177,7 +183,8 @@ def lock(file: IO, path: Path) -> None:
             raise
         raise OSError(error.errno, f"{path} cannot be locked ({os.strerror(error.errno)}); expected a file "
                                    f"system with locks, as two processes would spoil one file. Mount it with "
-                                   f"them (NFS: local_lock=flock, Lustre: flock), or choose another disk") from error
+                                   f"them (NFS: local_lock=flock, Lustre: flock), or choose "
+                                   f"another disk") from error
 
 
 def reserve(file: BinaryIO, num_bytes: int) -> None:
@@ -193,6 +200,6 @@ def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder that "
-                                   f"may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free some, or "
-                                   f"change {keys}") from error
+        raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder "
+                                   f"that may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free "
+                                   f"some, or change {keys}") from error

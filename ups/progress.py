@@ -1,7 +1,8 @@
 """What a person sees while something runs: where it stands in make's chain, and one bar, on the main process.
 
-In a terminal the bar is drawn; elsewhere a line comes every half minute. `note` says beside the bar what is being done, without a
-bar (on another process, in a test) nothing; so whoever works deep inside needs no handle on it.
+In a terminal the bar is drawn; elsewhere a line comes every half minute. `note` says beside the bar what is
+being done, without a bar (on another process, in a test) nothing; so whoever works deep inside needs no
+handle on it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def peer_failed() -> bool:
 
 
 def position(stage: str) -> str:
-    """"operator (3 of 8)": a stage and where it stands in the chain that make runs; its name alone without make."""
+    """"operator (3 of 8)": a stage and where it stands in the chain that make runs; its name alone without
+    make.
+    """
     chain = os.environ.get(CHAIN, "").split()
     return f"{stage} ({chain.index(stage) + 1} of {len(chain)})" if stage in chain else stage
 
@@ -63,7 +66,9 @@ class Bar(tqdm):
 
     def __init__(self, title: str, total: int, is_main: bool = True, count: Callable[[], int] | None = None,
                  **options: Any) -> None:
-        """count: how much of `total` is done, where several processes do it; then the time that is left is not foretold."""
+        """count: how much of `total` is done, where several processes do it; then the time that is left is
+        not foretold.
+        """
         global _shown
         is_terminal = sys.stderr.isatty()
         if count is not None:
@@ -77,7 +82,8 @@ class Bar(tqdm):
     def lost(self, loss: float) -> None:
         """Show the mean of the last losses, this one included."""
         self._losses.append(loss)
-        self.set_postfix_str(f"mean loss of {len(self._losses)}: {sum(self._losses) / len(self._losses):.3e}", refresh=False)
+        self.set_postfix_str(f"mean loss of {len(self._losses)}: "
+                             f"{sum(self._losses) / len(self._losses):.3e}", refresh=False)
 
     def say(self, text: str) -> None:
         """Show `text` beside the bar, and how much is done by now."""

@@ -1,10 +1,11 @@
 """Checkpoints that are whole or absent, and weights.
 
-Commit: every rank writes its part into state/.tmp-STEP and flushes it; the ranks agree that all parts are there; the main
-process writes manifest.json (size and SHA-256 of every file) last, renames the directory to state/step_STEP, flushes the
-parent and only then removes older ones, keeping at least two. A crash at any point leaves the previous checkpoint
-untouched. Loading trusts a directory only if its manifest matches the files and carries the identity of the stage
-(ups/training/stage.py). Nothing is unpickled: tensors and plain values are read with weights_only.
+Commit: every rank writes its part into state/.tmp-STEP and flushes it; the ranks agree that all parts are
+there; the main process writes manifest.json (size and SHA-256 of every file) last, renames the directory to
+state/step_STEP, flushes the parent and only then removes older ones, keeping at least two. A crash at any
+point leaves the previous checkpoint untouched. Loading trusts a directory only if its manifest matches the
+files and carries the identity of the stage (ups/training/stage.py). Nothing is unpickled: tensors and plain
+values are read with weights_only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def write_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_weights(path: Path, do: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises FileNotFoundError, or DamagedError if they cannot be read or are not finite."""
+    """The tensors of a safetensors file.
+
+    Raises FileNotFoundError, or DamagedError if they cannot be read or are not finite.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; expected weights there. {do}")
     try:
@@ -45,21 +49,25 @@ def read_weights(path: Path, do: str) -> dict[str, Tensor]:
 
 
 def load_weights(module: nn.Module, path: Path, do: str) -> None:
-    """Fill `module` from a safetensors file. Raises FileNotFoundError or DamagedError; also if a tensor is missing or unlike."""
+    """Fill `module` from a safetensors file.
+
+    Raises FileNotFoundError or DamagedError; also if a tensor is missing or unlike.
+    """
     tensors, wanted = read_weights(path, do), module.state_dict()
     for name in sorted(tensors.keys() | wanted.keys()):
         found, expected = ((t.dtype, tuple(t.shape)) if (t := state.get(name)) is not None else "missing"
                            for state in (tensors, wanted))
         if found != expected:
-            raise DamagedError(f"{path} has {name} as {found}; expected {expected}, as its config.json describes. {do}")
+            raise DamagedError(f"{path} has {name} as {found}; expected {expected}, as its config.json "
+                               f"describes. {do}")
     module.load_state_dict(tensors)
 
 
 def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str, do: str) -> nn.Module:
     """The network of a finished stage: `build` from its config.json, filled from its model.safetensors.
 
-    what: the stage in words, do: how it is made. Raises FileNotFoundError, or DamagedError if either file cannot be read or they
-    do not fit each other.
+    what: the stage in words, do: how it is made. Raises FileNotFoundError, or DamagedError if either file
+    cannot be read or they do not fit each other.
     """
     directory = Path(directory)
     for path in (directory / "config.json", directory / MODEL):
@@ -69,8 +77,8 @@ def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Modul
     try:
         network = build(description)
     except Exception as error:  # whatever a foreign description leads to
-        raise DamagedError(f"{directory / 'config.json'} describes no network ({type(error).__name__}: {error}); expected what "
-                           f"this version writes. {do}") from error
+        raise DamagedError(f"{directory / 'config.json'} describes no network ({type(error).__name__}: "
+                           f"{error}); expected what this version writes. {do}") from error
     load_weights(network, directory / MODEL, do)
     return network
 
@@ -79,7 +87,8 @@ def _require_finite(value: Any, path: Path, do: str) -> None:
     """Raise DamagedError for a tensor in a tree of mappings and lists that holds NaN or Inf."""
     for name, tensor in _tensors(value, ""):
         if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
-            raise DamagedError(f"{path} holds numbers in {name} that are not finite; expected finite ones. {do}")
+            raise DamagedError(f"{path} holds numbers in {name} that are not finite; expected finite ones. "
+                               f"{do}")
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -93,14 +102,16 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 class Checkpoints:
     """The checkpoints of one stage directory.
 
-    agreed(function, doing): calls the function on this rank and raises on every rank if it raised on any (run.agreed); it
-    is the only communication here. keep: newest checkpoints kept, at least two. identity: of the stage, which they carry.
+    agreed(function, doing): calls the function on this rank and raises on every rank if it raised on any
+    (run.agreed); it is the only communication here. keep: newest checkpoints kept, at least two. identity: of
+    the stage, which they carry.
     """
 
     def __init__(self, directory: Path, keep: int, rank: int, agreed: Callable[[Callable[[], Any], str], Any],
                  identity: dict[str, Any]) -> None:
         if keep < 2:
-            raise ValueError(f"keep is {keep}; expected at least 2, because the newest checkpoint may be damaged. Raise it.")
+            raise ValueError(f"keep is {keep}; expected at least 2, because the newest checkpoint may be "
+                             f"damaged. Raise it.")
         self.directory, self.keep, self.rank, self.agreed, self.identity = directory, keep, rank, agreed, identity
 
     def steps(self) -> list[int]:
@@ -115,14 +126,18 @@ class Checkpoints:
     def save(self, step: int, shared: dict[str, Any], local: dict[str, Any], facts: dict[str, Any]) -> None:
         """Commit a checkpoint. A collective: every rank calls it, with equal `shared` and its own `local`.
 
-        shared: tensors and plain values, equal on all ranks, written once. local: of this rank. facts: plain values for
-        the manifest. Raises RuntimeError on every rank if any part could not be written; earlier checkpoints then stand.
+        shared: tensors and plain values, equal on all ranks, written once. local: of this rank. facts: plain
+        values for the manifest. Raises RuntimeError on every rank if any part could not be written; earlier
+        checkpoints then stand.
         """
         temporary = self.directory / f".tmp-{step:09d}"
         try:
-            self.agreed(lambda: self.rank == 0 and self._begin(temporary), f"preparing the checkpoint of step {step}")
-            self.agreed(lambda: self._write(temporary, shared, local), f"writing the checkpoint of step {step}")
-            self.agreed(lambda: self.rank == 0 and self._commit(temporary, step, facts), f"committing step {step}")
+            self.agreed(lambda: self.rank == 0 and self._begin(temporary), f"preparing the checkpoint of "
+                                                                           f"step {step}")
+            self.agreed(lambda: self._write(temporary, shared, local), f"writing the checkpoint of step "
+                                                                       f"{step}")
+            self.agreed(lambda: self.rank == 0 and self._commit(temporary, step, facts), f"committing step "
+                                                                                         f"{step}")
         except Exception:
             if self.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -146,7 +161,8 @@ class Checkpoints:
         files = {path.name: {"size": path.stat().st_size, "sha256": file_hash(path)} for path in temporary.iterdir()}
         write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
         target = self.path(step)
-        if target.exists():  # only a run that went back past it writes a step again; what it holds is of no use then
+        # only a run that went back past it writes a step again; what it holds is of no use then
+        if target.exists():
             shutil.rmtree(target)
         os.replace(temporary, target)
         flush(self.directory)
@@ -154,14 +170,20 @@ class Checkpoints:
             shutil.rmtree(self.path(old))
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """The manifest of `step`. Raises DamagedError if it was altered, FileExistsError if it is another stage's."""
+        """The manifest of `step`.
+
+        Raises DamagedError if it was altered, FileExistsError if it is another stage's.
+        """
         path = self.path(step)
         try:
-            manifest = read_sealed(path / MANIFEST, "a committed checkpoint", "", step=int, world=int, files=dict,
+            manifest = read_sealed(path / MANIFEST, "a committed "
+                                                    "checkpoint", "", step=int, world=int, files=dict,
                                    config_hash=str, parents=dict)
         except FileNotFoundError as error:
-            raise DamagedError(f"{path} has no readable {MANIFEST} ({error}); expected a committed checkpoint.") from error
-        require_identity(manifest, self.identity, path, path / MANIFEST, f"Delete {self.directory.parent} to start over.")
+            raise DamagedError(f"{path} has no readable {MANIFEST} ({error}); expected a committed "
+                               f"checkpoint.") from error
+        require_identity(manifest, self.identity, path, path / MANIFEST, f"Delete {self.directory.parent} to "
+                                                                         f"start over.")
         return manifest
 
     def verify(self, step: int) -> dict[str, Any]:
@@ -169,11 +191,12 @@ class Checkpoints:
         path, manifest = self.path(step), self.manifest(step)
         files, world = manifest["files"], manifest["world"]
         if manifest["step"] != step or not 1 <= world <= len(files):
-            raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; expected {step}, and a "
-                               f"part of every process.")
+            raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; "
+                               f"expected {step}, and a part of every process.")
         expected = {SHARED, *(f"rank_{rank}.pt" for rank in range(world))}
         if missing := sorted(expected - set(files)):
-            raise DamagedError(f"{path} does not list {missing[0]}; expected one part per process of its run.")
+            raise DamagedError(f"{path} does not list {missing[0]}; expected one part per process of its "
+                               f"run.")
         for name in sorted(expected):
             part, record = path / name, files[name]
             if not isinstance(record, dict) or not {"size", "sha256"} <= record.keys():
@@ -182,14 +205,15 @@ class Checkpoints:
                 size = part.stat().st_size if part.is_file() else "missing"
                 raise DamagedError(f"{part} is damaged (size {size}); expected {record['size']} bytes.")
             if file_hash(part) != record["sha256"]:
-                raise DamagedError(f"{part} is damaged (its SHA-256 changed); expected the bytes that were written.")
+                raise DamagedError(f"{part} is damaged (its SHA-256 changed); expected the bytes that were "
+                                   f"written.")
         return manifest
 
     def newest(self) -> dict[str, Any] | None:
         """Manifest of the newest intact checkpoint; None if there is none at all. For the main process.
 
-        Damaged ones are renamed to .damaged-STEP with a warning; leftovers of unfinished writes are removed. Raises
-        DamagedError if checkpoints exist and none is intact: a run never starts over silently.
+        Damaged ones are renamed to .damaged-STEP with a warning; leftovers of unfinished writes are removed.
+        Raises DamagedError if checkpoints exist and none is intact: a run never starts over silently.
         """
         for stale in self.directory.glob(".tmp-*") if self.directory.is_dir() else ():
             remove(stale)
@@ -201,24 +225,29 @@ class Checkpoints:
             except DamagedError as error:
                 damaged.append((step, error))
         if found and manifest is None:
-            raise DamagedError(f"none of the checkpoints {found} in {self.directory} is intact (newest: {damaged[0][1]}). "
-                               f"Expected one. Restore it from a copy, or delete {self.directory.parent} to start over.")
+            raise DamagedError(f"none of the checkpoints {found} in {self.directory} is intact (newest: "
+                               f"{damaged[0][1]}). Expected one. Restore it from a copy, or delete "
+                               f"{self.directory.parent} to start over.")
         for step, error in damaged:
             aside = self.directory / f".damaged-{step:09d}"
             remove(aside)
             os.replace(self.path(step), aside)
-            print(f"WARNING: {error} Moved to {aside}; going back to step {manifest['step']}.", file=sys.stderr, flush=True)
+            print(f"WARNING: {error} Moved to {aside}; going back to step "
+                  f"{manifest['step']}.", file=sys.stderr, flush=True)
         return manifest
 
     def read(self, step: int, world: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """(shared, local of this rank) of `step`; local is None if it was written by another number of processes.
+        """(shared, local of this rank) of `step`; local is None if it was written by another number of
+        processes.
 
-        Raises DamagedError for a part that cannot be read, is of another step or holds numbers that are not finite.
+        Raises DamagedError for a part that cannot be read, is of another step or holds numbers that are not
+        finite.
         """
         path = self.path(step)
         shared = self._read_part(path / SHARED)
         if shared.get("step", step) != step:
-            raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. {self._remedy(path)}")
+            raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. "
+                               f"{self._remedy(path)}")
         return shared, self._read_part(path / f"rank_{self.rank}.pt") if self.manifest(step)["world"] == world else None
 
     def parts(self, step: int) -> list[dict[str, Any]]:
@@ -226,25 +255,29 @@ class Checkpoints:
         return [self._read_part(self.path(step) / f"rank_{rank}.pt") for rank in range(self.manifest(step)["world"])]
 
     def taken(self, step: int, take: Callable[[int], None]) -> None:
-        """take(step), which reads the checkpoint and loads it. Raises DamagedError if it does not fit what it is loaded into."""
+        """take(step), which reads the checkpoint and loads it.
+
+        Raises DamagedError if it does not fit what it is loaded into.
+        """
         try:
             take(step)
         except (DamagedError, FileExistsError):
             raise
         except Exception as error:  # whatever a foreign content leads to
             path = self.path(step)
-            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected what this version and "
-                               f"configuration save. {self._remedy(path)}") from error
+            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
+                               f"what this version and configuration save. {self._remedy(path)}") from error
 
     def _read_part(self, path: Path) -> dict[str, Any]:
         try:
             part = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch's, pickle's, zipfile's and Python's, by kind of damage
             cause = str(error).split("\n")[0][:200]
-            raise DamagedError(f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors and plain values. "
-                               f"{self._remedy(path.parent)}") from error
+            raise DamagedError(f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors "
+                               f"and plain values. {self._remedy(path.parent)}") from error
         if not isinstance(part, dict):
-            raise DamagedError(f"{path} holds a {type(part).__name__}; expected named values. {self._remedy(path.parent)}")
+            raise DamagedError(f"{path} holds a {type(part).__name__}; expected named values. "
+                               f"{self._remedy(path.parent)}")
         _require_finite(part, path, self._remedy(path.parent))
         return part
 

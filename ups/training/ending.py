@@ -1,7 +1,9 @@
-"""How a stage ends: by success, by agreement or by failure; never silently, never with exit code 0 unless it is finished.
+"""How a stage ends: by success, by agreement or by failure; never silently, never with exit code 0 unless it
+is finished.
 
-Exit codes: 0 finished, 1 failed, 2 refused before anything was made, 124 ended by the guard, 130 interrupted twice, 143 told to
-stop. errors/rankN.json has the traceback, status.json the last word of rank 0; ups/training/launch.py is told through ups.training.events.tell.
+Exit codes: 0 finished, 1 failed, 2 refused before anything was made, 124 ended by the guard, 130 interrupted
+twice, 143 told to stop. errors/rankN.json has the traceback, status.json the last word of rank 0;
+ups/training/launch.py is told through ups.training.events.tell.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ active: Ranks | None = None   # of the run of this process
 
 
 def main_guard(main: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a script's main: every failure ends non-zero with one line that says who, where, why and what to do.
+    """Decorator of a script's main: every failure ends non-zero with one line that says who, where, why and
+    what to do.
 
-    Also an error if main returns although its stage is not finished. Order of the end (reference/distributed.md E5):
-    tracker, free the model, collect, destroy the group. Ends by SystemExit unless main succeeded.
+    Also an error if main returns although its stage is not finished. Order of the end
+    (reference/distributed.md E5): tracker, free the model, collect, destroy the group. Ends by SystemExit
+    unless main succeeded.
     """
 
     @functools.wraps(main)
@@ -42,7 +46,8 @@ def main_guard(main: Callable[..., None]) -> Callable[..., None]:
         try:
             main(*arguments, **options)
             if active is not None and not active.is_finished:
-                raise RuntimeError("main returned although the stage is not finished; expected run.finish(...) at its end.")
+                raise RuntimeError("main returned although the stage is not finished; expected "
+                                   "run.finish(...) at its end.")
         except SystemExit as error:
             code, is_agreed = _end_of_exit(error)
         except BaseException as error:
@@ -52,7 +57,8 @@ def main_guard(main: Callable[..., None]) -> Callable[..., None]:
             ranks.guard.leave(code, is_agreed)
             ranks.close(code)
         gc.collect()
-        if is_agreed and dist.is_available() and dist.is_initialized():  # a rank that fails alone must not wait for the others
+        # a rank that fails alone must not wait for the others
+        if is_agreed and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         if ranks is not None:
             ranks.guard.close(code)
@@ -70,13 +76,15 @@ def _end_of_exit(error: SystemExit) -> tuple[int, bool]:
     if ranks is not None and code == EXIT_STOPPED:
         is_agreed = isinstance(error, Preempted)
         if not is_agreed:
-            print(f"STOPPED: rank {ranks.rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: told to stop outside the training loop, where "
-                  "there is nothing new to save. The same command continues.", file=sys.stderr, flush=True)
+            print(f"STOPPED: rank {ranks.rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: told to "
+                  f"stop outside the training loop, where there is nothing new to save. The same command "
+                  f"continues.", file=sys.stderr, flush=True)
         ranks.status("preempted")
         tell("stopped", code=code)
         return code, is_agreed
     if code == 0 and ranks is not None and not ranks.is_finished:
-        code = _report(RuntimeError("sys.exit(0) although the stage is not finished; expected run.finish(...)"))
+        code = _report(RuntimeError("sys.exit(0) although the stage is not finished; expected "
+                                    "run.finish(...)"))
         return code, False
     if code == 2 and ranks is None:
         tell("failed", kind="configuration", code=code, cause="the command line, as said above")
@@ -114,5 +122,6 @@ def _report(error: BaseException) -> int:
     ranks.status("failed", kind=kind, cause=cause, exit_code=code)
     advice = getattr(error, "advice", "The same command continues from the last checkpoint.")
     tell("failed", kind=kind, code=code, cause=f"{cause}. {advice}")
-    print(f"FAILED: rank {rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: {cause}. {advice}", file=sys.stderr, flush=True)
+    print(f"FAILED: rank {rank}, stage {ranks.folder.stage}, step "
+          f"{ranks.guard.step}: {cause}. {advice}", file=sys.stderr, flush=True)
     return code

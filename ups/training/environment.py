@@ -1,4 +1,6 @@
-"""What a run depends on outside its mathematics and configuration: the device it gets, random generators, versions."""
+"""What a run depends on outside its mathematics and configuration: the device it gets, random generators,
+versions.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum
 
 
 def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
-    """Wait for a collective of small messages. On a CPU the core is offered to others for a moment before the rank sleeps.
+    """Wait for a collective of small messages. On a CPU the core is offered to others for a moment before the
+    rank sleeps.
 
-    To be woken takes up to a scheduler's tick (4 ms) where gloo's threads share the core; looking took a third of the time.
+    To be woken takes up to a scheduler's tick (4 ms) where gloo's threads share the core; looking took a
+    third of the time.
     """
     until = time.perf_counter() + WATCH_S
     while device.type == "cpu" and not work.is_completed() and time.perf_counter() < until:
@@ -35,7 +39,9 @@ def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
 
 
 def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str) -> dict[str, Any]:
-    """Name -> value of everything that must be the same on all ranks: a difference would be a hang or a wrong result."""
+    """Name -> value of everything that must be the same on all ranks: a difference would be a hang or a wrong
+    result.
+    """
     source = hashlib.sha256()
     for path in sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py"))):
         source.update(path.read_bytes())
@@ -52,19 +58,25 @@ def differences(facts: list[dict[str, Any]]) -> list[str]:
         for rank, values in enumerate(facts):
             holders.setdefault(f"{values.get(key, 'absent')!r:.60}", []).append(str(rank))
         if len(holders) > 1:
-            found.append(f"{key} is " + ", ".join(f"{value} on rank {', '.join(ranks)}" for value, ranks in holders.items()))
+            found.append(f"{key} is " + ", ".join(f"{value} on rank "
+                                                  f"{', '.join(ranks)}" for value, ranks in holders.items()))
     return found
 
 
 def asks_for_cpu() -> bool:
-    """Whether the launch says that the CPU is meant: ACCELERATE_USE_CPU, or no visible GPU by choice (cpu2.yaml)."""
+    """Whether the launch says that the CPU is meant: ACCELERATE_USE_CPU, or no visible GPU by choice
+    (cpu2.yaml).
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     is_hidden = visible is not None and not visible.replace("-1", "").strip(", ")
     return is_hidden or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a smaller micro-batch can cure `error`. An asynchronous CUDA error is not curable: the context is lost."""
+    """Whether a smaller micro-batch can cure `error`.
+
+    An asynchronous CUDA error is not curable: the context is lost.
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
@@ -72,7 +84,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they are."""
+    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they are.
+    """
     torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
     for module in model.modules():

@@ -1,4 +1,7 @@
-"""What ranks tell their supervisor (ups/training/launch.py): lines of JSON in a file that it names. Standard library only."""
+"""What ranks tell their supervisor (ups/training/launch.py): lines of JSON in a file that it names.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ def tell_of_machine(event: str, **facts: Any) -> None:
 
 
 def hear(path: Path, first: int) -> tuple[list[dict[str, Any]], list[bytes], int]:
-    """What was told from byte `first` on: events, lines that are none, and the byte after the last whole line."""
+    """What was told from byte `first` on: events, lines that are none, and the byte after the last whole
+    line.
+    """
     with path.open("rb") as file:
         file.seek(first)
         text = file.read()

@@ -179,13 +179,15 @@ class StageFolder:
         write_json(path, {**self.identity, **facts, "starts": [*starts, start]})
 
     def _keep_want_of_memory(self) -> None:
-        """What a rank that had to leave for want of memory says of the next micro-batch, for `micro_batch`."""
+        """What a rank that had to leave for want of memory says of the next micro-batch, for `micro_batch`.
+        """
         for path in self.path.glob("errors/rank*.json"):
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 memory = {name: int(record[name]) for name in ("micro_batch", "micro_batch_asked") if name in record}
             except (ValueError, TypeError) as error:
-                print(f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside.", file=sys.stderr)
+                print(f"WARNING: {path} of an earlier start is not readable ({error}); it "
+                      f"is set aside.", file=sys.stderr)
                 continue
             if memory:
                 write_json(self.path / MEMORY, memory)
@@ -194,7 +196,8 @@ class StageFolder:
         """`now`, or what earlier starts that were `asked` for the same have left of it for want of memory."""
         if not (self.path / MEMORY).is_file():
             return now
-        memory = read_record(self.path / MEMORY, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
+        memory = read_record(self.path / MEMORY, "a "
+                                                 "micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
         return max(1, min(now, memory["micro_batch"])) if memory["micro_batch_asked"] == asked else now
 
     def note(self, name: str, record: dict[str, Any]) -> bool:

@@ -1,15 +1,18 @@
-"""Heartbeat and watchdog of a rank: who stalls, dies or falls out of step is named, and ends the job non-zero.
+"""Heartbeat and watchdog of a rank: who stalls, dies or falls out of step is named, and ends the job
+non-zero.
 
-Every rank has one guard: attributes that the main thread sets (step, phase, progress; a few microseconds a step) and a thread
-that, twice a second, writes them to STAGE/heartbeat/rankN.json and reads those of the others. A rank that waits for others
-(in a collective) is never at fault; the laggard is one that does not wait and made no progress for its limit, whose process is
-gone, or that entered fewer collectives than the others. The guard that finds one writes heartbeat/stop-JOB.json, on which
-every rank prints its phase and the stacks of its threads, writes errors/rankN.json and leaves with os._exit, so a main thread
-that is blocked in C or in a collective is no obstacle. Ranks of this machine that do not answer (stopped, or holding the
+Every rank has one guard: attributes that the main thread sets (step, phase, progress; a few microseconds a
+step) and a thread that, twice a second, writes them to STAGE/heartbeat/rankN.json and reads those of the
+others. A rank that waits for others (in a collective) is never at fault; the laggard is one that does not
+wait and made no progress for its limit, whose process is gone, or that entered fewer collectives than the
+others. The guard that finds one writes heartbeat/stop-JOB.json, on which every rank prints its phase and the
+stacks of its threads, writes errors/rankN.json and leaves with os._exit, so a main thread that is blocked in
+C or in a collective is no obstacle. Ranks of this machine that do not answer (stopped, or holding the
 interpreter's lock in C) are sent SIGABRT, at which faulthandler prints their stack, and then SIGKILL.
 
-Signals reach the thread through signal.set_wakeup_fd, for Python handlers wait for the main thread: after one, a rank without
-progress for GRACE_S ends, before launchers lose patience (reference: pytorch issue 119856, 30 s). Standard library only.
+Signals reach the thread through signal.set_wakeup_fd, for Python handlers wait for the main thread: after
+one, a rank without progress for GRACE_S ends, before launchers lose patience (reference: pytorch issue
+119856, 30 s). Standard library only.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ LEAVE_S = 10.0      # from a failure to the end of the process
 STACK_S = 2.0       # for the other ranks to print their stacks
 RECORD_BYTES = 1024   # of a heartbeat; written in place, so that a full disk does not stop it
 EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
-LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # their presence: the parent process is a launcher
+# their presence: the parent process is a launcher
+LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 
 
 class Peer:
@@ -68,7 +72,8 @@ class Peer:
 class Guard:
     """The guard of this rank. hang_s: longest time without progress, unless a phase says otherwise.
 
-    on_end(code, kind, cause, stack): called in the guard's thread before it ends the process; records the failure.
+    on_end(code, kind, cause, stack): called in the guard's thread before it ends the process; records the
+    failure.
     """
 
     def __init__(self, rank: int, world: int, stage: str, hang_s: float,
@@ -77,7 +82,8 @@ class Guard:
         self.step, self.doing, self.limit_s, self.is_waiting = 0, "starting", hang_s, False
         self.num_collectives = self.num_beats = 0
         self.stop_signal, self.is_in_loop, self.is_leaving = 0, False, False
-        self.has_failed = False   # and says so in the next collective, which a rank that waits for its files never enters
+        # and says so in the next collective, which a rank that waits for its files never enters
+        self.has_failed = False
         self.directory: Path | None = None
         self._stop_file = Path()
         self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0
@@ -107,7 +113,10 @@ class Guard:
         self._thread.start()
 
     def open(self, directory: Path, job: str) -> None:
-        """Exchange heartbeats in `directory`, which every rank must see. job: name of this start, equal on all ranks."""
+        """Exchange heartbeats in `directory`, which every rank must see.
+
+        job: name of this start, equal on all ranks.
+        """
         directory.mkdir(exist_ok=True)
         with self._lock:
             self._stop_file = directory / f"stop-{job}.json"
@@ -119,12 +128,15 @@ class Guard:
         self._write()
 
     def leave(self, code: int, is_agreed: bool) -> None:
-        """This rank is about to end by itself: signals and lost peers change nothing any more, only LEAVE_S limits it.
+        """This rank is about to end by itself: signals and lost peers change nothing any more, only LEAVE_S
+        limits it.
 
-        is_agreed: the others end in the same way; if not, and code is not 0, they learn from it that this rank is lost.
+        is_agreed: the others end in the same way; if not, and code is not 0, they learn from it that this
+        rank is lost.
         """
         self.doing, self.is_leaving = "leaving", True
-        self.limit_s = max(LEAVE_S, self.hang_s) if code == 0 else LEAVE_S   # the others may still have numbers to send
+        # the others may still have numbers to send
+        self.limit_s = max(LEAVE_S, self.hang_s) if code == 0 else LEAVE_S
         self._code, self._is_agreed = code, is_agreed
         self.beat()
 
@@ -165,7 +177,10 @@ class Guard:
 
     @contextlib.contextmanager
     def in_loop(self) -> Iterator[None]:
-        """Inside, a signal means: stop after this step, together, with a checkpoint. Elsewhere it ends the process."""
+        """Inside, a signal means: stop after this step, together, with a checkpoint.
+
+        Elsewhere it ends the process.
+        """
         self.is_in_loop = True
         try:
             with self.phase("between updates"):
@@ -199,7 +214,9 @@ class Guard:
             time.sleep(0.05)
 
     def peer_failed(self) -> bool:
-        """Whether another rank has failed; by heartbeats, because a full disk keeps an error from being recorded."""
+        """Whether another rank has failed; by heartbeats, because a full disk keeps an error from being
+        recorded.
+        """
         self._look(time.monotonic())
         return any(peer.record is not None and peer.record["has_failed"] for peer in self._peers.values())
 
@@ -224,7 +241,8 @@ class Guard:
             if self._is_closed:
                 return
             now = time.monotonic()
-            if now - looked_at > max(5.0, 5 * tick):  # this process was stopped, or starved: nobody can be judged by that time
+            # this process was stopped, or starved: nobody can be judged by that time
+            if now - looked_at > max(5.0, 5 * tick):
                 self._beat_at = now
                 for peer in self._peers.values():
                     peer.progress_at = peer.pulse_at = now
@@ -250,7 +268,8 @@ class Guard:
         try:
             os.pwrite(self._file, json.dumps(self._record()).ljust(RECORD_BYTES).encode(), 0)
         except OSError as error:
-            print(f"WARNING: rank {self.rank} cannot write its heartbeat ({error})", file=sys.stderr, flush=True)
+            print(f"WARNING: rank {self.rank} cannot write its heartbeat "
+                  f"({error})", file=sys.stderr, flush=True)
 
     def _look(self, now: float) -> None:
         """Bring the peers up to date."""
@@ -272,8 +291,8 @@ class Guard:
                     state = process_state(peer.record["pid"])
                     if state is None or state[1] != peer.record["born"]:
                         peer.lost_at = now
-                        peer.why = (f"(process {peer.record['pid']}) died without a word, killed or crashed; last heard of at "
-                                    f"step {peer.record['step']}, {peer.record['doing']}")
+                        peer.why = (f"(process {peer.record['pid']}) died without a word, killed or crashed; "
+                                    f"last heard of at step {peer.record['step']}, {peer.record['doing']}")
 
     def _cause_of(self, rank: int) -> str:
         try:
@@ -318,19 +337,22 @@ class Guard:
         told = "told to stop, but " if self._stop_at else ""
         if stuck:
             rank, _, quiet, _, _, note = max(stuck, key=lambda entry: entry[2])
-            return (code, kind, f"{told}no progress for {quiet:.0f} s; the laggard is rank {rank}: {note}{self._describe(rank)}",
+            return (code, kind, f"{told}no progress for {quiet:.0f} s; the laggard is rank {rank}: "
+                                f"{note}{self._describe(rank)}",
                     [entry[0] for entry in stuck])
         counts = {entry[4] for entry in ranks}
         if len(counts) > 1:
             rank = min(ranks, key=lambda entry: entry[4])[0]
-            return (code, kind, f"{told}the ranks are out of step: rank {rank} entered {min(counts)} collectives, another "
-                                f"{max(counts)}; it is {self._describe(rank)}", [rank])
+            return (code, kind, f"{told}the ranks are out of step: rank {rank} entered {min(counts)} "
+                                f"collectives, another {max(counts)}; it is {self._describe(rank)}", [rank])
         places = {rank: self.doing if rank == self.rank else self._peers[rank].record["doing"] for rank, *_ in ranks}
         if len(set(places.values())) > 1:
             return code, kind, (f"{told}the ranks are out of step: "
-                                + "; ".join(f"rank {rank} is {self._describe(rank)}" for rank in sorted(places))), []
-        return (code, kind, f"{told}no progress for {min(entry[2] for entry in ranks):.0f} s: every rank waits in the same place "
-                            f"({self.doing}); the connection between them may be lost", [])
+                                + "; ".join(f"rank {rank} is "
+                                            f"{self._describe(rank)}" for rank in sorted(places))), []
+        return (code, kind, f"{told}no progress for {min(entry[2] for entry in ranks):.0f} s: every rank "
+                            f"waits in the same place ({self.doing}); the connection between them may "
+                            f"be lost", [])
 
     def _describe(self, rank: int) -> str:
         """Step and phase of a rank in words."""
@@ -342,12 +364,14 @@ class Guard:
         if record["code"] is not None:
             return f"ended with exit code {record['code']} at step {record['step']}"
         state = process_state(record["pid"]) if record["place"] == self._place else ("?", 0)
-        note = {"T": " (stopped by a signal)", "t": " (held by a debugger)"}.get(state[0], "") if state else " (gone)"
+        note = {"T": " (stopped by "
+                     "a signal)", "t": " (held by a debugger)"}.get(state[0], "") if state else " (gone)"
         return f"at step {record['step']}, {record['doing']}{note}"
 
     def _end(self, code: int, kind: str, cause: str, at_fault: list[int]) -> None:
         """Say everything and end this process."""
-        last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))   # a file system that hangs must not keep us
+        # a file system that hangs must not keep us
+        last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))
         last_word.daemon = True
         last_word.start()
         stack = stacks(f"rank {self.rank}")
@@ -357,7 +381,8 @@ class Guard:
         if self.directory is not None and kind != "launcher":
             try:
                 with contextlib.suppress(FileExistsError), open(self._stop_file, "x", encoding="utf-8") as file:
-                    json.dump({"by": self.rank, "code": code, "kind": kind, "cause": cause}, file)   # the first one stands
+                    # the first one stands
+                    json.dump({"by": self.rank, "code": code, "kind": kind, "cause": cause}, file)
             except OSError as error:
                 shout(f"WARNING: {error}")
         try:

@@ -1,14 +1,17 @@
-"""Supervisor of a stage: runs `accelerate launch`, starts it again after a death or hang, leaves nothing behind.
+"""Supervisor of a stage: runs `accelerate launch`, starts it again after a death or hang, leaves nothing
+behind.
 
-    python -m ups.training.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config configs/small.yaml
+    python -m ups.training.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config
+    configs/small.yaml
 
-Everything but --restarts goes to accelerate launch, through ups/training/tree.py. Every start is a new process tree in
-a session of its own, with a free port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712).
-Started again are: processes that died, hangs that the guard ended, out of memory where a smaller micro-batch
-helps; and only while checkpoints appear or micro-batches shrink. Not started again are: configurations that
-were refused (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to
-stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank
-is read from the lines that ups.training.events.tell writes. Starts without torch; the scripts also run without it.
+Everything but --restarts goes to accelerate launch, through ups/training/tree.py. Every start is a new
+process tree in a session of its own, with a free port; torchrun's own restarts reuse keys of the dead
+(pytorch issue 135712). Started again are: processes that died, hangs that the guard ended, out of memory
+where a smaller micro-batch helps; and only while checkpoints appear or micro-batches shrink. Not started
+again are: configurations that were refused (exit code 2) and failures that all ranks understood, for they
+would repeat (1); what was told to stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is
+finished. What became of each rank is read from the lines that ups.training.events.tell writes. Starts without
+torch; the scripts also run without it.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ FINAL = {"configuration": 2, "error": 1, "save": 1, "non_finite": 1, "out_of_mem
 
 
 class Attempt:
-    """One process tree. events: what its ranks told; told: the signal that we were sent; why: we ended it ourselves."""
+    """One process tree.
+
+    events: what its ranks told; told: the signal that we were sent; why: we ended it ourselves.
+    """
 
     def __init__(self, command: list[str], events: Path, terminal: Terminal) -> None:
         self._events, self.told, self.why, self._told_at = events, 0, "", 0.0
@@ -140,7 +146,8 @@ class Attempt:
         return [event["pid"] for event in self.events if event["event"] == "start"]
 
     def _forward(self, number: int) -> None:
-        """Send the first signal to the ranks, which agree on what to do; all end at once if there are none, or on another Ctrl-C.
+        """Send the first signal to the ranks, which agree on what to do; all end at once if there are none,
+        or on another Ctrl-C.
 
         SIGTERM may come from several sides and often, so it means the same however often it comes.
         """
@@ -163,7 +170,8 @@ class Attempt:
 
 
 def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[bool, int, str]:
-    """(whether to start again, exit code if not, reason) after a launcher's exit code and what the ranks told.
+    """(whether to start again, exit code if not, reason) after a launcher's exit code and what the ranks
+    told.
 
     why: reason for which the supervisor ended the tree itself.
     """
@@ -180,8 +188,10 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
     started = {event["rank"] for event in events if event["event"] == "start"}
     spoke = {event["rank"] for event in events if event["event"] not in ("born", "start")}
     is_stop = "stopped" in said or any(event["kind"] == "stopped" for event in failures)
-    if is_stop and started <= spoke and all(event["kind"] == "stopped" for event in failures):   # else a launcher passed on a
-        return False, 128 + signal.SIGTERM, "told to stop; the same command continues"           # signal after a death
+    # else a launcher passed on a
+    if is_stop and started <= spoke and all(event["kind"] == "stopped" for event in failures):
+        # signal after a death
+        return False, 128 + signal.SIGTERM, "told to stop; the same command continues"
     if code == 0 and not why:
         is_nothing = "start" not in said   # such as --dry-run or --help
         return False, int(not is_nothing), "nothing to do" if is_nothing else "all ranks left before the stage was finished"
@@ -203,7 +213,8 @@ def launcher_command(arguments: list[str]) -> list[str]:
     if "--config_file" in arguments[:-1]:
         path = Path(arguments[arguments.index("--config_file") + 1])
         if not path.is_file():
-            raise FileNotFoundError(f"no topology file {path}; expected one of accelerate_configs/. Correct --config_file.")
+            raise FileNotFoundError(f"no topology file {path}; expected one of accelerate_configs/. Correct "
+                                    f"--config_file.")
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     is_ours = not {"main_process_port", "rdzv_backend"} & settings.keys() and settings.get("num_machines", 1) == 1
     is_ours = is_ours and not any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
@@ -214,7 +225,10 @@ def launcher_command(arguments: list[str]) -> list[str]:
 
 
 def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
-    """Run the stage to its end; the exit code. Raises FileNotFoundError for a topology file that does not exist."""
+    """Run the stage to its end; the exit code.
+
+    Raises FileNotFoundError for a topology file that does not exist.
+    """
     command, attempt, told = launcher_command(arguments), None, 0
     terminal = Terminal()
     adopt_orphans()
@@ -244,13 +258,15 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
                 return code
             step, reason = attempt.newest_step(), reason.rstrip(".")
             told_of = {event["cause"] for event in attempt.events if event["event"] == "failed" and event["kind"] == "memory"}
-            is_progress = step > newest or bool(told_of - shortages)   # a cause names its micro-batch, so it comes once
+            # a cause names its micro-batch, so it comes once
+            is_progress = step > newest or bool(told_of - shortages)
             num_failed, newest, shortages = 0 if is_progress else num_failed + 1, max(newest, step), shortages | told_of
             if num_failed > restarts:
-                say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step {newest}): {reason}. "
-                    "The same command tries again.")
+                say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
+                    f"{newest}): {reason}. The same command tries again.")
                 return code
-            say(f"{reason}. Starting again from {f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}")
+            say(f"{reason}. Starting again from "
+                f"{f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}")
             time.sleep(BACKOFF_S)
             if told:
                 return 128 + told
@@ -262,9 +278,11 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ups.training.launch", description=__doc__, allow_abbrev=False,
+    parser = argparse.ArgumentParser(prog="python -m "
+                                          "ups.training.launch", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--restarts", type=int, default=RESTARTS, help="restarts in a row without a new checkpoint")
+    parser.add_argument("--restarts", type=int, default=RESTARTS, help="restarts in a row without a new "
+                                                                       "checkpoint")
     options, arguments = parser.parse_known_args()
     outlive_readers()
     if not any(word.endswith(".py") for word in arguments):

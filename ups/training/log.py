@@ -19,7 +19,8 @@ class Log:
     def __init__(self, ranks: Ranks, standing: Standing) -> None:
         self.ranks, self.standing = ranks, standing
         self.tracker: Tracker | None = None
-        self.window: dict[str, list] = {}  # name -> [sum of value * rows, rows] on this rank since the last log
+        # name -> [sum of value * rows, rows] on this rank since the last log
+        self.window: dict[str, list] = {}
         self._error: OSError | None = None   # of rank 0; raised where all ranks hear of it
         self.mark()
 
@@ -32,7 +33,8 @@ class Log:
         if self.tracker is not None and self._error is None:
             try:
                 self.tracker.log(self.standing.step, values)
-            except OSError as error:  # a line is missing: no checkpoint may follow, and the others must hear of it
+            # a line is missing: no checkpoint may follow, and the others must hear of it
+            except OSError as error:
                 self._error = error
 
     def require_whole(self) -> None:

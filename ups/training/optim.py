@@ -1,9 +1,11 @@
-"""Muon for hidden matrices and AdamW for the rest as one optimizer; the learning-rate schedule; the weight average.
+"""Muon for hidden matrices and AdamW for the rest as one optimizer; the learning-rate schedule; the weight
+average.
 
 Muon (Jordan et al. 2024): momentum, then the update is replaced by its nearest orthogonal matrix through five
-Newton-Schulz iterations in bfloat16; its size is scaled by 0.2 sqrt(max(rows, columns)) to match AdamW's (Liu et al. 2025,
-arXiv 2502.16982). One class for both, because two optimizers break Accelerate's FSDP2 saving. Of a parameter that is shared
-out over the ranks (ups/training/strategies.py), moments and averages are this rank's part, as plain tensors; only Muon gathers, its updates.
+Newton-Schulz iterations in bfloat16; its size is scaled by 0.2 sqrt(max(rows, columns)) to match AdamW's (Liu
+et al. 2025, arXiv 2502.16982). One class for both, because two optimizers break Accelerate's FSDP2 saving. Of
+a parameter that is shared out over the ranks (ups/training/strategies.py), moments and averages are this
+rank's part, as plain tensors; only Muon gathers, its updates.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from torch.optim.adamw import adamw
 from ups.config import OptimConfig
 from ups.training.parts import like, local, part, whole
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
+# quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 NORM_EPS = 1e-7
 ADAM_EPS = 1e-8
@@ -31,8 +34,8 @@ UPDATE_RMS = 0.2  # of AdamW in practice (Liu et al. 2025, section 2.2)
 def orthogonalize(matrices: Tensor) -> Tensor:
     """The orthogonal factor of each matrix of a stack (..., rows, columns), approximately, in bfloat16.
 
-    Singular values end in about [0.5, 1.5]. A stack is bitwise what torch.optim.Muon gives matrix by matrix, in half the
-    time at 8 matrices of 96 x 192 on one CPU core.
+    Singular values end in about [0.5, 1.5]. A stack is bitwise what torch.optim.Muon gives matrix by matrix,
+    in half the time at 8 matrices of 96 x 192 on one CPU core.
     """
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
@@ -50,9 +53,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class MuonAdamW(torch.optim.Optimizer):
     """AdamW for groups of kind "adamw", Muon for groups of kind "muon" (matrices or stacks of matrices).
 
-    Group keys: kind, base_lr, lr, weight_decay, and momentum (muon) or betas and fused (adamw; torch's load_state_dict reads
-    fused to place the step counts). Weight decay is decoupled. State is allocated by `allocate`, before the first step, so
-    that a step does not meet a full device half-way.
+    Group keys: kind, base_lr, lr, weight_decay, and momentum (muon) or betas and fused (adamw; torch's
+    load_state_dict reads fused to place the step counts). Weight decay is decoupled. State is allocated by
+    `allocate`, before the first step, so that a step does not meet a full device half-way.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
@@ -79,7 +82,10 @@ class MuonAdamW(torch.optim.Optimizer):
                     state["exp_avg_sq"] = torch.zeros_like(own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state. Raises ValueError if it belongs to other parameters; torch would take it."""
+        """Take over a saved state.
+
+        Raises ValueError if it belongs to other parameters; torch would take it.
+        """
         self.allocate()
         mine = self.state_dict()
         flat, wanted = ({f"{index}.{name}": value for index, entry in state["state"].items() for name, value in entry.items()}
@@ -87,8 +93,8 @@ class MuonAdamW(torch.optim.Optimizer):
         require_alike(flat, wanted, "optimizer's state")
         saved, groups = ([group["params"] for group in state["param_groups"]] for state in (state_dict, mine))
         if saved != groups:
-            raise ValueError("the saved optimizer has other groups of parameters; expected the same. Resume with the "
-                             "configuration that wrote it.")
+            raise ValueError("the saved optimizer has other groups of parameters; expected the same. Resume "
+                             "with the configuration that wrote it.")
         super().load_state_dict(state_dict)
 
     def scale_lr(self, factor: float) -> None:
@@ -147,9 +153,11 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(for Muon, for AdamW): a parameter goes to Muon iff the model's builder set `parameter.is_hidden_matrix = True`.
+    """(for Muon, for AdamW): a parameter goes to Muon iff the model's builder set `parameter.is_hidden_matrix
+    = True`.
 
-    A flagged parameter is a matrix or a stack of matrices (num, rows, columns). Raises ValueError for any other flagged.
+    A flagged parameter is a matrix or a stack of matrices (num, rows, columns). Raises ValueError for any
+    other flagged.
     """
     muon, rest = [], []
     for name, parameter in model.named_parameters():
@@ -158,8 +166,9 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
         is_hidden = getattr(parameter, "is_hidden_matrix", False)
         if is_hidden and (parameter.ndim not in (2, 3) or parameter.is_complex()):
             raise ValueError(
-                f"parameter {name} of shape {tuple(parameter.shape)} and type {parameter.dtype} is flagged is_hidden_matrix; "
-                "expected a real matrix or stack of matrices. Remove the flag: AdamW takes the parameter then."
+                f"parameter {name} of shape {tuple(parameter.shape)} and type {parameter.dtype} is flagged "
+                f"is_hidden_matrix; expected a real matrix or stack of matrices. Remove the flag: AdamW "
+                f"takes the parameter then."
             )
         (muon if is_hidden else rest).append(parameter)
     return muon, rest
@@ -172,7 +181,8 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
     """
     muon, rest = split_parameters(model)
     if not muon and not rest:
-        raise ValueError("the model has no parameter that requires a gradient; expected at least one. Check the model.")
+        raise ValueError("the model has no parameter that requires a gradient; expected at least one. Check "
+                         "the model.")
     groups: dict[tuple, dict[str, Any]] = {(): {"kind": "muon", "params": muon, "lr": optim.muon_lr,
                                                 "momentum": optim.muon_momentum, "weight_decay": optim.muon_weight_decay}}
     for parameter in rest:
@@ -185,7 +195,8 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
 
 
 def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> Tensor:
-    """One flat float32 buffer of zeros whose views the gradients of `model` are from now on; its last `num_counts` are free.
+    """One flat float32 buffer of zeros whose views the gradients of `model` are from now on; its last
+    `num_counts` are free.
 
     Raises ValueError for a parameter that is neither float32 nor complex64.
     """
@@ -193,8 +204,8 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> 
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
         if parameter.dtype not in (torch.float32, torch.complex64):
-            raise ValueError(f"a parameter has type {parameter.dtype}; expected float32 (or complex64). Build the model in "
-                             "float32: bf16 belongs to train.precision.")
+            raise ValueError(f"a parameter has type {parameter.dtype}; expected float32 (or complex64). "
+                             f"Build the model in float32: bf16 belongs to train.precision.")
         length = local(parameter).numel() * (2 if parameter.is_complex() else 1)
         spans.append((offset, length))
         offset += -(-length // ALIGN) * ALIGN
@@ -207,7 +218,8 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> 
 
 
 def learning_rate(step: int, total_steps: int, optim: OptimConfig) -> float:
-    """Factor on the base rates at `step` (0-based): linear warm-up, constant, linear to zero at total_steps."""
+    """Factor on the base rates at `step` (0-based): linear warm-up, constant, linear to zero at total_steps.
+    """
     warmup = (step + 1) / optim.warmup_steps if optim.warmup_steps > 0 else 1.0
     num_decay = optim.decay_fraction * total_steps
     decay = (total_steps - step) / num_decay if num_decay > 0 else 1.0
@@ -219,8 +231,8 @@ def require_alike(saved: dict[str, Any], wanted: dict[str, Tensor], what: str) -
     wrong = sorted(saved.keys() ^ wanted.keys())
     wrong += [name for name, value in wanted.items() if name in saved and getattr(saved[name], "shape", None) != value.shape]
     if wrong:
-        raise ValueError(f"the saved {what} does not fit the model at {wrong[0]}; expected the same parameters. Resume with the "
-                         f"configuration that wrote it.")
+        raise ValueError(f"the saved {what} does not fit the model at {wrong[0]}; expected the same "
+                         f"parameters. Resume with the configuration that wrote it.")
 
 
 class EMA:

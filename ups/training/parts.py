@@ -39,7 +39,10 @@ def like(parameter: Tensor, piece: Tensor) -> Tensor:
 
 
 def whole(parameter: Tensor, piece: Tensor) -> Tensor:
-    """All of a tensor that is shared out as `parameter` is and of which this rank holds `piece`. A collective."""
+    """All of a tensor that is shared out as `parameter` is and of which this rank holds `piece`.
+
+    A collective.
+    """
     tensor = like(parameter, piece)
     return tensor.full_tensor() if is_shared(tensor) else tensor
 
@@ -69,8 +72,9 @@ def axis_of(shape: torch.Size, world: int) -> int:
 
 
 def gathered(model: nn.Module, chosen: dict[str, Tensor], is_kept: bool) -> dict[str, Tensor]:
-    """The model's whole tensors, in main memory, where `is_kept`. chosen: this rank's part of what takes their place. A
-    collective."""
+    """The model's whole tensors, in main memory, where `is_kept`. chosen: this rank's part of what takes
+    their place. A collective.
+    """
     tensors = {}
     for name, value in model.state_dict().items():
         tensor = whole(value, chosen.get(name, local(value)))
@@ -80,7 +84,10 @@ def gathered(model: nn.Module, chosen: dict[str, Tensor], is_kept: bool) -> dict
 
 
 def load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Fill the model; tensors: this rank's parts. Raises RuntimeError or KeyError if they are another model's."""
+    """Fill the model; tensors: this rank's parts.
+
+    Raises RuntimeError or KeyError if they are another model's.
+    """
     own = model.state_dict()
     model.load_state_dict({name: like(own[name], tensor) for name, tensor in tensors.items()})
 
@@ -94,10 +101,12 @@ def split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def joined(shared: dict[str, Any], own: dict[str, Any] | None, parts: Callable[[], list[dict]],
            shapes: dict[str | int, torch.Size], place: tuple[int, int] | None) -> dict[str, Any]:
-    """STATE of a checkpoint as this rank holds it, however many ranks wrote it and whether or not they shared the model out.
+    """STATE of a checkpoint as this rank holds it, however many ranks wrote it and whether or not they shared
+    the model out.
 
-    shared: equal on all ranks; own: this rank's part, None if another number of ranks wrote it; parts(): those of all ranks.
-    shapes: see `shapes_of`. place: (rank, number of ranks) if the model is shared out now, else None.
+    shared: equal on all ranks; own: this rank's part, None if another number of ranks wrote it; parts():
+    those of all ranks. shapes: see `shapes_of`. place: (rank, number of ranks) if the model is shared out
+    now, else None.
     """
     was_sharded = shared.get("is_sharded", False)
     if was_sharded and place and own is not None:
@@ -115,7 +124,9 @@ def joined(shared: dict[str, Any], own: dict[str, Any] | None, parts: Callable[[
 
 def _each(function: Callable[[list[Tensor], torch.Size | None], Tensor], trees: list[Any], shapes: dict[str | int, torch.Size],
           shape: torch.Size | None = None) -> Any:
-    """function(tensors, shape of their parameter) at every place of mappings that are built alike; scalars are the first's."""
+    """function(tensors, shape of their parameter) at every place of mappings that are built alike; scalars
+    are the first's.
+    """
     first = trees[0]
     if isinstance(first, dict):
         return {key: _each(function, [tree[key] for tree in trees], shapes, shapes.get(key, shape)) for key in first}

@@ -1,4 +1,7 @@
-"""Processes of this machine: which live, whose children they are, and ties between parent and child. Standard library only."""
+"""Processes of this machine: which live, whose children they are, and ties between parent and child.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36   # linux/prctl.h
 
 
 def process_state(pid: int) -> tuple[str, int] | None:
-    """(state letter, start time in ticks) of a process of this machine; None if it is gone. ("?", 0) without /proc."""
+    """(state letter, start time in ticks) of a process of this machine; None if it is gone.
+
+    ("?", 0) without /proc.
+    """
     try:
         fields = _fields(Path(f"/proc/{pid}/stat"))
         return None if fields[0] in "ZX" else (fields[0], int(fields[19]))
@@ -36,7 +42,9 @@ def process_state(pid: int) -> tuple[str, int] | None:
 
 
 def _fields(stat: Path) -> list[str]:
-    """What follows the name in a process's stat file, state first (proc_pid_stat(5)); the name may hold anything."""
+    """What follows the name in a process's stat file, state first (proc_pid_stat(5)); the name may hold
+    anything.
+    """
     return stat.read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
@@ -60,12 +68,14 @@ def stacks(who: str) -> str:
     frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
     own, main = threading.get_ident(), threading.main_thread().ident
     order = [main, *(ident for ident in frames if ident not in (own, main))]
-    return "".join(f"  {who}, thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frames[ident]))
+    return "".join(f"  {who}, thread "
+                   f"{names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frames[ident]))
                    for ident in order if ident in frames)
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`, from /proc (none without it); those of its orphans too if it adopts them."""
+    """Living processes below `pid`, from /proc (none without it); those of its orphans too if it adopts them.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

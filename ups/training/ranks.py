@@ -1,8 +1,8 @@
 """The ranks of a run: what they tell each other, and that one which fails is not waited for.
 
 Never hang: what a rank computes by itself goes through `agreed`, which tells all ranks whether it failed on
-any, and everything that waits for others says so to the guard (ups/training/guard.py), which names who does not
-come. The one other sum over ranks, that of the gradients, is in ups/training/update.py.
+any, and everything that waits for others says so to the guard (ups/training/guard.py), which names who does
+not come. The one other sum over ranks, that of the gradients, is in ups/training/update.py.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Ranks:
         self.guard = Guard(self.rank, self.world, folder.stage, hang_s, self._on_guard)
         self.is_finished = False   # the stage
         self.is_recorded = False   # the failure that is under way, in errors/
-        self.close: Callable[[int], None] = lambda exit_code: None   # lets go of what the run holds, at its end
+        # lets go of what the run holds, at its end
+        self.close: Callable[[int], None] = lambda exit_code: None
 
     @property
     def is_main(self) -> bool:
@@ -67,26 +68,29 @@ class Ranks:
         expected = environ.get("UPS_EXPECT_WORLD")
         if expected is not None and int(expected) != self.world:
             raise ValueError(f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has "
-                             f"{self.world}; expected as many. Use accelerate launch --config_file with a file from "
-                             f"accelerate_configs/.")
+                             f"{self.world}; expected as many. Use accelerate launch --config_file with a "
+                             f"file from accelerate_configs/.")
         is_from_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
         if expected is None and is_from_accelerate and "MASTER_PORT" in environ and "WORLD_SIZE" not in environ:
-            raise ValueError("accelerate was asked for several processes and started one (it does so for --cpu "
-                             "--num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file "
-                             "accelerate_configs/cpu2.yaml.")
+            raise ValueError("accelerate was asked for several processes and started one (it does so for "
+                             "--cpu --num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use "
+                             "--config_file accelerate_configs/cpu2.yaml.")
         if train.precision not in ("no", "bf16"):
-            raise ValueError(f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' (Accelerate "
-                             f"ignores fp16 on a CPU without a word). Change it.")
+            raise ValueError(f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' "
+                             f"(Accelerate ignores fp16 on a CPU without a word). Change it.")
         if self.world > 1 and not torch.cuda.is_available() and not asks_for_cpu():
-            raise ValueError(f"{self.world} processes were started for GPUs, but this machine shows none; each would "
-                             f"believe it is alone. Use --config_file accelerate_configs/cpu2.yaml, or export "
-                             f"ACCELERATE_USE_CPU=true.")
+            raise ValueError(f"{self.world} processes were started for GPUs, but this machine shows none; "
+                             f"each would believe it is alone. Use --config_file "
+                             f"accelerate_configs/cpu2.yaml, or export ACCELERATE_USE_CPU=true.")
         if train.batch_size < self.world:
-            raise ValueError(f"{section}.train.batch_size is {train.batch_size}, the global batch; expected at least "
-                             f"one row for each of the {self.world} processes. Raise it or use fewer processes.")
+            raise ValueError(f"{section}.train.batch_size is {train.batch_size}, the global batch; expected "
+                             f"at least one row for each of the {self.world} processes. Raise it or use "
+                             f"fewer processes.")
 
     def join(self, precision: str, timeout_s: float) -> Accelerator:
-        """Watch over this rank, and form the process group; Accelerate's view of it, which is what was asked for."""
+        """Watch over this rank, and form the process group; Accelerate's view of it, which is what was asked
+        for.
+        """
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
         backend = {"backend": "gloo"} if is_cpu else {}
         group = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_s), **backend)
@@ -96,9 +100,9 @@ class Ranks:
                                       kwargs_handlers=[group] if self.world > 1 else [])
         state, self.device = accelerator.state, accelerator.device
         if (state.num_processes, state.process_index) != (self.world, self.rank):
-            raise ValueError(f"Accelerate sees process {state.process_index} of {state.num_processes}; expected "
-                             f"{self.rank} of {self.world} as the launcher says. Start with a file from "
-                             f"accelerate_configs/.")
+            raise ValueError(f"Accelerate sees process {state.process_index} of {state.num_processes}; "
+                             f"expected {self.rank} of {self.world} as the launcher says. Start with a file "
+                             f"from accelerate_configs/.")
         if state.mixed_precision != precision:
             raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {precision!r} as "
                              f"{self.folder.section}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
@@ -118,7 +122,8 @@ class Ranks:
     def phase(self, doing: str, limit_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Inside, heartbeats say `doing`; limit_s: longest time without progress there, if not train.hang_s.
 
-        Reading a cache, a rollout and a sampler make progress by themselves; other long work calls ups.progress.beat.
+        Reading a cache, a rollout and a sampler make progress by themselves; other long work calls
+        ups.progress.beat.
         """
         return self.guard.phase(doing, limit_s)
 
@@ -150,7 +155,8 @@ class Ranks:
         if self.world > 1:
             with self.guard.waiting("summing"):
                 dist.all_reduce(total)
-                if total.is_cuda:   # where a collective returns before it is done, and the wait would be elsewhere
+                # where a collective returns before it is done, and the wait would be elsewhere
+                if total.is_cuda:
                     torch.cuda.synchronize(total.device)
         return total
 

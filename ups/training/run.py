@@ -4,8 +4,8 @@ The `for` stays in the script:
 
     @main_guard
     def main():
-        run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents)
-        if run.is_finished: return run.print("nothing to do")
+        run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim,
+        parents=parents) if run.is_finished: return run.print("nothing to do")
         run.seed_all(); model = run.attach(build(config))
         for step in run.steps():
             batch = schedule.batch(step).share(run.rank, run.world)
@@ -15,9 +15,10 @@ The `for` stays in the script:
                 run.keep_best(score)
         run.finish(results)
 
-What may fail on one rank is computed in `agreed` (ups/training/ranks.py) or in `update` (ups/training/update.py), and
-all ranks hear of it; what no agreement can cover (a rank that is killed, hangs, or fails where the others do not
-look) is the guard's (ups/training/guard.py); how it ends is ups/training/ending.py.
+What may fail on one rank is computed in `agreed` (ups/training/ranks.py) or in `update`
+(ups/training/update.py), and all ranks hear of it; what no agreement can cover (a rank that is killed, hangs,
+or fails where the others do not look) is the guard's (ups/training/guard.py); how it ends is
+ups/training/ending.py.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ class Run:
     ) -> Run:
         """Check everything, form the process group and open the stage directory.
 
-        parents: name -> fingerprint of what the stage is made from. extra: plain facts for environment.json, and the
-        model's description (config.json) unless `finish` is given another. section: of the configuration (default: `stage`).
-        If the stage is finished with this configuration and these parents, `is_finished` is set and no process group is
-        formed. Raises ValueError or FileExistsError for a launch, configuration or parents that do not fit, before any file
-        is made.
+        parents: name -> fingerprint of what the stage is made from. extra: plain facts for environment.json,
+        and the model's description (config.json) unless `finish` is given another. section: of the
+        configuration (default: `stage`). If the stage is finished with this configuration and these parents,
+        `is_finished` is set and no process group is formed. Raises ValueError or FileExistsError for a
+        launch, configuration or parents that do not fit, before any file is made.
         """
         run = cls(config, stage, train, optim, parents or {}, extra or {}, section)
         ending.active = run.ranks
@@ -138,22 +139,26 @@ class Run:
         self._plugin = plugin_of(self.accelerator.state, train.batch_size, self.config.ddp.overlap)
         facts = what_ranks_share(to_dict(self.config), self.folder.identity["parents"], self.stage)
         if different := differences(ranks.gather(facts)):
-            raise ValueError(f"the ranks do not agree: {'; '.join(different[:5])}; expected the same configuration, parents "
-                             f"and versions on all. Start every process with the same command, files and environment.")
-        refusal = ranks.agreed(lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage directory")
+            raise ValueError(f"the ranks do not agree: {'; '.join(different[:5])}; expected the same "
+                             f"configuration, parents and versions on all. Start every process with the same "
+                             f"command, files and environment.")
+        refusal = ranks.agreed(lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage "
+                                                                                       "directory")
         refusal, job = ranks.gather((refusal, str(time.time_ns())))[0]
         if refusal:
             raise FileExistsError(refusal)
         ranks.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
         ranks.agreed(self._see_directory, "looking for the stage directory")
-        ranks.agreed(lambda: ranks.guard.open(self.directory / "heartbeat", job), "writing the first heartbeat")
+        ranks.agreed(lambda: ranks.guard.open(self.directory / "heartbeat", job), "writing the first "
+                                                                                  "heartbeat")
         self.folder.is_open = True
         ranks.status("running")
         tell_of_machine("open", directory=str(self.directory.absolute()))
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(train.batch_size / self.world / self.standing.micro_batch)
-        self.print(f"{position(self.stage)}: {self.directory} on {self.world} x {device}, precision {train.precision}; batch "
-                   f"{train.batch_size} = {self.world} processes x {passes} passes of at most {self.standing.micro_batch}")
+        self.print(f"{position(self.stage)}: {self.directory} on {self.world} x {device}, precision "
+                   f"{train.precision}; batch {train.batch_size} = {self.world} processes x {passes} passes "
+                   f"of at most {self.standing.micro_batch}")
 
     def _write_start(self) -> None:
         self.folder.begin({"extra": self.extra}, describe_environment(self.world, self.device))
@@ -171,9 +176,11 @@ class Run:
         seed_everything(self.config.run.seed)
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Take over the model: device, equal weights, optimizer, average; then resume from the newest intact checkpoint.
+        """Take over the model: device, equal weights, optimizer, average; then resume from the newest intact
+        checkpoint.
 
-        Returns the same module, on the device. Raises DamagedError or StageError if there are checkpoints and none loads.
+        Returns the same module, on the device. Raises DamagedError or StageError if there are checkpoints and
+        none loads.
         """
         self.model = model.to(self.device)
         self.ranks.broadcast((*model.parameters(), *model.buffers()), "sending the first weights")
@@ -185,8 +192,8 @@ class Run:
         self.updates = Updates(model, strategy, self.ranks, self.accelerator.autocast, self.standing, self.train, self.optim,
                                self.print)
         if not strategy.is_agreed:
-            self.print(f"{strategy.mode}: a rank that runs out of memory or fails ends all of them; the same command "
-                       f"continues from the last checkpoint")
+            self.print(f"{strategy.mode}: a rank that runs out of memory or fails ends all of them; the same "
+                       f"command continues from the last checkpoint")
         groups = self.updates.optimizer.param_groups
         num_muon = sum(p.numel() for group in groups if group["kind"] == "muon" for p in group["params"])
         self.print(f"{sum(p.numel() for p in model.parameters())} parameters, {num_muon} of them under Muon")
@@ -195,7 +202,10 @@ class Run:
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Inside, the model holds its averaged weights, all of them on every rank. Entering is a collective."""
+        """Inside, the model holds its averaged weights, all of them on every rank.
+
+        Entering is a collective.
+        """
         with self.updates.ema.swap():
             self._hold_whole()
             try:
@@ -204,7 +214,9 @@ class Run:
                 self.updates.strategy.share_out()
 
     def take_best(self) -> None:
-        """From here on the model holds what `finish` exports, whole on every rank; nothing is trained after it. A collective."""
+        """From here on the model holds what `finish` exports, whole on every rank; nothing is trained after
+        it. A collective.
+        """
         self.updates.ema.write(self.updates.exported())
         self._hold_whole()
 
@@ -217,8 +229,9 @@ class Run:
     def steps(self) -> Iterator[int]:
         """Step numbers from the resumed one to train.steps; one `update` per step.
 
-        Saves every save_every steps and at the end, after the body has run, so that what was logged and validated in a
-        step is in its checkpoint. After an agreed SIGTERM or SIGINT: saves and raises SystemExit(143).
+        Saves every save_every steps and at the end, after the body has run, so that what was logged and
+        validated in a step is in its checkpoint. After an agreed SIGTERM or SIGINT: saves and raises
+        SystemExit(143).
         """
         self.numbers.mark()
         bar = Bar(position(self.stage), self.train.steps, self.is_main, initial=self.step, unit="step")
@@ -227,12 +240,14 @@ class Run:
                 self._is_updated = False
                 yield self.step
                 if not self._is_updated:
-                    raise RuntimeError(f"step {self.step} had no run.update; expected one in every turn of the loop.")
+                    raise RuntimeError(f"step {self.step} had no run.update; expected one in every turn of "
+                                       f"the loop.")
                 self.bar.update()
                 if self.is_preempted or self._is_over() or self.is_due(self.train.save_every):
                     self._save(is_required=self.is_preempted or self._is_over())
                 if self.is_preempted and not self._is_over():
-                    self.print(f"told to stop (signal): saved step {self.step}; the same command continues from there")
+                    self.print(f"told to stop (signal): saved step {self.step}; the same command continues "
+                               f"from there")
                     raise Preempted
 
     def _is_over(self) -> bool:
@@ -243,14 +258,17 @@ class Run:
         return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
 
     def update(self, loss_function: LossFunction, size: int) -> bool:
-        """One optimizer update over the global batch; whether the weights changed (False: skipped as non-finite).
+        """One optimizer update over the global batch; whether the weights changed (False: skipped as
+        non-finite).
 
-        loss_function(rows) -> (mean loss over these rows of this rank's share, metrics likewise). It is called for the
-        micro-batches of the `size` rows of this rank and may raise anything; it must not communicate. The gradient is that
-        of the mean over the global batch, whatever the shares. Raises StageError on all ranks alike.
+        loss_function(rows) -> (mean loss over these rows of this rank's share, metrics likewise). It is
+        called for the micro-batches of the `size` rows of this rank and may raise anything; it must not
+        communicate. The gradient is that of the mean over the global batch, whatever the shares. Raises
+        StageError on all ranks alike.
         """
         if self._is_updated:
-            raise RuntimeError("run.update outside run.steps() or twice in a step; expected once in every turn of the loop.")
+            raise RuntimeError("run.update outside run.steps() or twice in a step; expected once in every "
+                               "turn of the loop.")
 
         def with_whole_log(rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
             self.numbers.require_whole()
@@ -266,9 +284,11 @@ class Run:
         return done.is_finite
 
     def probe(self, loss_function: LossFunction, size: int) -> None:
-        """Before the first step: lower the micro-batch, on all ranks, until one pass fits; `update`'s arguments, largest task.
+        """Before the first step: lower the micro-batch, on all ranks, until one pass fits; `update`'s
+        arguments, largest task.
 
-        Nothing else changes. A collective; does nothing where memory does not run out with an error, and after a resume.
+        Nothing else changes. A collective; does nothing where memory does not run out with an error, and
+        after a resume.
         """
         self.updates.probe(loss_function, size)
 
@@ -279,7 +299,8 @@ class Run:
         self.numbers.log({f"validation/{name}": value for name, value in metrics.items()})
 
     def keep_best(self, score: float) -> bool:
-        """Keep the averaged weights if `score` is the lowest so far; whether it is. Rank 0's decides for all. A collective.
+        """Keep the averaged weights if `score` is the lowest so far; whether it is. Rank 0's decides for all.
+        A collective.
 
         After train.patience calls without a better one (0: never) the loop ends.
         """
@@ -289,7 +310,10 @@ class Run:
         return self._keep(is_better)
 
     def keep_if(self, is_better: bool) -> bool:
-        """`keep_best` for a decision in place of a score; best_score stays what it is. Rank 0's decides. A collective."""
+        """`keep_best` for a decision in place of a score; best_score stays what it is.
+
+        Rank 0's decides. A collective.
+        """
         return self._keep(bool(self.gather(bool(is_better))[0]))
 
     def _keep(self, is_better: bool) -> bool:
@@ -300,7 +324,8 @@ class Run:
             self.updates.best_weights = self.updates.ema.snapshot()
         elif self.train.patience and standing.num_without_better >= self.train.patience:
             standing.is_stopped_early = True
-            self.print(f"stopping early at step {self.step}: {standing.num_without_better} validations without a better score")
+            self.print(f"stopping early at step {self.step}: {standing.num_without_better} validations "
+                       f"without a better score")
         return is_better
 
     # ---------------------------------------------------------------- save and resume
@@ -317,16 +342,19 @@ class Run:
             self.num_failed_saves += 1
             if is_required or self.num_failed_saves >= MAX_FAILED_SAVES:
                 advice = f"Free space on, or repair, the disk of {self.directory}; the last checkpoint is intact."
-                raise StageError(f"{error} ({self.num_failed_saves} failed in a row)", "save", advice) from error
+                raise StageError(f"{error} ({self.num_failed_saves} failed in a "
+                                 f"row)", "save", advice) from error
             self.ranks.is_recorded = False
-            self.print(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} more steps.")
+            self.print(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} "
+                       f"more steps.")
 
     def _ready_to_save(self) -> None:
         self.folder.require_own()
         self.numbers.flush()
 
     def _resume(self) -> None:
-        manifest = self.agreed(lambda: self.checkpoints.newest() if self.is_main else None, "looking for checkpoints")
+        manifest = self.agreed(lambda: self.checkpoints.newest() if self.is_main else None, "looking for "
+                                                                                            "checkpoints")
         manifest = self.gather(manifest)[0]
         if manifest is not None:
             self.agreed(lambda: self.checkpoints.taken(manifest["step"], self._load),
@@ -338,20 +366,23 @@ class Run:
     def _load(self, step: int) -> None:
         shared, own = self.checkpoints.read(step, self.world)
         self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
-        if own is not None:  # else another number of processes: the streams of `attach` stay, batches are functions of step
+        # else another number of processes: the streams of `attach` stay, batches are functions of step
+        if own is not None:
             set_random_state(own["random"], self.device)
             self.numbers.window = own["window"]
 
     # ---------------------------------------------------------------- end
 
     def finish(self, results: dict[str, Any], model_config: dict[str, Any] | None = None) -> None:
-        """Export the best averaged weights (the last ones if nothing was validated) and mark the stage finished.
+        """Export the best averaged weights (the last ones if nothing was validated) and mark the stage
+        finished.
 
-        Writes model.safetensors, config.json (`model_config`, else `extra`) and, last and atomically, done.json. A
-        collective. Raises RuntimeError if training did not come to its end.
+        Writes model.safetensors, config.json (`model_config`, else `extra`) and, last and atomically,
+        done.json. A collective. Raises RuntimeError if training did not come to its end.
         """
         if not self._is_over():
-            raise RuntimeError(f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end.")
+            raise RuntimeError(f"finish at step {self.step} of {self.train.steps}; expected the loop to run "
+                               f"to its end.")
         with self.ranks.guard.waiting("gathering the weights"):
             tensors = gathered(self.model, self.updates.exported(), self.is_main)
         self.agreed(lambda: self.is_main and self._export(tensors, results, model_config or self.extra), "writing the results")

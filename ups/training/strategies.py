@@ -1,17 +1,18 @@
 """How the ranks share the work of an update: three strategies with the same verbs, one of which a run has.
 
 Agreed, the default: every rank holds the model, and nothing is communicated in forward and backward pass. The
-gradients are summed afterwards together with what happened on each rank, so all can agree to repeat the batch.
-Overlapped (ddp.overlap): torch's DDP sums the gradients during the backward pass. Sharded (FSDP2): every rank
-holds a part of the model. In both a rank that fails leaves others in a collective: no agreement, it ends them.
+gradients are summed afterwards together with what happened on each rank, so all can agree to repeat the
+batch. Overlapped (ddp.overlap): torch's DDP sums the gradients during the backward pass. Sharded (FSDP2):
+every rank holds a part of the model. In both a rank that fails leaves others in a collective: no agreement,
+it ends them.
 
 Sharded: the root that torch shards is the loss with the model's parameters as its own, so a stage calls its
-model as always: what is outside the blocks is gathered when the loss begins, each block when it is called, and
-both are let go again. Blocks and setting come from the launcher (accelerate_configs/fsdp.yaml), the wrapping is
-torch's fully_shard itself: Accelerate's prepare would cast heads and scales, which compute in float32, to
-bfloat16, and wrap the optimizer. Every parameter is divided along the first axis that divides evenly (spectral
-weights begin with an axis of 2), else along the first. What ranks gather pairs, because all do the same task in
-a step, in equally many passes of equally many rows; validation gathers nothing.
+model as always: what is outside the blocks is gathered when the loss begins, each block when it is called,
+and both are let go again. Blocks and setting come from the launcher (accelerate_configs/fsdp.yaml), the
+wrapping is torch's fully_shard itself: Accelerate's prepare would cast heads and scales, which compute in
+float32, to bfloat16, and wrap the optimizer. Every parameter is divided along the first axis that divides
+evenly (spectral weights begin with an axis of 2), else along the first. What ranks gather pairs, because all
+do the same task in a step, in equally many passes of equally many rows; validation gathers nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ups.training.parts import axis_of, split
 
-if TYPE_CHECKING:   # FSDP2 and DTensor take almost a second to import, so they are imported where they are used
+# FSDP2 and DTensor take almost a second to import, so they are imported where they are used
+if TYPE_CHECKING:
     from accelerate.state import AcceleratorState
     from accelerate.utils import FullyShardedDataParallelPlugin
 
@@ -51,7 +53,8 @@ class Agreed:
         return contextlib.nullcontext()
 
     def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        """What is summed over ranks after the passes: gradients with the counts behind them, or counts alone."""
+        """What is summed over ranks after the passes: gradients with the counts behind them, or counts alone.
+        """
         return buffer
 
     def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
@@ -62,7 +65,10 @@ class Agreed:
         return 0.0
 
     def hold_whole(self) -> None:
-        """From here on every rank holds all parameters, and calls of the model communicate nothing. A collective."""
+        """From here on every rank holds all parameters, and calls of the model communicate nothing.
+
+        A collective.
+        """
 
     def share_out(self) -> None:
         """Let go of what other ranks hold too; as before `hold_whole`."""
@@ -85,7 +91,10 @@ class Loss(nn.Module):
 
 
 class Overlapped(Agreed):
-    """Gradients are summed by DDP in the backward pass of an update's last pass. Building it is a collective."""
+    """Gradients are summed by DDP in the backward pass of an update's last pass.
+
+    Building it is a collective.
+    """
 
     is_agreed = False
     mode = "gradients are reduced in the backward pass (ddp.overlap)"
@@ -108,8 +117,8 @@ class Overlapped(Agreed):
 class Sharded(Agreed):
     """The model shared out: its blocks, and as one unit what is outside them. Building it is a collective.
 
-    Gradients are summed, and each rank left with its part, in every pass. Raises ValueError for a model that it
-    cannot be done with.
+    Gradients are summed, and each rank left with its part, in every pass. Raises ValueError for a model that
+    it cannot be done with.
     """
 
     is_agreed, is_sharded = False, True
@@ -129,7 +138,8 @@ class Sharded(Agreed):
         blocks = [module for module in model.modules() if type(module).__name__ in names]
         if not blocks:
             raise ValueError(f"the model has no module of class {' or '.join(names)} "
-                             f"(fsdp_transformer_layer_cls_to_wrap); expected one. Use accelerate_configs/fsdp.yaml.")
+                             f"(fsdp_transformer_layer_cls_to_wrap); expected one. Use "
+                             f"accelerate_configs/fsdp.yaml.")
         marks = {name: vars(p) for name, p in model.named_parameters()}   # is_hidden_matrix, lr_factor
         self.inner, self.scale, self._frees = Loss(model), world, bool(plugin.reshard_after_forward)
         mesh = init_device_mesh(device.type, (world,))
@@ -139,7 +149,8 @@ class Sharded(Agreed):
                         shard_placement_fn=lambda p: Shard(axis_of(p.shape, world)))
         for name, parameter in model.named_parameters():   # torch made new ones
             vars(parameter).update(marks[name])
-        with torch.no_grad():   # the first that is called is taken for the root, and validation may come before training
+        # the first that is called is taken for the root, and validation may come before training
+        with torch.no_grad():
             self.inner(lambda _: (torch.zeros((), device=device), {}), slice(0))
         self.share_out()
 
@@ -187,8 +198,9 @@ def plugin_of(state: AcceleratorState, batch_size: int, is_overlapped: bool) -> 
     if not is_active and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
     if not is_active:
-        raise ValueError(f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected FSDP, "
-                         f"which it has for GPUs only. Use another file of accelerate_configs/, such as cpu2.yaml.")
+        raise ValueError(f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected "
+                         f"FSDP, which it has for GPUs only. Use another file of accelerate_configs/, such "
+                         f"as cpu2.yaml.")
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     plugin = state.fsdp_plugin
@@ -198,13 +210,13 @@ def plugin_of(state: AcceleratorState, batch_size: int, is_overlapped: bool) -> 
               "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP": bool(plugin.transformer_cls_names_to_wrap)}
     for setting, is_met in wanted.items():
         if not is_met:
-            raise ValueError(f"the launcher's fsdp_config has no {setting}; expected that, the only one that is "
-                             f"built. Use accelerate_configs/fsdp.yaml.")
+            raise ValueError(f"the launcher's fsdp_config has no {setting}; expected that, the only one that "
+                             f"is built. Use accelerate_configs/fsdp.yaml.")
     if is_overlapped:
         raise ValueError("ddp.overlap is true and FSDP was asked for; expected one of them, for each reduces "
                          "gradients in its own way. Set ddp.overlap=false.")
     if batch_size % state.num_processes:
-        raise ValueError(f"the batch of {batch_size} rows does not divide into {state.num_processes} equal shares; "
-                         f"expected that with FSDP, where every rank must compute as many passes as the others. "
-                         f"Change train.batch_size or the number of processes.")
+        raise ValueError(f"the batch of {batch_size} rows does not divide into {state.num_processes} equal "
+                         f"shares; expected that with FSDP, where every rank must compute as many passes as "
+                         f"the others. Change train.batch_size or the number of processes.")
     return plugin

@@ -1,12 +1,13 @@
 """Where numbers go: metrics.jsonl first and always, then Weights & Biases or TensorBoard if asked for.
 
-Main process only. metrics.jsonl is cut back to the resumed step, so a resumed run has neither gaps nor duplicates. An outside
-tracker that fails is reported once and dropped; one that blocks is waited for at the end alone, and not for long. Neither stops
-training.
+Main process only. metrics.jsonl is cut back to the resumed step, so a resumed run has neither gaps nor
+duplicates. An outside tracker that fails is reported once and dropped; one that blocks is waited for at the
+end alone, and not for long. Neither stops training.
 
-W&B cannot forget what it was sent. So wandb.json keeps, beside the run's id, the last step sent and which of its numbers; steps
-that a resumed run repeats are not sent again, and lines of metrics.jsonl that W&B never got are. After a kill an offline record
-may lack its last second; metrics.jsonl has it. TensorBoard can forget: it is told to drop what follows the resumed step.
+W&B cannot forget what it was sent. So wandb.json keeps, beside the run's id, the last step sent and which of
+its numbers; steps that a resumed run repeats are not sent again, and lines of metrics.jsonl that W&B never
+got are. After a kill an offline record may lack its last second; metrics.jsonl has it. TensorBoard can
+forget: it is told to drop what follows the resumed step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from ups.training.processes import descendants
 INIT_TIMEOUT_S = 30    # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
 WAIT_S = 75            # for both and the offline attempt between them, at the end of a finished stage
-LEAVE_S = 8            # at the end of any other: less than the guard gives a rank that has failed (ups/training/guard.py)
+# at the end of any other: less than the guard gives a rank that has failed (ups/training/guard.py)
+LEAVE_S = 8
 FLUSH_S = 1.0          # W&B's default is 15: what a killed offline run may lose
 MAX_WAITING = 100_000  # numbers that W&B has not taken; more means that it never will
 
@@ -42,12 +44,16 @@ def check_tracker(tracker: TrackerConfig) -> None:
     """Raise ValueError if the package that `tracker.kind` needs is not installed."""
     package = {"none": "json", "wandb": "wandb", "tensorboard": "tensorboard"}[tracker.kind]
     if importlib.util.find_spec(package) is None:
-        raise ValueError(f"tracker.kind is {tracker.kind}, but the package {package} is not installed; expected it in this "
-                         f"environment. Run: pip install {package}, or set tracker.kind=none.")
+        raise ValueError(f"tracker.kind is {tracker.kind}, but the package {package} is not installed; "
+                         f"expected it in this environment. Run: pip install {package}, or set "
+                         f"tracker.kind=none.")
 
 
 class Tracker:
-    """Writes one stage's numbers. group: the run's name, shared by its stages. Call `rewind` once before the first `log`."""
+    """Writes one stage's numbers.
+
+    group: the run's name, shared by its stages. Call `rewind` once before the first `log`.
+    """
 
     def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]) -> None:
         self.path, self._outside = directory / "metrics.jsonl", None
@@ -58,9 +64,11 @@ class Tracker:
             self._outside = _TensorBoard(directory, stage)
 
     def rewind(self, step: int) -> None:
-        """Drop the lines after `step`, and a last one that was being written when a process died: training goes on from there.
+        """Drop the lines after `step`, and a last one that was being written when a process died: training
+        goes on from there.
 
-        Raises DamagedError for any other line that cannot be read: numbers are missing there, and nobody would know.
+        Raises DamagedError for any other line that cannot be read: numbers are missing there, and nobody
+        would know.
         """
         self._file.close()
         text, lines = [], []
@@ -71,9 +79,10 @@ class Tracker:
                 at = values.pop("step")
                 is_kept = at <= step
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise DamagedError(f"line {number} of {self.path} is not readable ({error}); expected a step and its numbers "
-                                   f"(only the last line may be cut short). Restore the file from a copy, or remove it to go "
-                                   f"on without the numbers so far") from error
+                raise DamagedError(f"line {number} of {self.path} is not readable ({error}); expected a step "
+                                   f"and its numbers (only the last line may be cut short). Restore the file "
+                                   f"from a copy, or remove it to go on without the numbers so "
+                                   f"far") from error
             if is_kept:
                 text.append(line.decode() + "\n")
                 lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
@@ -82,21 +91,30 @@ class Tracker:
         self._tell("rewind", step, lines)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """One line {"step", "time", **values}; numbers also go to the outside tracker as STAGE/NAME against STAGE/step."""
+        """One line {"step", "time", **values}; numbers also go to the outside tracker as STAGE/NAME against
+        STAGE/step.
+        """
         print(json.dumps({"step": step, "time": round(time.time(), 3), **values}), file=self._file, flush=True)
         self._tell("send", step, _numbers(values))
 
     def flush(self) -> None:
-        """Force what was logged to disk; a checkpoint is committed after it. Raises FileNotFoundError if the file is gone."""
+        """Force what was logged to disk; a checkpoint is committed after it.
+
+        Raises FileNotFoundError if the file is gone.
+        """
         if not is_at(self.path, self._file):
-            raise FileNotFoundError(f"{self.path} was removed or replaced while it was written; expected it to stay. Start the "
-                                    f"stage again: it continues from its last checkpoint, without the numbers before")
+            raise FileNotFoundError(f"{self.path} was removed or replaced while it was written; expected it "
+                                    f"to stay. Start the stage again: it continues from its last checkpoint, "
+                                    f"without the numbers before")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._tell("flush")
 
     def finish(self, exit_code: int) -> None:
-        """Close everything, with the true exit code. Waits for W&B, at most WAIT_S seconds, or LEAVE_S after a failure."""
+        """Close everything, with the true exit code.
+
+        Waits for W&B, at most WAIT_S seconds, or LEAVE_S after a failure.
+        """
         self._file.close()
         self._tell("finish", exit_code)
         self._outside = None
@@ -110,8 +128,8 @@ class Tracker:
 
     def _switch_off(self, error: Exception) -> None:
         self._outside = None
-        print(f"WARNING: the tracker failed and is switched off ({type(error).__name__}: {error}); the numbers are in "
-              f"{self.path}.", file=sys.stderr, flush=True)
+        print(f"WARNING: the tracker failed and is switched off ({type(error).__name__}: {error}); the "
+              f"numbers are in {self.path}.", file=sys.stderr, flush=True)
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -175,11 +193,13 @@ class _Wandb:
             write_json(self.path, self.record)
 
         def start(mode: str) -> Any:
-            if mode == "online" and not wandb.login(prompt=False, verify=False):  # with a prompt it would wait for a person
+            # with a prompt it would wait for a person
+            if mode == "online" and not wandb.login(prompt=False, verify=False):
                 raise ConnectionError("no W&B credentials")
             settings = wandb.Settings(
                 init_timeout=INIT_TIMEOUT_S, login_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S,
-                x_transaction_log_flush_interval=FLUSH_S, console="off")  # off: no wrapper around the stdout of all threads
+                # off: no wrapper around the stdout of all threads
+                x_transaction_log_flush_interval=FLUSH_S, console="off")
             return wandb.init(project=tracker.project, mode=mode, dir=str(directory), id=self.record["id"], resume="allow",
                               group=group, job_type=stage, name=f"{group}-{stage}", config=config, settings=settings)
 
@@ -192,8 +212,9 @@ class _Wandb:
         except Exception as error:
             if tracker.mode != "online":
                 raise
-            print(f"WARNING: W&B cannot be reached ({type(error).__name__}: {error}); this run is recorded offline. Upload it "
-                  f"later: wandb sync {directory / 'wandb' / 'offline-run-*'}", file=sys.stderr, flush=True)
+            print(f"WARNING: W&B cannot be reached ({type(error).__name__}: {error}); this run is recorded "
+                  f"offline. Upload it later: wandb sync "
+                  f"{directory / 'wandb' / 'offline-run-*'}", file=sys.stderr, flush=True)
             wandb.teardown()  # else it says that the id is in use, by the attempt that failed
             self.run = start("offline")
         self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
@@ -210,7 +231,8 @@ class _Wandb:
         if step < self.record["step"] or not new:
             return
         self.record |= {"step": step, "names": [*before, *new]}
-        write_json(self.path, self.record)  # first: of a number that was being sent at a crash W&B has one copy or none
+        # first: of a number that was being sent at a crash W&B has one copy or none
+        write_json(self.path, self.record)
         self.run.log({f"{self.stage}/step": step, **{f"{self.stage}/{name}": value for name, value in new.items()}})
 
     def finish(self, exit_code: int) -> None:

@@ -1,11 +1,13 @@
-"""What the supervisor (ups/training/launch.py) starts: accelerate's launcher, and the ranks, before they import torch.
+"""What the supervisor (ups/training/launch.py) starts: accelerate's launcher, and the ranks, before they
+import torch.
 
-    python -m ups.training.tree launcher [accelerate launch's options] --module ups.training.tree rank SCRIPT [its arguments]
+    python -m ups.training.tree launcher [accelerate launch's options] --module ups.training.tree rank SCRIPT
+    [its arguments]
 
 Where accelerate and torchrun print a traceback and a summary, which bury what a rank has said, the launcher
 says one line at most. A rank dies with its launcher, from its first line on: the kernel sees to it
-(ups.training.processes.die_with_parent), so no import, and no call that holds the interpreter's lock, is in the way.
-Its first word tells the supervisor that it is there.
+(ups.training.processes.die_with_parent), so no import, and no call that holds the interpreter's lock, is in
+the way. Its first word tells the supervisor that it is there.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 With `Agreed` (ups/training/strategies.py) forward and backward pass contain no collective. Each update is one
 all-reduce: the flat gradient buffer with, behind it, the counts of ranks that were told to stop, ran out of
-memory or failed. All ranks then decide the same: step, skip (non-finite), halve the micro-batch and repeat the
-same batch, raise, or save and stop. docs/reliability.md has what it costs against DDP, and what every fault
-that was injected led to.
+memory or failed. All ranks then decide the same: step, skip (non-finite), halve the micro-batch and repeat
+the same batch, raise, or save and stop. docs/reliability.md has what it costs against DDP, and what every
+fault that was injected led to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradie
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
-STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # what follows the gradients in the buffer; summed over ranks
+# what follows the gradients in the buffer; summed over ranks
+STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
 
 
@@ -45,7 +46,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class Update:
-    """What became of an update. loss: mean over the global batch; metrics: (name, mean, rows) of this rank's passes."""
+    """What became of an update.
+
+    loss: mean over the global batch; metrics: (name, mean, rows) of this rank's passes.
+    """
 
     is_finite: bool
     loss: float
@@ -57,7 +61,10 @@ class Update:
 
 
 class Updates:
-    """The updates of `model`, whose gradients, optimizer and average (`ema`) are here. autocast: the context of a pass."""
+    """The updates of `model`, whose gradients, optimizer and average (`ema`) are here.
+
+    autocast: the context of a pass.
+    """
 
     def __init__(self, model: nn.Module, strategy: Agreed, ranks: Ranks, autocast: Callable, standing: Standing,
                  train: TrainConfig, optim: OptimConfig, say: Callable[..., None]) -> None:
@@ -108,7 +115,9 @@ class Updates:
     # ---------------------------------------------------------------- gradients
 
     def _try(self, loss_function: LossFunction, size: int, doing: str) -> tuple[list, list[float], float]:
-        """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks, the gradient's norm."""
+        """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks, the
+        gradient's norm.
+        """
         with self.ranks.phase(doing):
             metrics, cause = self._backward(loss_function, size)
         with self.ranks.guard.waiting("summing gradients"):
@@ -123,7 +132,9 @@ class Updates:
         return metrics, counts, norm
 
     def _backward(self, loss_function: LossFunction, size: int) -> tuple[list[tuple[str, Tensor, int]], str | None]:
-        """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a failure."""
+        """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a
+        failure.
+        """
         self._buffer.zero_()
         metrics, loss_sum, status, cause = [], 0.0, None, None
         try:
@@ -137,7 +148,8 @@ class Updates:
                     (loss * self.strategy.scale).backward()
                 loss_sum = loss_sum + loss.detach()
                 metrics += [(name, torch.as_tensor(value).detach().float(), num_rows) for name, value in values.items()]
-        except Exception as error:  # reported through the buffer: all ranks take part in the all-reduce that follows
+        # reported through the buffer: all ranks take part in the all-reduce that follows
+        except Exception as error:
             is_memory = is_out_of_memory(error)
             if not self.strategy.is_agreed:
                 if is_memory:
@@ -152,14 +164,18 @@ class Updates:
         return metrics, cause
 
     def _apply(self, factor: float) -> None:
-        """The optimizer's step. What fails in it may have changed some weights and not others: nothing of it is kept."""
+        """The optimizer's step.
+
+        What fails in it may have changed some weights and not others: nothing of it is kept.
+        """
         self.optimizer.scale_lr(factor)
         try:
             self.optimizer.step()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._want_of_memory("in the optimizer's step, which may have changed some of the weights") from error
+            raise self._want_of_memory("in the optimizer's step, which may have changed some of "
+                                       "the weights") from error
         self.ema.update()
 
     # ---------------------------------------------------------------- what all ranks decide alike
@@ -170,7 +186,8 @@ class Updates:
             torch.cuda.empty_cache()
         where = f"on {num_ranks} of {self.ranks.world} ranks"
         if self.standing.micro_batch == 1:
-            raise StageError(f"out of memory {where} with a micro-batch of 1", "out_of_memory", self._smaller_model())
+            raise StageError(f"out of memory {where} with a "
+                             f"micro-batch of 1", "out_of_memory", self._smaller_model())
         self.standing.micro_batch = max(1, self.standing.micro_batch // 2)
         self.say(f"WARNING: out of memory {where} {then} a micro-batch of {self.standing.micro_batch}")
 
@@ -178,9 +195,11 @@ class Updates:
         """The end of this rank, on which the others end too; the next start takes half the micro-batch."""
         now = self.standing.micro_batch
         if now == 1:
-            return StageError(f"out of memory with a micro-batch of 1 {where}", "out_of_memory", self._smaller_model(), False)
+            return StageError(f"out of memory with a "
+                              f"micro-batch of 1 {where}", "out_of_memory", self._smaller_model(), False)
         return StageError(f"out of memory with a micro-batch of {now} {where}", "memory",
-                          "The same command continues from the last checkpoint with half the micro-batch.", False,
+                          "The same command continues from the last checkpoint with half the "
+                          "micro-batch.", False,
                           micro_batch=now // 2, micro_batch_asked=self.train.micro_batch)
 
     def _smaller_model(self) -> str:
@@ -193,13 +212,14 @@ class Updates:
             return
         standing.num_skipped, standing.num_skipped_in_row = standing.num_skipped + 1, standing.num_skipped_in_row + 1
         in_row = standing.num_skipped_in_row
-        self.say(f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite ({in_row} in a row)")
+        self.say(f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite "
+                 f"({in_row} in a row)")
         if in_row > self.train.max_skips:
             section, saved = self.ranks.folder.section, self.saved
             saved = "start (no checkpoint was written yet)" if saved is None else f"checkpoint of step {saved}"
             raise StageError(f"{in_row} updates in a row were not finite, none was applied", "non_finite",
-                             f"The same command continues from the {saved}. Lower {section}.optim.muon_lr and adamw_lr, "
-                             f"or look at the data with the doctor.")
+                             f"The same command continues from the {saved}. Lower {section}.optim.muon_lr "
+                             f"and adamw_lr, or look at the data with the doctor.")
 
     # ---------------------------------------------------------------- state
 
@@ -215,7 +235,8 @@ class Updates:
         return shared | {"is_sharded": self.strategy.is_sharded, **asdict(self.standing)}, own
 
     def load(self, shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]]) -> None:
-        """Take over what `state` gave; own: None if another number of ranks wrote it; of_all(): that of every rank.
+        """Take over what `state` gave; own: None if another number of ranks wrote it; of_all(): that of every
+        rank.
 
         Raises ValueError, RuntimeError or KeyError if it belongs to another model.
         """
@@ -228,7 +249,8 @@ class Updates:
         if self.best_weights is not None:
             self.ema.check(self.best_weights)
         saved = {name: shared[name] for name in vars(self.standing)}
-        is_same = saved.pop("micro_batch_asked") == self.train.micro_batch   # else the user asked for another since
+        # else the user asked for another since
+        is_same = saved.pop("micro_batch_asked") == self.train.micro_batch
         micro_batch = saved.pop("micro_batch")
         self.standing.micro_batch = min(micro_batch, self.standing.micro_batch) if is_same else self.standing.micro_batch
         vars(self.standing).update(saved)
