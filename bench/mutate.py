@@ -64,6 +64,7 @@ from ups.training.checkpoint import SHARED
 from ups.training.folder import StageFolder
 from ups.training.parts import gathered
 from ups.training.run import Run
+from ups.training.saving import Saving
 from ups.training.stage import DONE, MANIFEST, MODEL
 from ups.training.strategies import Agreed
 from ups.training.update import Updates
@@ -191,7 +192,7 @@ def prepare(folder: Path) -> None:
     for step in (2, 4):
         run.standing.step, run.standing.best_score = step, 0.5
         run.updates.best_weights = run.updates.ema.snapshot()
-        run._save(is_required=True)
+        run.saving.save(is_required=True)
     run._export(gathered(run.model, run.updates.exported(), True), {"error": 0.1}, run.model.description)
     run.numbers.close(0)
 
@@ -208,8 +209,8 @@ def sound_operator(folder: Path) -> Operator:
 @functools.lru_cache
 def sound_state(folder: Path, step: int) -> dict[str, Any]:
     run = sound_run(folder)
-    run.checkpoints.directory = run.directory / "state"
-    run._load(step)
+    run.saving.checkpoints.directory = run.directory / "state"
+    run.saving.load(step)
     return copy.deepcopy(state_of(run))
 
 
@@ -234,6 +235,7 @@ def make_run(config: Config) -> Run:
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
     run.updates = Updates(run.model, Agreed(), run.ranks, contextlib.nullcontext, run.standing, run.train, run.optim, print)
+    run.saving = Saving(run.ranks, run.updates, run.numbers, run.train, print)
     return run
 
 
@@ -493,9 +495,9 @@ def damage(value: dict, draw: random.Random) -> None:
 def read_checkpoint(folder: Path) -> str:
     wanted = {step: sound_state(folder.parent / "sound", step) for step in (2, 4)}
     run = sound_run(folder.parent / "sound")
-    run.checkpoints.directory = settings(folder).run_dir / "operator" / "state"
-    manifest = run.checkpoints.newest()
-    run.checkpoints.taken(manifest["step"], run._load)
+    run.saving.checkpoints.directory = settings(folder).run_dir / "operator" / "state"
+    manifest = run.saving.checkpoints.newest()
+    run.saving.checkpoints.taken(manifest["step"], run.saving.load)
     if not is_equal(state_of(run), wanted[manifest["step"]]):
         raise Finding("a checkpoint with other content was taken")
     return "same" if manifest["step"] == 4 else "fallback"

@@ -160,14 +160,14 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     data = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
     schedule = Schedule({"a": (40, 1)}, config.operator.train.batch_size, seed=config.run.seed)
     if fault.get("kind") == "disk" and fault["rank"] == run.rank:
-        write, full = run.checkpoints._write, fault["steps"]
+        write, full = run.saving.checkpoints._write, fault["steps"]
 
         def fail(temporary: Path, *parts: dict) -> None:
             if run.step in full:
                 raise OSError(28, "No space left on device")
             write(temporary, *parts)
 
-        run.checkpoints._write = fail
+        run.saving.checkpoints._write = fail
     def loss_of(batch: Batch) -> Callable[[slice], tuple[torch.Tensor, dict]]:
         calls = []
 

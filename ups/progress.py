@@ -73,8 +73,8 @@ class Bar(tqdm):
         is_terminal = sys.stderr.isatty()
         if count is not None:
             options["bar_format"] = "{l_bar}{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
-        super().__init__(total=total, desc=title, disable=not is_main, mininterval=0.5 if is_terminal else 30.0,
-                         dynamic_ncols=is_terminal, **options)
+        super().__init__(total=total, desc=title, disable=not is_main, dynamic_ncols=is_terminal,
+                         mininterval=0.5 if is_terminal else 30.0, **options)
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._count, self._noted_at = count, -math.inf
         _shown = self if is_main else None

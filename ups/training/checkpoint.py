@@ -21,7 +21,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ups.files import DamagedError, file_hash, flush, read_record, read_sealed, remove, replacing, write_sealed
+from ups.files import (
+    DamagedError,
+    file_hash,
+    flush,
+    read_record,
+    read_sealed,
+    remove,
+    replacing,
+    write_sealed,
+)
 from ups.training.stage import MANIFEST, MODEL, require_identity
 
 SHARED = "shared.pt"
@@ -63,7 +72,8 @@ def load_weights(module: nn.Module, path: Path, do: str) -> None:
     module.load_state_dict(tensors)
 
 
-def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str, do: str) -> nn.Module:
+def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str,
+               do: str) -> nn.Module:
     """The network of a finished stage: `build` from its config.json, filled from its model.safetensors.
 
     what: the stage in words, do: how it is made. Raises FileNotFoundError, or DamagedError if either file
@@ -112,13 +122,15 @@ class Checkpoints:
         if keep < 2:
             raise ValueError(f"keep is {keep}; expected at least 2, because the newest checkpoint may be "
                              f"damaged. Raise it.")
-        self.directory, self.keep, self.rank, self.agreed, self.identity = directory, keep, rank, agreed, identity
+        self.directory, self.keep, self.identity = directory, keep, identity
+        self.rank, self.agreed = rank, agreed
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, newest first."""
         found = self.directory.glob("step_*") if self.directory.is_dir() else []
         numbers = (path.name.removeprefix("step_") for path in found)
-        return sorted((int(number) for number in numbers if number.isdecimal() and len(number) == 9), reverse=True)
+        whole = (int(number) for number in numbers if number.isdecimal() and len(number) == 9)
+        return sorted(whole, reverse=True)
 
     def path(self, step: int) -> Path:
         return self.directory / f"step_{step:09d}"
@@ -132,12 +144,12 @@ class Checkpoints:
         """
         temporary = self.directory / f".tmp-{step:09d}"
         try:
-            self.agreed(lambda: self.rank == 0 and self._begin(temporary), f"preparing the checkpoint of "
-                                                                           f"step {step}")
-            self.agreed(lambda: self._write(temporary, shared, local), f"writing the checkpoint of step "
-                                                                       f"{step}")
-            self.agreed(lambda: self.rank == 0 and self._commit(temporary, step, facts), f"committing step "
-                                                                                         f"{step}")
+            self.agreed(lambda: self.rank == 0 and self._begin(temporary),
+                        f"preparing the checkpoint of step {step}")
+            self.agreed(lambda: self._write(temporary, shared, local),
+                        f"writing the checkpoint of step {step}")
+            self.agreed(lambda: self.rank == 0 and self._commit(temporary, step, facts),
+                        f"committing step {step}")
         except Exception:
             if self.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -158,7 +170,8 @@ class Checkpoints:
                 os.fsync(file.fileno())
 
     def _commit(self, temporary: Path, step: int, facts: dict[str, Any]) -> None:
-        files = {path.name: {"size": path.stat().st_size, "sha256": file_hash(path)} for path in temporary.iterdir()}
+        files = {path.name: {"size": path.stat().st_size, "sha256": file_hash(path)}
+                 for path in temporary.iterdir()}
         write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
         target = self.path(step)
         # only a run that went back past it writes a step again; what it holds is of no use then
@@ -176,14 +189,14 @@ class Checkpoints:
         """
         path = self.path(step)
         try:
-            manifest = read_sealed(path / MANIFEST, "a committed "
-                                                    "checkpoint", "", step=int, world=int, files=dict,
+            manifest = read_sealed(path / MANIFEST,
+                                   "a committed checkpoint", "", step=int, world=int, files=dict,
                                    config_hash=str, parents=dict)
         except FileNotFoundError as error:
             raise DamagedError(f"{path} has no readable {MANIFEST} ({error}); expected a committed "
                                f"checkpoint.") from error
-        require_identity(manifest, self.identity, path, path / MANIFEST, f"Delete {self.directory.parent} to "
-                                                                         f"start over.")
+        require_identity(manifest, self.identity, path, path / MANIFEST,
+                         f"Delete {self.directory.parent} to start over.")
         return manifest
 
     def verify(self, step: int) -> dict[str, Any]:
@@ -248,11 +261,13 @@ class Checkpoints:
         if shared.get("step", step) != step:
             raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. "
                                f"{self._remedy(path)}")
-        return shared, self._read_part(path / f"rank_{self.rank}.pt") if self.manifest(step)["world"] == world else None
+        is_mine = self.manifest(step)["world"] == world
+        return shared, self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None
 
     def parts(self, step: int) -> list[dict[str, Any]]:
         """What each rank wrote as its own, in rank order. Raises DamagedError as `read` does."""
-        return [self._read_part(self.path(step) / f"rank_{rank}.pt") for rank in range(self.manifest(step)["world"])]
+        world = self.manifest(step)["world"]
+        return [self._read_part(self.path(step) / f"rank_{rank}.pt") for rank in range(world)]
 
     def taken(self, step: int, take: Callable[[int], None]) -> None:
         """take(step), which reads the checkpoint and loads it.

@@ -24,7 +24,8 @@ from ups.training.processes import outlive_readers
 from ups.training.ranks import Preempted, Ranks, StageError
 
 # In errors of ranks that lost a peer, or that did not find each other: another start may do better.
-CONNECTION = ("onnection", "Broken pipe", "NCCL", "imed out", "gloo", "Socket", "DistNetworkError", "DistStoreError")
+CONNECTION = ("onnection", "Broken pipe", "NCCL", "imed out", "gloo", "Socket", "DistNetworkError",
+              "DistStoreError")
 
 active: Ranks | None = None   # of the run of this process
 

@@ -45,7 +45,8 @@ def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str
     source = hashlib.sha256()
     for path in sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py"))):
         source.update(path.read_bytes())
-    return {**dict(dotted(config, "")), **{f"the parent {name}": value for name, value in parents.items()}, "the stage": stage,
+    return {**dict(dotted(config, "")), **{f"the parent {name}": value for name, value in parents.items()},
+            "the stage": stage,
             "the version of ups": __version__, "the source of ups (SHA-256)": source.hexdigest()[:12],
             "the version of torch": torch.__version__, "the version of Python": platform.python_version()}
 
@@ -131,13 +132,16 @@ def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
     """Versions, hardware, revision and command line of this start."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else "unknown"
 
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if device.type == "cuda" else []
+    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world, "device": str(device),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world,
+        "device": str(device), "gpus": [torch.cuda.get_device_name(index) for index in gpus],
         "python": platform.python_version(), "torch": torch.__version__, "accelerate": accelerate.__version__,
-        "numpy": numpy.__version__, "platform": platform.platform(), "cpus": os.cpu_count(), "gpus": gpus,
-        "git_revision": git("rev-parse", "HEAD"), "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
+        "numpy": numpy.__version__, "platform": platform.platform(), "cpus": os.cpu_count(),
+        "git_revision": git("rev-parse", "HEAD"),
+        "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
     }

@@ -29,7 +29,7 @@ from ups.files import (
 )
 from ups.training.stage import DONE, MANIFEST, finished_stage, relevant_keys, require_identity
 
-LOCK, MEMORY = ".lock", "memory.json"
+LOCK, MEMORY, MEMORY_KEYS = ".lock", "memory.json", ("micro_batch", "micro_batch_asked")
 CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
 KEPT_ERRORS = 5   # starts whose errors are kept
 
@@ -184,20 +184,20 @@ class StageFolder:
         for path in self.path.glob("errors/rank*.json"):
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
-                memory = {name: int(record[name]) for name in ("micro_batch", "micro_batch_asked") if name in record}
+                memory = {name: int(record[name]) for name in MEMORY_KEYS if name in record}
             except (ValueError, TypeError) as error:
-                print(f"WARNING: {path} of an earlier start is not readable ({error}); it "
-                      f"is set aside.", file=sys.stderr)
+                warning = f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside."
+                print(warning, file=sys.stderr)
                 continue
             if memory:
                 write_json(self.path / MEMORY, memory)
 
     def micro_batch(self, asked: int, now: int) -> int:
         """`now`, or what earlier starts that were `asked` for the same have left of it for want of memory."""
-        if not (self.path / MEMORY).is_file():
+        path = self.path / MEMORY
+        if not path.is_file():
             return now
-        memory = read_record(self.path / MEMORY, "a "
-                                                 "micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
+        memory = read_record(path, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
         return max(1, min(now, memory["micro_batch"])) if memory["micro_batch_asked"] == asked else now
 
     def note(self, name: str, record: dict[str, Any]) -> bool:

@@ -1,5 +1,4 @@
-"""Heartbeat and watchdog of a rank: who stalls, dies or falls out of step is named, and ends the job
-non-zero.
+"""Heartbeat and watchdog of a rank: who stalls, dies or falls out of step is named, and ends the job.
 
 Every rank has one guard: attributes that the main thread sets (step, phase, progress; a few microseconds a
 step) and a thread that, twice a second, writes them to STAGE/heartbeat/rankN.json and reads those of the
@@ -20,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import select
 import signal
@@ -32,7 +32,8 @@ from typing import Any
 
 from ups import progress
 from ups.training.events import tell
-from ups.training.processes import process_state, shout, stacks, this_place
+from ups.training.peers import Peer, Seen
+from ups.training.processes import process_state, shout, stacks, this_machine
 
 TICK_S = 0.5        # between looks of the thread
 GRACE_S = 20.0      # without progress after SIGTERM or SIGINT
@@ -42,31 +43,8 @@ LEAVE_S = 10.0      # from a failure to the end of the process
 STACK_S = 2.0       # for the other ranks to print their stacks
 RECORD_BYTES = 1024   # of a heartbeat; written in place, so that a full disk does not stop it
 EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
-# their presence: the parent process is a launcher
-LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
-
-
-class Peer:
-    """What is known of one rank: its last record and when, by this rank's clock, that changed."""
-
-    def __init__(self, now: float) -> None:
-        self.record: dict[str, Any] | None = None
-        self.progress_at = self.pulse_at = now
-        self.lost_at: float | None = None
-        self.why = ""
-
-    def update(self, record: dict[str, Any] | None, now: float) -> None:
-        if record is None:   # not there yet, or being written
-            return
-        before, self.record = self.record or {}, record
-        if record["beats"] != before.get("beats"):
-            self.progress_at = now
-        if record["pulse"] != before.get("pulse"):
-            self.pulse_at = now
-
-    @property
-    def has_ended(self) -> bool:
-        return self.record is not None and self.record["code"] is not None
+NOTHING = {"is_waiting": False, "collectives": 0, "doing": ""}   # of a rank that wrote no heartbeat
+LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # where the parent is a launcher
 
 
 class Guard:
@@ -82,7 +60,7 @@ class Guard:
         self.step, self.doing, self.limit_s, self.is_waiting = 0, "starting", hang_s, False
         self.num_collectives = self.num_beats = 0
         self.stop_signal, self.is_in_loop, self.is_leaving = 0, False, False
-        # and says so in the next collective, which a rank that waits for its files never enters
+        # and tells in a collective, into which a rank that waits for files never comes
         self.has_failed = False
         self.directory: Path | None = None
         self._stop_file = Path()
@@ -90,7 +68,7 @@ class Guard:
         self._noted_at = 0.0   # when the main thread got the first signal
         self._code, self._is_agreed = None, False
         self._peers = {other: Peer(self._beat_at) for other in range(world) if other != rank}
-        self._place, self._lock, self._file = this_place(), threading.Lock(), None
+        self._machine, self._lock, self._file = this_machine(), threading.Lock(), None
         self._parent = os.getppid() if any(name in os.environ for name in LAUNCHED_BY) else None
         self._is_closed, self._thread, self._handlers = False, None, {}
 
@@ -105,7 +83,8 @@ class Guard:
         os.set_blocking(self._read_end, False)
         if threading.current_thread() is threading.main_thread():   # elsewhere signals stay what they were
             self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-            self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+            told = signal.SIGTERM, signal.SIGINT
+            self._handlers = {number: signal.signal(number, self._note) for number in told}
         progress.watched = self
         self.beat()
         tell("start", pid=os.getpid())
@@ -120,7 +99,8 @@ class Guard:
         directory.mkdir(exist_ok=True)
         with self._lock:
             self._stop_file = directory / f"stop-{job}.json"
-            self._file = os.open(directory / f"rank{self.rank}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._file = os.open(directory / f"rank{self.rank}.json", flags)
             self.directory = directory
             now = time.monotonic()
             for peer in self._peers.values():
@@ -256,10 +236,12 @@ class Guard:
                 self._end(*verdict)
 
     def _record(self) -> dict[str, Any]:
-        return {"rank": self.rank, "pid": os.getpid(), "born": (process_state(os.getpid()) or ("", 0))[1], "place": self._place,
-                "stage": self.stage, "step": self.step, "doing": self.doing[:200], "is_waiting": self.is_waiting,
-                "limit_s": self.limit_s, "collectives": self.num_collectives, "beats": self.num_beats, "pulse": self._pulse,
-                "time": time.time(), "has_failed": self.has_failed, "code": self._code, "is_agreed": self._is_agreed}
+        born = (process_state(os.getpid()) or ("", 0))[1]
+        return {"rank": self.rank, "pid": os.getpid(), "born": born, "machine": self._machine,
+                "stage": self.stage, "step": self.step, "doing": self.doing[:200],
+                "is_waiting": self.is_waiting, "limit_s": self.limit_s, "collectives": self.num_collectives,
+                "beats": self.num_beats, "pulse": self._pulse, "time": time.time(),
+                "has_failed": self.has_failed, "code": self._code, "is_agreed": self._is_agreed}
 
     def _write(self) -> None:
         if self._file is None:
@@ -268,8 +250,8 @@ class Guard:
         try:
             os.pwrite(self._file, json.dumps(self._record()).ljust(RECORD_BYTES).encode(), 0)
         except OSError as error:
-            print(f"WARNING: rank {self.rank} cannot write its heartbeat "
-                  f"({error})", file=sys.stderr, flush=True)
+            warning = f"WARNING: rank {self.rank} cannot write its heartbeat ({error})"
+            print(warning, file=sys.stderr, flush=True)
 
     def _look(self, now: float) -> None:
         """Bring the peers up to date."""
@@ -287,7 +269,7 @@ class Guard:
                 if peer.has_ended:
                     if peer.record["code"] != 0 and not peer.record["is_agreed"]:
                         peer.lost_at, peer.why = now, f"failed: {self._cause_of(rank)}"
-                elif peer.record is not None and peer.record["place"] == self._place:
+                elif peer.record is not None and peer.record["machine"] == self._machine:
                     state = process_state(peer.record["pid"])
                     if state is None or state[1] != peer.record["born"]:
                         peer.lost_at = now
@@ -295,8 +277,9 @@ class Guard:
                                     f"last heard of at step {peer.record['step']}, {peer.record['doing']}")
 
     def _cause_of(self, rank: int) -> str:
+        path = self.directory.parent / "errors" / f"rank{rank}.json"
         try:
-            return json.loads((self.directory.parent / "errors" / f"rank{rank}.json").read_text(encoding="utf-8"))["cause"]
+            return json.loads(path.read_text(encoding="utf-8"))["cause"]
         except (OSError, ValueError, KeyError):
             record = self._peers[rank].record
             return f"it ended with exit code {record['code']} at step {record['step']}"
@@ -320,39 +303,44 @@ class Guard:
             peer = self._peers[lost[0]]
             is_time = now - peer.lost_at >= min(PEER_S, self.hang_s)
             return (EXIT_HANG, "peer", f"rank {lost[0]} {peer.why}", lost) if is_time else None
-        ranks = [(self.rank, self.is_waiting, now - max(self._beat_at, since), self.limit_s, self.num_collectives, "")]
-        for rank, peer in self._peers.items():
-            if self.directory is not None and not peer.has_ended:
-                record = peer.record or {"is_waiting": False, "limit_s": self.hang_s, "collectives": 0}
-                is_deaf = now - peer.pulse_at > record["limit_s"] / 2   # its guard does not run
-                quiet = now - max(peer.progress_at, since)
-                ranks.append((rank, record["is_waiting"] and not is_deaf, quiet, record["limit_s"], record["collectives"],
-                              "its process does not answer; " if is_deaf else ""))
-        grace = min(GRACE_S, self.hang_s)
-        late = [entry for entry in ranks if entry[2] >= (min(entry[3], grace) if self._stop_at else entry[3])]
-        stuck = [entry for entry in late if not entry[1]]
+        ranks = self._seen(now, since)
+        grace = min(GRACE_S, self.hang_s) if self._stop_at else math.inf
+        late = [seen for seen in ranks if seen.quiet_s >= min(seen.limit_s, grace)]
+        stuck = [seen for seen in late if not seen.is_waiting]
         if not stuck and len(late) < len(ranks):
             return None
         code, kind = (EXIT_STOPPED, "stopped") if self._stop_at else (EXIT_HANG, "hang")
         told = "told to stop, but " if self._stop_at else ""
         if stuck:
-            rank, _, quiet, _, _, note = max(stuck, key=lambda entry: entry[2])
-            return (code, kind, f"{told}no progress for {quiet:.0f} s; the laggard is rank {rank}: "
-                                f"{note}{self._describe(rank)}",
-                    [entry[0] for entry in stuck])
-        counts = {entry[4] for entry in ranks}
-        if len(counts) > 1:
-            rank = min(ranks, key=lambda entry: entry[4])[0]
-            return (code, kind, f"{told}the ranks are out of step: rank {rank} entered {min(counts)} "
-                                f"collectives, another {max(counts)}; it is {self._describe(rank)}", [rank])
-        places = {rank: self.doing if rank == self.rank else self._peers[rank].record["doing"] for rank, *_ in ranks}
-        if len(set(places.values())) > 1:
-            return code, kind, (f"{told}the ranks are out of step: "
-                                + "; ".join(f"rank {rank} is "
-                                            f"{self._describe(rank)}" for rank in sorted(places))), []
-        return (code, kind, f"{told}no progress for {min(entry[2] for entry in ranks):.0f} s: every rank "
-                            f"waits in the same place ({self.doing}); the connection between them may "
-                            f"be lost", [])
+            worst = max(stuck, key=lambda seen: seen.quiet_s)
+            return (code, kind, f"{told}no progress for {worst.quiet_s:.0f} s; the laggard is rank "
+                                f"{worst.rank}: {worst.note}{self._describe(worst.rank)}",
+                    [seen.rank for seen in stuck])
+        first, last = (choose(ranks, key=lambda seen: seen.num_collectives) for choose in (min, max))
+        if first.num_collectives < last.num_collectives:
+            return (code, kind, f"{told}the ranks are out of step: rank {first.rank} entered "
+                                f"{first.num_collectives} collectives, another {last.num_collectives}; it is "
+                                f"{self._describe(first.rank)}", [first.rank])
+        if len({seen.doing for seen in ranks}) > 1:
+            words = sorted(f"rank {seen.rank} is {self._describe(seen.rank)}" for seen in ranks)
+            return code, kind, f"{told}the ranks are out of step: {'; '.join(words)}", []
+        quiet_s = min(seen.quiet_s for seen in ranks)
+        return (code, kind, f"{told}no progress for {quiet_s:.0f} s: every rank waits in the same place "
+                            f"({self.doing}); the connection between them may be lost", [])
+
+    def _seen(self, now: float, since: float) -> list[Seen]:
+        """All ranks that have not ended, this one first; since: before which nothing counts."""
+        found = [Seen(self.rank, self.is_waiting, now - max(self._beat_at, since), self.limit_s,
+                      self.num_collectives, self.doing)]
+        for rank, peer in self._peers.items():
+            if self.directory is not None and not peer.has_ended:
+                record = peer.record or NOTHING | {"limit_s": self.hang_s}
+                is_deaf = now - peer.pulse_at > record["limit_s"] / 2   # its guard does not run
+                found.append(Seen(rank, record["is_waiting"] and not is_deaf,
+                                  now - max(peer.progress_at, since), record["limit_s"],
+                                  record["collectives"], record["doing"],
+                                  "its process does not answer; " if is_deaf else ""))
+        return found
 
     def _describe(self, rank: int) -> str:
         """Step and phase of a rank in words."""
@@ -363,15 +351,13 @@ class Guard:
             return "it never wrote a heartbeat"
         if record["code"] is not None:
             return f"ended with exit code {record['code']} at step {record['step']}"
-        state = process_state(record["pid"]) if record["place"] == self._place else ("?", 0)
-        note = {"T": " (stopped by "
-                     "a signal)", "t": " (held by a debugger)"}.get(state[0], "") if state else " (gone)"
-        return f"at step {record['step']}, {record['doing']}{note}"
+        state = process_state(record["pid"]) if record["machine"] == self._machine else ("?", 0)
+        notes = {None: " (gone)", "T": " (stopped by a signal)", "t": " (held by a debugger)"}
+        return f"at step {record['step']}, {record['doing']}{notes.get(state and state[0], '')}"
 
     def _end(self, code: int, kind: str, cause: str, at_fault: list[int]) -> None:
         """Say everything and end this process."""
-        # a file system that hangs must not keep us
-        last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))
+        last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))   # if a file system hangs
         last_word.daemon = True
         last_word.start()
         stack = stacks(f"rank {self.rank}")
@@ -380,8 +366,8 @@ class Guard:
         shout("\n".join(lines))
         if self.directory is not None and kind != "launcher":
             try:
-                with contextlib.suppress(FileExistsError), open(self._stop_file, "x", encoding="utf-8") as file:
-                    # the first one stands
+                # the first one stands
+                with contextlib.suppress(FileExistsError), self._stop_file.open("x") as file:
                     json.dump({"by": self.rank, "code": code, "kind": kind, "cause": cause}, file)
             except OSError as error:
                 shout(f"WARNING: {error}")
@@ -400,11 +386,13 @@ class Guard:
         until = time.monotonic() + STACK_S
         while time.monotonic() < until:
             self._look(time.monotonic())
-            left = [r for r, peer in self._peers.items() if not peer.has_ended and peer.lost_at is None and peer.record]
+            left = {rank: peer.record for rank, peer in self._peers.items()
+                    if not peer.has_ended and peer.lost_at is None and peer.record}
             if not left:
                 return
             time.sleep(0.05)
-        pids = [self._peers[r].record["pid"] for r in left if r in at_fault and self._peers[r].record["place"] == self._place]
+        pids = [record["pid"] for rank, record in left.items()
+                if rank in at_fault and record["machine"] == self._machine]
         for numbers, pause in (((signal.SIGABRT, signal.SIGCONT), 1.0), ((signal.SIGKILL,), 0.0)):
             for pid in pids:
                 for number in numbers:

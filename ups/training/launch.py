@@ -67,8 +67,9 @@ class Attempt:
         self._read, self._heard, self._heard_at = 0, {}, time.monotonic()
         self._started_at, self._terminal = time.monotonic(), terminal
         events.touch()
-        self.process = subprocess.Popen(command, env={**os.environ, EVENTS: str(events)}, stdin=subprocess.DEVNULL,
-                                        start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()))
+        self.process = subprocess.Popen(command, env={**os.environ, EVENTS: str(events)},
+                                        stdin=subprocess.DEVNULL, start_new_session=True,
+                                        preexec_fn=partial(die_with_parent, os.getpid()))
 
     def wait(self) -> int:
         """The launcher's exit code, once everything that it started is gone."""
@@ -126,7 +127,8 @@ class Attempt:
                 continue
         if heard != self._heard or not heard:
             self._heard, self._heard_at = heard, now
-        return f"no heartbeat for {now - self._heard_at:.0f} s" if now - self._heard_at > 1.5 * limit + 5.0 else ""
+        silent_s = now - self._heard_at
+        return f"no heartbeat for {silent_s:.0f} s" if silent_s > 1.5 * limit + 5.0 else ""
 
     def _hear(self) -> None:
         """Read what the ranks told since."""
@@ -194,7 +196,8 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
         return False, 128 + signal.SIGTERM, "told to stop; the same command continues"
     if code == 0 and not why:
         is_nothing = "start" not in said   # such as --dry-run or --help
-        return False, int(not is_nothing), "nothing to do" if is_nothing else "all ranks left before the stage was finished"
+        reason = "nothing to do" if is_nothing else "all ranks left before the stage was finished"
+        return False, int(not is_nothing), reason
     if why:
         return bool(events), EXIT_HANG, why   # where not even a rank was born another start will do no better
     if failures:
@@ -216,8 +219,9 @@ def launcher_command(arguments: list[str]) -> list[str]:
             raise FileNotFoundError(f"no topology file {path}; expected one of accelerate_configs/. Correct "
                                     f"--config_file.")
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    is_ours = not {"main_process_port", "rdzv_backend"} & settings.keys() and settings.get("num_machines", 1) == 1
-    is_ours = is_ours and not any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
+    is_set = bool({"main_process_port", "rdzv_backend"} & settings.keys())
+    is_set |= any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
+    is_ours = not is_set and settings.get("num_machines", 1) == 1
     port = ["--main_process_port", "0"] if is_ours else []
     place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
     ranks = ["--module", "ups.training.tree", "rank", *arguments[place:]]
@@ -251,16 +255,18 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
             code = attempt.wait()
             is_again, code, reason = verdict(code, attempt.events, attempt.why)
             if told and (is_again or attempt.why or code == 128 + signal.SIGTERM):
-                code, is_again, reason = 128 + told, False, attempt.why or "told to stop; the same command continues"
+                code, is_again = 128 + told, False
+                reason = attempt.why or "told to stop; the same command continues"
             if not is_again:
                 if code:
                     say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
                 return code
             step, reason = attempt.newest_step(), reason.rstrip(".")
-            told_of = {event["cause"] for event in attempt.events if event["event"] == "failed" and event["kind"] == "memory"}
+            told_of = {event["cause"] for event in attempt.events if event.get("kind") == "memory"}
             # a cause names its micro-batch, so it comes once
             is_progress = step > newest or bool(told_of - shortages)
-            num_failed, newest, shortages = 0 if is_progress else num_failed + 1, max(newest, step), shortages | told_of
+            num_failed = 0 if is_progress else num_failed + 1
+            newest, shortages = max(newest, step), shortages | told_of
             if num_failed > restarts:
                 say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
                     f"{newest}): {reason}. The same command tries again.")

@@ -88,8 +88,8 @@ class MuonAdamW(torch.optim.Optimizer):
         """
         self.allocate()
         mine = self.state_dict()
-        flat, wanted = ({f"{index}.{name}": value for index, entry in state["state"].items() for name, value in entry.items()}
-                        for state in (state_dict, mine))
+        flat, wanted = ({f"{index}.{name}": value for index, entry in state["state"].items()
+                         for name, value in entry.items()} for state in (state_dict, mine))
         require_alike(flat, wanted, "optimizer's state")
         saved, groups = ([group["params"] for group in state["param_groups"]] for state in (state_dict, mine))
         if saved != groups:
@@ -123,8 +123,9 @@ class MuonAdamW(torch.optim.Optimizer):
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
-            stacked = torch.stack([whole(p, update) for p, update in zip(members, updates, strict=True)]).reshape(-1, *shape[-2:])
-            directions = orthogonalize(stacked).to(members[0].dtype).reshape(len(members), *shape)
+            stacked = torch.stack([whole(p, update) for p, update in zip(members, updates, strict=True)])
+            directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
+            directions = directions.reshape(len(members), *shape)
             directions = [part(p, direction) for p, direction in zip(members, directions, strict=True)]
             torch._foreach_mul_(own, 1.0 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(own, directions, alpha=-group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:])))
@@ -183,13 +184,14 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
     if not muon and not rest:
         raise ValueError("the model has no parameter that requires a gradient; expected at least one. Check "
                          "the model.")
-    groups: dict[tuple, dict[str, Any]] = {(): {"kind": "muon", "params": muon, "lr": optim.muon_lr,
-                                                "momentum": optim.muon_momentum, "weight_decay": optim.muon_weight_decay}}
+    groups: dict[tuple, dict[str, Any]] = {
+        (): {"kind": "muon", "params": muon, "lr": optim.muon_lr, "momentum": optim.muon_momentum,
+             "weight_decay": optim.muon_weight_decay}}
     for parameter in rest:
-        factor, decay = getattr(parameter, "lr_factor", 1.0), optim.adamw_weight_decay if parameter.ndim >= 2 else 0.0
-        group = groups.setdefault((factor, parameter.ndim >= 2), {
-            "kind": "adamw", "params": [], "lr": factor * optim.adamw_lr, "betas": tuple(optim.adamw_betas), "fused": True,
-            "weight_decay": decay})
+        factor, decays = getattr(parameter, "lr_factor", 1.0), parameter.ndim >= 2
+        group = groups.setdefault((factor, decays), {
+            "kind": "adamw", "params": [], "lr": factor * optim.adamw_lr, "betas": tuple(optim.adamw_betas),
+            "fused": True, "weight_decay": optim.adamw_weight_decay if decays else 0.0})
         group["params"].append(parameter)
     return MuonAdamW([group for group in groups.values() if group["params"]])
 
@@ -212,8 +214,8 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> 
     flat = torch.zeros(offset + num_counts, device=device)
     for parameter, (first, length) in zip(parameters, spans, strict=True):
         piece, shape = flat[first : first + length], local(parameter).shape
-        parameter.grad = like(parameter, torch.view_as_complex(piece.view(*shape, 2)) if parameter.is_complex()
-                              else piece.view(shape))
+        piece = torch.view_as_complex(piece.view(*shape, 2)) if parameter.is_complex() else piece.view(shape)
+        parameter.grad = like(parameter, piece)
     return flat
 
 
@@ -229,7 +231,8 @@ def learning_rate(step: int, total_steps: int, optim: OptimConfig) -> float:
 def require_alike(saved: dict[str, Any], wanted: dict[str, Tensor], what: str) -> None:
     """Raise ValueError unless both have the same names with tensors of the same shapes."""
     wrong = sorted(saved.keys() ^ wanted.keys())
-    wrong += [name for name, value in wanted.items() if name in saved and getattr(saved[name], "shape", None) != value.shape]
+    wrong += [name for name, value in wanted.items()
+              if name in saved and getattr(saved[name], "shape", None) != value.shape]
     if wrong:
         raise ValueError(f"the saved {what} does not fit the model at {wrong[0]}; expected the same "
                          f"parameters. Resume with the configuration that wrote it.")

@@ -34,8 +34,8 @@ def like(parameter: Tensor, piece: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     # shape and stride are given because torch would take them from this rank's part, and parts may be unequal
-    return DTensor.from_local(piece, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
-                              stride=parameter.stride())
+    return DTensor.from_local(piece, parameter.device_mesh, parameter.placements, run_check=False,
+                              shape=parameter.shape, stride=parameter.stride())
 
 
 def whole(parameter: Tensor, piece: Tensor) -> Tensor:
@@ -99,41 +99,45 @@ def split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {name: value for name, value in model.items() if name not in shards}, state | {"model": shards}
 
 
-def joined(shared: dict[str, Any], own: dict[str, Any] | None, parts: Callable[[], list[dict]],
-           shapes: dict[str | int, torch.Size], place: tuple[int, int] | None) -> dict[str, Any]:
+def joined(shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]],
+           shapes: dict[str | int, torch.Size], mine: tuple[int, int] | None) -> dict[str, Any]:
     """STATE of a checkpoint as this rank holds it, however many ranks wrote it and whether or not they shared
     the model out.
 
-    shared: equal on all ranks; own: this rank's part, None if another number of ranks wrote it; parts():
-    those of all ranks. shapes: see `shapes_of`. place: (rank, number of ranks) if the model is shared out
-    now, else None.
+    shared: equal on all ranks; own: this rank's part, None if another number of ranks wrote it; of_all():
+    those of all ranks. shapes: see `shapes_of`. mine: (rank, number of ranks) if the model is shared out now,
+    else None.
     """
     was_sharded = shared.get("is_sharded", False)
-    if was_sharded and place and own is not None:
+    if was_sharded and mine and own is not None:
         state = own["shards"]
     else:
         state = {name: shared[name] for name in STATE if name in shared}
         if was_sharded:
-            found = [entry["shards"] for entry in parts()]
+            found = [entry["shards"] for entry in of_all()]
             state = _each(lambda pieces, shape: torch.cat(pieces, axis_of(shape, len(found))), found, shapes)
-        if place:
-            state = _each(lambda pieces, shape: pieces[0] if shape is None else cut(pieces[0], axis_of(shape, place[1]), *place)
-                          .clone(), [state], shapes)
+        if mine:
+            state = _each(lambda pieces, shape: cut(pieces[0], axis_of(shape, mine[1]), *mine).clone(),
+                          [state], shapes)
     return state | {"model": shared["model"] | state["model"]}
 
 
-def _each(function: Callable[[list[Tensor], torch.Size | None], Tensor], trees: list[Any], shapes: dict[str | int, torch.Size],
-          shape: torch.Size | None = None) -> Any:
-    """function(tensors, shape of their parameter) at every place of mappings that are built alike; scalars
-    are the first's.
+def _each(function: Callable[[list[Tensor], torch.Size], Tensor], trees: list[Any],
+          shapes: dict[str | int, torch.Size], shape: torch.Size | None = None) -> Any:
+    """function(tensors, shape of their parameter) for every tensor of mappings that are built alike.
+
+    What is a scalar or belongs to no parameter is the first's.
     """
     first = trees[0]
     if isinstance(first, dict):
-        return {key: _each(function, [tree[key] for tree in trees], shapes, shapes.get(key, shape)) for key in first}
-    return function(trees, shape) if isinstance(first, Tensor) and first.ndim else first
+        return {key: _each(function, [tree[key] for tree in trees], shapes, shapes.get(key, shape))
+                for key in first}
+    is_shared_out = isinstance(first, Tensor) and first.ndim and shape is not None
+    return function(trees, shape) if is_shared_out else first
 
 
 def shapes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str | int, torch.Size]:
     """Shape of every whole parameter, by its name and by its number in the optimizer's state."""
     numbered = (p for group in optimizer.param_groups for p in group["params"])
-    return {name: p.shape for name, p in model.named_parameters()} | {i: p.shape for i, p in enumerate(numbered)}
+    named = {name: p.shape for name, p in model.named_parameters()}
+    return named | {number: p.shape for number, p in enumerate(numbered)}

@@ -42,13 +42,11 @@ def process_state(pid: int) -> tuple[str, int] | None:
 
 
 def _fields(stat: Path) -> list[str]:
-    """What follows the name in a process's stat file, state first (proc_pid_stat(5)); the name may hold
-    anything.
-    """
+    """What follows the name in a process's stat file, state first (proc_pid_stat(5)); names vary."""
     return stat.read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
-def this_place() -> str:
+def this_machine() -> str:
     """Name of what process numbers are unique in: machine, boot and container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
@@ -68,14 +66,12 @@ def stacks(who: str) -> str:
     frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
     own, main = threading.get_ident(), threading.main_thread().ident
     order = [main, *(ident for ident in frames if ident not in (own, main))]
-    return "".join(f"  {who}, thread "
-                   f"{names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frames[ident]))
-                   for ident in order if ident in frames)
+    found = {ident: "".join(traceback.format_stack(frames[ident])) for ident in order if ident in frames}
+    return "".join(f"  {who}, thread {names.get(ident, ident)}:\n{text}" for ident, text in found.items())
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`, from /proc (none without it); those of its orphans too if it adopts them.
-    """
+    """Living processes below `pid`, from /proc (none without it); also those of orphans that it adopts."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

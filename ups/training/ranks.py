@@ -70,8 +70,8 @@ class Ranks:
             raise ValueError(f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has "
                              f"{self.world}; expected as many. Use accelerate launch --config_file with a "
                              f"file from accelerate_configs/.")
-        is_from_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
-        if expected is None and is_from_accelerate and "MASTER_PORT" in environ and "WORLD_SIZE" not in environ:
+        is_for_several = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= environ.keys()
+        if expected is None and is_for_several and "WORLD_SIZE" not in environ:
             raise ValueError("accelerate was asked for several processes and started one (it does so for "
                              "--cpu --num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use "
                              "--config_file accelerate_configs/cpu2.yaml.")
@@ -146,8 +146,9 @@ class Ranks:
         """Raise StageError on every rank if any of them has a cause. A collective."""
         for rank, other in enumerate(self.gather(cause)):
             if other is not None:
-                raise StageError(f"rank {rank} failed while {doing}: {other}", "error", f"See "
-                                 f"{self.folder.path / 'errors'}; the same command continues from the last checkpoint.")
+                errors = self.folder.path / "errors"
+                advice = f"See {errors}; the same command continues from the last checkpoint."
+                raise StageError(f"rank {rank} failed while {doing}: {other}", "error", advice)
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum of `tensor` over ranks (a new tensor, equal on all). A collective."""

@@ -39,27 +39,25 @@ from ups.files import file_hash, write_json
 from ups.progress import Bar, position
 from ups.seeds import generator
 from ups.training import ending
-from ups.training.checkpoint import Checkpoints, write_weights
+from ups.training.checkpoint import write_weights
 from ups.training.environment import (
     compile_blocks,
     describe_environment,
     differences,
-    random_state,
     seed_everything,
-    set_random_state,
     what_ranks_share,
 )
 from ups.training.events import tell, tell_of_machine
 from ups.training.folder import StageFolder
 from ups.training.log import Log
 from ups.training.parts import gathered
-from ups.training.ranks import Preempted, Ranks, StageError
+from ups.training.ranks import Preempted, Ranks
+from ups.training.saving import Saving
 from ups.training.stage import DONE, MODEL
 from ups.training.strategies import LossFunction, plugin_of, strategy_of
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import Standing, Updates
 
-MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
 
 
@@ -98,20 +96,21 @@ class Run:
             run._open()
         return run
 
-    def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig, parents: dict[str, str],
-                 extra: dict[str, Any], section: str | None = None) -> None:
+    def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig,
+                 parents: dict[str, str], extra: dict[str, Any], section: str | None = None) -> None:
         self.config, self.stage, self.train, self.optim, self.extra = config, stage, train, optim, extra
         self.folder = StageFolder(config, stage, section or stage, parents)
         self.directory = self.folder.path
         self.ranks = Ranks(self.folder, train.hang_s)
         self.ranks.close = self.close
-        self.standing = Standing(min(train.micro_batch, -(-train.batch_size // self.world)), train.micro_batch)
-        self.checkpoints = Checkpoints(self.directory / "state", train.keep, self.rank, self.agreed, self.folder.identity)
+        share = -(-train.batch_size // self.world)
+        self.standing = Standing(min(train.micro_batch, share), train.micro_batch)
         self.numbers = Log(self.ranks, self.standing)
         self.model: nn.Module | None = None
         self.updates: Updates | None = None
+        self.saving: Saving | None = None
         self.bar: Bar | None = None
-        self._is_updated, self.is_preempted, self.num_failed_saves = True, False, 0
+        self._is_updated, self.is_preempted = True, False
 
     # What scripts ask of the parts
     rank = property(lambda self: self.ranks.rank)
@@ -142,15 +141,15 @@ class Run:
             raise ValueError(f"the ranks do not agree: {'; '.join(different[:5])}; expected the same "
                              f"configuration, parents and versions on all. Start every process with the same "
                              f"command, files and environment.")
-        refusal = ranks.agreed(lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage "
-                                                                                       "directory")
+        refusal = ranks.agreed(lambda: self.is_main and self.folder.take(LOCK_WAIT_S),
+                               "locking the stage directory")
         refusal, job = ranks.gather((refusal, str(time.time_ns())))[0]
         if refusal:
             raise FileExistsError(refusal)
         ranks.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
         ranks.agreed(self._see_directory, "looking for the stage directory")
-        ranks.agreed(lambda: ranks.guard.open(self.directory / "heartbeat", job), "writing the first "
-                                                                                  "heartbeat")
+        ranks.agreed(lambda: ranks.guard.open(self.directory / "heartbeat", job),
+                     "writing the first heartbeat")
         self.folder.is_open = True
         ranks.status("running")
         tell_of_machine("open", directory=str(self.directory.absolute()))
@@ -189,15 +188,16 @@ class Run:
             compile_blocks(model)
         with self.ranks.guard.waiting("sharing the model out"):
             strategy = strategy_of(model, self._plugin, self.config.ddp.overlap, self.device, self.world)
-        self.updates = Updates(model, strategy, self.ranks, self.accelerator.autocast, self.standing, self.train, self.optim,
-                               self.print)
+        self.updates = Updates(model, strategy, self.ranks, self.accelerator.autocast, self.standing,
+                               self.train, self.optim, self.print)
         if not strategy.is_agreed:
             self.print(f"{strategy.mode}: a rank that runs out of memory or fails ends all of them; the same "
                        f"command continues from the last checkpoint")
         groups = self.updates.optimizer.param_groups
         num_muon = sum(p.numel() for group in groups if group["kind"] == "muon" for p in group["params"])
         self.print(f"{sum(p.numel() for p in model.parameters())} parameters, {num_muon} of them under Muon")
-        self._resume()
+        self.saving = Saving(self.ranks, self.updates, self.numbers, self.train, self.print)
+        self.saving.resume()
         return model
 
     @contextlib.contextmanager
@@ -244,7 +244,7 @@ class Run:
                                        f"the loop.")
                 self.bar.update()
                 if self.is_preempted or self._is_over() or self.is_due(self.train.save_every):
-                    self._save(is_required=self.is_preempted or self._is_over())
+                    self.saving.save(is_required=self.is_preempted or self._is_over())
                 if self.is_preempted and not self._is_over():
                     self.print(f"told to stop (signal): saved step {self.step}; the same command continues "
                                f"from there")
@@ -328,49 +328,6 @@ class Run:
                        f"without a better score")
         return is_better
 
-    # ---------------------------------------------------------------- save and resume
-
-    def _save(self, is_required: bool) -> None:
-        """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
-        self.agreed(self._ready_to_save, "looking for the stage directory and writing metrics.jsonl")
-        shared, own = self.updates.state()
-        own |= {"random": random_state(self.device), "window": self.numbers.plain_window()}
-        try:
-            self.checkpoints.save(self.step, shared, own, {"world": self.world})
-            self.num_failed_saves, self.updates.saved = 0, self.step
-        except StageError as error:
-            self.num_failed_saves += 1
-            if is_required or self.num_failed_saves >= MAX_FAILED_SAVES:
-                advice = f"Free space on, or repair, the disk of {self.directory}; the last checkpoint is intact."
-                raise StageError(f"{error} ({self.num_failed_saves} failed in a "
-                                 f"row)", "save", advice) from error
-            self.ranks.is_recorded = False
-            self.print(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} "
-                       f"more steps.")
-
-    def _ready_to_save(self) -> None:
-        self.folder.require_own()
-        self.numbers.flush()
-
-    def _resume(self) -> None:
-        manifest = self.agreed(lambda: self.checkpoints.newest() if self.is_main else None, "looking for "
-                                                                                            "checkpoints")
-        manifest = self.gather(manifest)[0]
-        if manifest is not None:
-            self.agreed(lambda: self.checkpoints.taken(manifest["step"], self._load),
-                        f"loading the checkpoint of step {manifest['step']}")
-            note = "" if manifest["world"] == self.world else f" (written by {manifest['world']} processes)"
-            self.print(f"resumed at step {self.step}{note}")
-        self.agreed(self.numbers.rewind, "cutting metrics.jsonl back to the resumed step")
-
-    def _load(self, step: int) -> None:
-        shared, own = self.checkpoints.read(step, self.world)
-        self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
-        # else another number of processes: the streams of `attach` stay, batches are functions of step
-        if own is not None:
-            set_random_state(own["random"], self.device)
-            self.numbers.window = own["window"]
-
     # ---------------------------------------------------------------- end
 
     def finish(self, results: dict[str, Any], model_config: dict[str, Any] | None = None) -> None:
@@ -385,17 +342,20 @@ class Run:
                                f"to its end.")
         with self.ranks.guard.waiting("gathering the weights"):
             tensors = gathered(self.model, self.updates.exported(), self.is_main)
-        self.agreed(lambda: self.is_main and self._export(tensors, results, model_config or self.extra), "writing the results")
+        description = model_config or self.extra
+        self.agreed(lambda: self.is_main and self._export(tensors, results, description),
+                    "writing the results")
         self.ranks.is_finished = True
         tell_of_machine("finished")
         self.print(f"finished {self.stage}: {self.directory / DONE}")
 
-    def _export(self, tensors: dict[str, Tensor], results: dict[str, Any], model_config: dict[str, Any]) -> None:
-        self._ready_to_save()
-        model, description = self.directory / MODEL, self.directory / "config.json"
+    def _export(self, tensors: dict[str, Tensor], results: dict[str, Any],
+                description: dict[str, Any]) -> None:
+        self.saving.require_ready()
+        model, config = self.directory / MODEL, self.directory / "config.json"
         write_weights(model, tensors)
-        write_json(description, model_config)
-        self.folder.finish({"model_sha256": file_hash(model), "config_sha256": file_hash(description)}, {
+        write_json(config, description)
+        self.folder.finish({"model_sha256": file_hash(model), "config_sha256": file_hash(config)}, {
             "step": self.step, "best_score": self.best_score if math.isfinite(self.best_score) else None,
             "num_skipped": self.standing.num_skipped, "results": results})
         self.ranks.status("finished")
@@ -407,4 +367,4 @@ class Run:
         if self.model is not None:
             for parameter in self.model.parameters():
                 parameter.grad = None
-        self.model = self.updates = self.bar = None
+        self.model = self.updates = self.saving = self.bar = None

@@ -102,7 +102,8 @@ class Overlapped(Agreed):
 
     def __init__(self, model: nn.Module, world: int) -> None:
         self.inner, self.scale = Loss(model), world
-        self.outer = DistributedDataParallel(self.inner, find_unused_parameters=True, forward_sync_buffers=False)
+        self.outer = DistributedDataParallel(self.inner, find_unused_parameters=True,
+                                             forward_sync_buffers=False)
 
     def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         return self.outer(function, rows), self.inner.values
@@ -125,7 +126,8 @@ class Sharded(Agreed):
     mode = "the model is sharded (FSDP)"
     why_alone = "with a sharded model, whose ranks cannot agree to repeat a batch"
 
-    def __init__(self, model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device, world: int) -> None:
+    def __init__(self, model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device,
+                 world: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import Shard
@@ -189,7 +191,8 @@ def strategy_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin | None,
     return Overlapped(model, world) if is_overlapped and world > 1 else Agreed()
 
 
-def plugin_of(state: AcceleratorState, batch_size: int, is_overlapped: bool) -> FullyShardedDataParallelPlugin | None:
+def plugin_of(state: AcceleratorState, batch_size: int,
+              is_overlapped: bool) -> FullyShardedDataParallelPlugin | None:
     """The launcher's setting of FSDP2, None if it was not asked for.
 
     Raises ValueError if it cannot be had as asked for.

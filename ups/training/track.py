@@ -23,6 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,13 @@ class Tracker:
     group: the run's name, shared by its stages. Call `rewind` once before the first `log`.
     """
 
-    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
+                 config: dict[str, Any]) -> None:
         self.path, self._outside = directory / "metrics.jsonl", None
         self._file = self.path.open("a", encoding="utf-8")
         if tracker.kind == "wandb":
-            self._outside = _Courier(lambda: _Wandb(directory, tracker, group, stage, config), self._switch_off)
+            build = partial(_Wandb, directory, tracker, group, stage, config)
+            self._outside = _Courier(build, self._switch_off)
         elif tracker.kind == "tensorboard":
             self._outside = _TensorBoard(directory, stage)
 
@@ -94,7 +97,8 @@ class Tracker:
         """One line {"step", "time", **values}; numbers also go to the outside tracker as STAGE/NAME against
         STAGE/step.
         """
-        print(json.dumps({"step": step, "time": round(time.time(), 3), **values}), file=self._file, flush=True)
+        line = {"step": step, "time": round(time.time(), 3), **values}
+        print(json.dumps(line), file=self._file, flush=True)
         self._tell("send", step, _numbers(values))
 
     def flush(self) -> None:
@@ -182,7 +186,8 @@ class _Courier:
 class _Wandb:
     """One W&B run. All its methods are called from one thread."""
 
-    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
+                 config: dict[str, Any]) -> None:
         import wandb
 
         self.stage, self.path = stage, directory / "wandb.json"
@@ -200,8 +205,9 @@ class _Wandb:
                 init_timeout=INIT_TIMEOUT_S, login_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S,
                 # off: no wrapper around the stdout of all threads
                 x_transaction_log_flush_interval=FLUSH_S, console="off")
-            return wandb.init(project=tracker.project, mode=mode, dir=str(directory), id=self.record["id"], resume="allow",
-                              group=group, job_type=stage, name=f"{group}-{stage}", config=config, settings=settings)
+            return wandb.init(project=tracker.project, mode=mode, dir=str(directory), id=self.record["id"],
+                              resume="allow", group=group, job_type=stage, name=f"{group}-{stage}",
+                              config=config, settings=settings)
 
         try:
             self.run = start(tracker.mode)
@@ -233,7 +239,7 @@ class _Wandb:
         self.record |= {"step": step, "names": [*before, *new]}
         # first: of a number that was being sent at a crash W&B has one copy or none
         write_json(self.path, self.record)
-        self.run.log({f"{self.stage}/step": step, **{f"{self.stage}/{name}": value for name, value in new.items()}})
+        self.run.log({f"{self.stage}/{name}": value for name, value in {"step": step, **new}.items()})
 
     def finish(self, exit_code: int) -> None:
         self.run.finish(exit_code=exit_code)

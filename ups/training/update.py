@@ -25,8 +25,7 @@ from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradie
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
-# what follows the gradients in the buffer; summed over ranks
-STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)
+STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # behind the gradients; summed over ranks
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
 
 
@@ -66,8 +65,9 @@ class Updates:
     autocast: the context of a pass.
     """
 
-    def __init__(self, model: nn.Module, strategy: Agreed, ranks: Ranks, autocast: Callable, standing: Standing,
-                 train: TrainConfig, optim: OptimConfig, say: Callable[..., None]) -> None:
+    def __init__(self, model: nn.Module, strategy: Agreed, ranks: Ranks, autocast: Callable,
+                 standing: Standing, train: TrainConfig, optim: OptimConfig,
+                 say: Callable[..., None]) -> None:
         self.model, self.strategy, self.ranks, self.autocast = model, strategy, ranks, autocast
         self.standing, self.train, self.optim, self.say = standing, train, optim, say
         self.best_weights: dict[str, Tensor] | None = None
@@ -131,7 +131,7 @@ class Updates:
             self.ranks.raise_if_any(cause, doing)
         return metrics, counts, norm
 
-    def _backward(self, loss_function: LossFunction, size: int) -> tuple[list[tuple[str, Tensor, int]], str | None]:
+    def _backward(self, loss_function: LossFunction, size: int) -> tuple[list, str | None]:
         """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a
         failure.
         """
@@ -147,9 +147,9 @@ class Updates:
                     loss = loss.float() * num_rows
                     (loss * self.strategy.scale).backward()
                 loss_sum = loss_sum + loss.detach()
-                metrics += [(name, torch.as_tensor(value).detach().float(), num_rows) for name, value in values.items()]
-        # reported through the buffer: all ranks take part in the all-reduce that follows
-        except Exception as error:
+                metrics += [(name, torch.as_tensor(value).detach().float(), num_rows)
+                            for name, value in values.items()]
+        except Exception as error:  # told through the buffer: all ranks take part in the all-reduce
             is_memory = is_out_of_memory(error)
             if not self.strategy.is_agreed:
                 if is_memory:
@@ -174,8 +174,8 @@ class Updates:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._want_of_memory("in the optimizer's step, which may have changed some of "
-                                       "the weights") from error
+            where = "in the optimizer's step, which may have changed some of the weights"
+            raise self._want_of_memory(where) from error
         self.ema.update()
 
     # ---------------------------------------------------------------- what all ranks decide alike
@@ -186,21 +186,20 @@ class Updates:
             torch.cuda.empty_cache()
         where = f"on {num_ranks} of {self.ranks.world} ranks"
         if self.standing.micro_batch == 1:
-            raise StageError(f"out of memory {where} with a "
-                             f"micro-batch of 1", "out_of_memory", self._smaller_model())
+            cause = f"out of memory {where} with a micro-batch of 1"
+            raise StageError(cause, "out_of_memory", self._smaller_model())
         self.standing.micro_batch = max(1, self.standing.micro_batch // 2)
         self.say(f"WARNING: out of memory {where} {then} a micro-batch of {self.standing.micro_batch}")
 
     def _want_of_memory(self, where: str) -> StageError:
         """The end of this rank, on which the others end too; the next start takes half the micro-batch."""
         now = self.standing.micro_batch
+        cause = f"out of memory with a micro-batch of {now} {where}"
         if now == 1:
-            return StageError(f"out of memory with a "
-                              f"micro-batch of 1 {where}", "out_of_memory", self._smaller_model(), False)
-        return StageError(f"out of memory with a micro-batch of {now} {where}", "memory",
-                          "The same command continues from the last checkpoint with half the "
-                          "micro-batch.", False,
-                          micro_batch=now // 2, micro_batch_asked=self.train.micro_batch)
+            return StageError(cause, "out_of_memory", self._smaller_model(), False)
+        advice = "The same command continues from the last checkpoint with half the micro-batch."
+        return StageError(cause, "memory", advice, False, micro_batch=now // 2,
+                          micro_batch_asked=self.train.micro_batch)
 
     def _smaller_model(self) -> str:
         return f"Make {self.ranks.folder.section}.model smaller, or use a device with more memory."
@@ -210,13 +209,14 @@ class Updates:
         if is_finite:
             standing.num_skipped_in_row = 0
             return
-        standing.num_skipped, standing.num_skipped_in_row = standing.num_skipped + 1, standing.num_skipped_in_row + 1
-        in_row = standing.num_skipped_in_row
+        standing.num_skipped += 1
+        standing.num_skipped_in_row = in_row = standing.num_skipped_in_row + 1
         self.say(f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite "
                  f"({in_row} in a row)")
         if in_row > self.train.max_skips:
             section, saved = self.ranks.folder.section, self.saved
-            saved = "start (no checkpoint was written yet)" if saved is None else f"checkpoint of step {saved}"
+            none = "start (no checkpoint was written yet)"
+            saved = none if saved is None else f"checkpoint of step {saved}"
             raise StageError(f"{in_row} updates in a row were not finite, none was applied", "non_finite",
                              f"The same command continues from the {saved}. Lower {section}.optim.muon_lr "
                              f"and adamw_lr, or look at the data with the doctor.")
@@ -230,11 +230,12 @@ class Updates:
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a checkpoint holds of a run: (equal on all ranks, of this one)."""
         shared, own = self.strategy.split({
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ema": self.ema.state_dict(),
-            "best_weights": self.best_weights})
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "ema": self.ema.state_dict(), "best_weights": self.best_weights})
         return shared | {"is_sharded": self.strategy.is_sharded, **asdict(self.standing)}, own
 
-    def load(self, shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]]) -> None:
+    def load(self, shared: dict[str, Any], own: dict[str, Any] | None,
+             of_all: Callable[[], list[dict]]) -> None:
         """Take over what `state` gave; own: None if another number of ranks wrote it; of_all(): that of every
         rank.
 
@@ -249,9 +250,8 @@ class Updates:
         if self.best_weights is not None:
             self.ema.check(self.best_weights)
         saved = {name: shared[name] for name in vars(self.standing)}
-        # else the user asked for another since
-        is_same = saved.pop("micro_batch_asked") == self.train.micro_batch
-        micro_batch = saved.pop("micro_batch")
-        self.standing.micro_batch = min(micro_batch, self.standing.micro_batch) if is_same else self.standing.micro_batch
+        asked, micro_batch = saved.pop("micro_batch_asked"), saved.pop("micro_batch")
         vars(self.standing).update(saved)
+        if asked == self.train.micro_batch:   # else the user asked for another since
+            self.standing.micro_batch = min(micro_batch, self.standing.micro_batch)
         self.saved = self.ranks.guard.step = self.standing.step
