@@ -59,8 +59,8 @@ def differences(facts: list[dict[str, Any]]) -> list[str]:
         for rank, values in enumerate(facts):
             holders.setdefault(f"{values.get(key, 'absent')!r:.60}", []).append(str(rank))
         if len(holders) > 1:
-            found.append(f"{key} is " + ", ".join(f"{value} on rank "
-                                                  f"{', '.join(ranks)}" for value, ranks in holders.items()))
+            words = (f"{value} on rank {', '.join(ranks)}" for value, ranks in holders.items())
+            found.append(f"{key} is {', '.join(words)}")
     return found
 
 

@@ -60,8 +60,7 @@ class Guard:
         self.step, self.doing, self.limit_s, self.is_waiting = 0, "starting", hang_s, False
         self.num_collectives = self.num_beats = 0
         self.stop_signal, self.is_in_loop, self.is_leaving = 0, False, False
-        # and tells in a collective, into which a rank that waits for files never comes
-        self.has_failed = False
+        self.has_failed = False   # told in a collective, into which a rank that waits for files never comes
         self.directory: Path | None = None
         self._stop_file = Path()
         self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0

@@ -284,11 +284,10 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m "
-                                          "ups.training.launch", description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--restarts", type=int, default=RESTARTS, help="restarts in a row without a new "
-                                                                       "checkpoint")
+    parser = argparse.ArgumentParser(prog="python -m ups.training.launch", description=__doc__,
+                                     allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--restarts", type=int, default=RESTARTS,
+                        help="restarts in a row without a new checkpoint")
     options, arguments = parser.parse_known_args()
     outlive_readers()
     if not any(word.endswith(".py") for word in arguments):
