@@ -1,4 +1,5 @@
-"""The house: a file of ups/ imports from its own floor's folder or from floors below, never in a circle; the public face is lazy."""
+"""The house: a file of ups/ imports from its own floor's folder or from floors below, never in a circle;
+the public face is lazy."""
 
 import ast
 import subprocess
@@ -10,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"files", "progress", "seeds", "spectral", "boundary", "interpreter", "lazy"}, {"tasks", "metrics"}, {"config"},
-    {"data", "training"}, {"models"}, {"generative"}, {"evaluation"}, {"chain", "forecaster", "labelled", "ask", "dry_run", "machine"},
+    {"data", "training"}, {"models"}, {"generative"}, {"evaluation"},
+    {"forecaster", "labelled", "chain", "ask", "dry_run", "machine", "devices"},
 ]
 # who may import what of a floor below: rooms of one floor know nothing of each other, and these know less than their floor allows
 NARROW = {

@@ -11,9 +11,10 @@ import psutil
 import pytest
 import torch
 
+import ups.devices as devices
 import ups.machine as machine
 from ups.config import ROOT, load_config
-from ups.machine import Verdict
+from ups.devices import Verdict
 
 SMOKE = str(ROOT / "configs" / "smoke.yaml")
 
@@ -42,7 +43,7 @@ def test_a_sound_machine_gets_one_line_per_check_and_exit_status_0(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("machine: sound") and "\x01" not in done.stdout
     found = levels(done.stdout)
-    assert {"python", "port", "variables", "open", "shared", "gloo", "cache", "disk", "tracker", "torch", "backend"} <= set(found)
+    assert {"python", "variables", "open", "shared", "gloo", "cache", "disk", "tracker", "torch", "backend"} <= set(found)
     assert "2 ranks: all-reduce of 4 MiB" in done.stdout and "missing; `make cache` builds it" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -110,7 +111,8 @@ def test_no_port_is_a_failure(monkeypatch):
         raise OSError("Operation not permitted")
 
     monkeypatch.setattr("socket.socket.bind", refuse)
-    assert machine.check_port().level == "ill" and "loopback" in machine.check_port().do
+    verdict = devices.Ranks("gloo").verdict()
+    assert verdict.level == "ill" and "loopback" in verdict.do
 
 
 Usage = collections.namedtuple("Usage", "total used free")
@@ -168,7 +170,7 @@ class Ends:
     (Ends("torch is here\nx"), Ends("torch is here\nRuntimeError: refused", 1), "ill", "RuntimeError: refused"),
 ])
 def test_two_ranks_that_fail_or_hang_are_told_apart(first, second, level, text):
-    ranks = machine.Ranks.__new__(machine.Ranks)
+    ranks = devices.Ranks.__new__(devices.Ranks)
     ranks.backend, ranks.processes = "gloo", [first, second]
     verdict = ranks.verdict()
     assert verdict.level == level and text in verdict.what and bool(verdict.do) == (level == "ill")
@@ -179,20 +181,20 @@ def test_nvidia_smi_is_counted_and_not_waited_for(tmp_path, monkeypatch, script,
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(machine, "COMMAND_S", 0.5)
-    assert machine.listed_gpus() == listed
+    monkeypatch.setattr(devices, "COMMAND_S", 0.5)
+    assert devices.listed_gpus() == listed
 
 
 def gpus(monkeypatch, listed, seen, asked, is_gpu_asked=True, cuda="13.0", peer=True):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(machine, "listed_gpus", lambda: listed)
+    monkeypatch.setattr(devices, "listed_gpus", lambda: listed)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: peer)
     monkeypatch.setattr(torch.cuda, "nccl", type("Nccl", (), {"version": staticmethod(lambda: (2, 29, 3))}), raising=False)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(machine, "check_gpu", lambda index: Verdict("ok", f"gpu {index}", "fine"))
-    return list(machine.check_gpus(asked, is_gpu_asked))
+    monkeypatch.setattr(devices, "check_gpu", lambda index: Verdict("ok", f"gpu {index}", "fine"))
+    return list(devices.check_gpus(asked, is_gpu_asked))
 
 
 def test_gpus_that_torch_does_not_see_or_that_are_too_few_are_failures(monkeypatch):
@@ -216,7 +218,7 @@ def test_a_gpu_that_fails_or_is_taken_is_named(monkeypatch):
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
-    verdict = machine.check_gpu(1)
+    verdict = devices.check_gpu(1)
     assert verdict.level == "ill" and verdict.name == "gpu 1" and "uncorrectable ECC" in verdict.what and "dmesg" in verdict.do
 
 

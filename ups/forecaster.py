@@ -87,37 +87,44 @@ class Forecaster:
         return answer(given.finish(self.operator.physical(task, z)))
 
     @torch.no_grad()
-    def sample(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, members: int = 16, *,
+    def sample(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, members: int = 16,
+               *,
                by: str = "student", seed: int = 0, rows: Sequence[int] | None = None, dt: float | None = None,
                resample: bool = False, extrapolate: bool = False) -> Field:
-        """Members (batch, members, num_frames, C, *space) that follow u0, physical units: each call of the operator gets
-        an error drawn from what the operator was seen to leave.
+        """Members (batch, members, num_frames, C, *space) that follow u0, physical units: each call of the
+        operator gets an error drawn from what the operator was seen to leave.
 
-        by: "student" (one evaluation per call), "student_2" (two), "teacher" (the diffusion itself) or "rival". seed and a
-        row's number (rows; else its place in the batch) decide its members. Everything else as `forecast`. Raises
-        FileNotFoundError, naming the make target, where the run has no such stage.
+        by: "student" (one evaluation per call), "student_2" (two), "teacher" (the diffusion itself) or
+        "rival". seed and a row's number (rows; else its place in the batch) decide its members. Everything
+        else as `forecast`. Raises FileNotFoundError, naming the make target, where the run has no such stage.
         """
         sampler = self._sampler(task, by, is_steady=False)
         u, answer = self._read(task, u0)
-        given = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate)
-        z = sample_states(self.operator, sampler, task, given.z, given.parameters, num_frames, members, seed, rows)
+        given = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
+                      extrapolate=extrapolate)
+        z = sample_states(self.operator, sampler, task, given.z, given.parameters, num_frames, members, seed,
+                          rows)
         return answer(given.finish(self.operator.physical(task, z)), ("member", "time"))
 
     @torch.no_grad()
     def prior(self, task: str, a_observed: Field, mask: Any, members: int = 16, *, parameters: Values = None,
               seed: int = 0) -> Field:
-        """Solutions (batch, members, C, *space) of a steady task, drawn given part of its coefficient, physical units.
+        """Solutions (batch, members, C, *space) of a steady task, drawn given part of its coefficient,
+        physical units.
 
-        a_observed: the coefficient (batch, C, *space); mask: ([batch,] *space), 1 where it is seen, exactly. What is not seen may
-        hold anything, NaN too. parameters: needed only where several values were trained. Raises as `sample`.
+        a_observed: the coefficient (batch, C, *space); mask: ([batch,] *space), 1 where it is seen, exactly.
+        What is not seen may hold anything, NaN too. parameters: needed only where several values were
+        trained. Raises as `sample`.
         """
         sampler = self._sampler(task, "prior", is_steady=True)
         u, answer = self._read(task, a_observed)
         codec, known = self.operator.head(task).input_codec, self.tasks[task]["parameters"]
         seen = torch.as_tensor(np.asarray(mask)).bool()
-        if seen.shape[-codec.ndim :] != u.shape[-codec.ndim :] or seen[..., 0].ndim not in (codec.ndim - 1, codec.ndim):
-            raise ValueError(f"{task} was given a mask of shape {tuple(seen.shape)}; expected ([batch,] *space), as the field is "
-                             f"{tuple(u.shape[-codec.ndim:])}. Give 1 where the coefficient is seen, else 0.")
+        if seen.shape[-codec.ndim :] != u.shape[-codec.ndim :] or seen[..., 0].ndim not in (codec.ndim - 1,
+                                                                                            codec.ndim):
+            raise ValueError(f"{task} was given a mask of shape {tuple(seen.shape)}; expected ([batch,] "
+                             f"*space), as the field is {tuple(u.shape[-codec.ndim:])}. Give 1 where the "
+                             "coefficient is seen, else 0.")
         seen = seen.expand(len(u), *u.shape[-codec.ndim :])[:, None]
         u = torch.where(seen[:, None], u, torch.ones_like(u))
         if parameters is None and all(low == high for low, high in known.values()):
@@ -128,25 +135,29 @@ class Forecaster:
         return answer(given.finish(draws), ("member",))
 
     def _sampler(self, task: str, by: str, is_steady: bool) -> Sampler:
-        """The sampler of a run, loaded once. Raises ValueError or FileNotFoundError for what the run cannot draw."""
+        """The sampler of a run, loaded once. Raises ValueError or FileNotFoundError for what the run cannot
+        draw."""
         head = self.operator.head(task)
         name = {"teacher": "corrector", "student": "student_1"}.get(by, by)
         if head.task.is_steady != is_steady or name not in WAYS or (name == "prior") != is_steady:
             raise ValueError(f"{task} was asked for samples by {by!r}; expected " + (
                 "prior(task, a_observed, mask), as it is steady" if head.task.is_steady else
-                "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time") + ". Ask for these.")
+                "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time") + ". Ask "
+                                                                                                      "for "
+                                                                                                      "these.")
         if self.folder is None:
-            raise FileNotFoundError(f"an operator alone has no {by}; expected a run's folder, such as runs/small, to draw from. "
-                                    f"Give ups.load that folder.")
+            raise FileNotFoundError(f"an operator alone has no {by}; expected a run's folder, such as "
+                                    "runs/small, to draw from. Give ups.load that folder.")
         if name not in self._samplers:
             self._samplers[name] = load_sampler(self.folder, name, head.scale.device)
         sampler = self._samplers[name]
         if task not in sampler.network.names:
-            raise ValueError(f"{self.folder} draws no samples of {task}; expected one of {', '.join(sampler.network.names)}, for "
-                             f"which it has learnt the operator's errors. Set task.{task}.reserve and train again.")
+            raise ValueError(f"{self.folder} draws no samples of {task}; expected one of "
+                             f"{', '.join(sampler.network.names)}, for which it has learnt the operator's "
+                             f"errors. Set task.{task}.reserve and train again.")
         return sampler
 
-    def _read(self, task: str, u0: Field -> tuple[Tensor, Callable[..., Field]]:
+    def _read(self, task: str, u0: Field) -> tuple[Tensor, Callable[..., Field]]:
         """u0 as (batch, time, C, *space), and what makes an answer (batch, [members,] time, C, *space) of its
         kind."""
         head = self.operator.head(task)

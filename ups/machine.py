@@ -23,54 +23,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from ups.config import Config, load_config
+from ups.devices import COMMAND_S, Ranks, Verdict, check_gpus, listed_gpus
 
 LIMIT_S = 55.0           # for everything; the caller was promised a minute
-RANKS_S = 20.0           # for two ranks to meet and reduce
-COMMAND_S = 5.0          # for nvidia-smi, and for a connection to W&B
 # open files per process: every rank holds sockets to its peers, loader workers and caches
 MIN_FILES = 1024
 # of /dev/shm per GPU: NCCL's buffers between two of them; docker's default is this for all together
 SHARED_BYTES = 64 * 2**20
 RUN_BYTES = 2**30        # a run's folder: checkpoints of two steps, report
-REDUCED = 2**20          # float32 numbers in the timed all-reduce, 4 MiB
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES", "MASTER_", "OMP_NUM_THREADS")
 BEGIN = "\x01"           # starts a line that names the check which begins
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """level: ok, note or ill; do: the next step, of an ill one."""
-
-    level: str
-    name: str
-    what: str
-    do: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.level:<5} {self.name:<12} {self.what}" + (f". Next: {self.do}" if self.do else "")
 
 
 def check_python() -> Verdict:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Verdict("ok", "python", f"{platform.python_version()} on {platform.system()} "
                                    f"{platform.machine()}, {cores} cores")
-
-
-def check_port() -> Verdict:
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return Verdict("ok", "port", f"a free one is given on request (now {probe.getsockname()[1]})")
-    except OSError as error:
-        return Verdict("ill", "port", f"none can be bound on 127.0.0.1 ({error})",
-                       "bring up the loopback interface (ip link set lo up), or allow sockets in the "
-                       "container")
 
 
 def check_interfaces(environment: dict[str, str], present: Iterable[str]) -> Iterator[Verdict]:
@@ -159,143 +132,6 @@ def check_tracker(config: Config) -> Verdict:
     return Verdict("ok", name, f"wandb online, credentials found, {url} answers")
 
 
-def check_gpus(asked: int, is_gpu_asked: bool) -> Iterator[Verdict]:
-    """torch, its backends, and every GPU by a small product. asked: processes of the topology on this
-    machine."""
-    listed = listed_gpus()
-    import torch
-    import torch.distributed as dist
-
-    cuda = torch.version.cuda
-    yield Verdict("ok", "torch", f"{torch.__version__}, " + (f"built for CUDA {cuda}" if cuda else "built "
-                                                                                                   "without "
-                                                                                                   "CUDA"))
-    num, hidden = torch.cuda.device_count() if cuda else 0, os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed > 0 and num == 0 and hidden is None:
-        yield Verdict("ill", "gpus", f"nvidia-smi lists {listed}, torch sees none",
-                      "install torch with CUDA (pip install torch==2.13.0)" if cuda is None
-                      else f"install a driver for CUDA {cuda} or later (nvidia-smi shows what it supports)")
-    elif listed < 0:
-        yield Verdict("ill", "gpus", f"nvidia-smi does not answer within {COMMAND_S:.0f} s",
-                      "reboot, or look for Xid in dmesg")
-    elif is_gpu_asked and num < asked:
-        yield Verdict("ill", "gpus", f"the topology asks for {asked}, torch sees {num}"
-                      f"{f' (CUDA_VISIBLE_DEVICES={hidden})' if hidden is not None else ''}",
-                      "use TOPOLOGY=cpu2 here, or a file of accelerate_configs/ with as many as there are")
-    elif num == 0:
-        yield Verdict("note", "gpus", "none; training uses the CPU")
-    for index in range(num):
-        yield check_gpu(index)
-    if num > 1:
-        pairs = [(i, j) for i in range(num) for j in range(num) if i != j]
-        cut = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-        yield Verdict("note" if cut else "ok", "peer access",
-                      f"{len(pairs) - len(cut)} of {len(pairs)} pairs of GPUs" + (
-f"; not {cut[0][0]} to {cut[0][1]}: NCCL goes through host memory there, which is slower but right" if cut
-else ""))
-    if not dist.is_available() or not dist.is_gloo_available():
-        yield Verdict("ill", "backend", "this torch has no gloo", "install torch==2.13.0 from PyPI")
-    elif num and not dist.is_nccl_available():
-        yield Verdict("ill", "backend", "GPUs, but this torch has no NCCL", "install torch==2.13.0 from PyPI")
-    else:
-        nccl = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} on GPUs, " if num else ""
-        yield Verdict("ok", "backend", f"{nccl}gloo on the CPU")
-
-
-def check_gpu(index: int) -> Verdict:
-    import torch
-
-    name = f"gpu {index}"
-    try:
-        properties = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
-        ones = torch.ones(256, 256, device=f"cuda:{index}", dtype=torch.bfloat16)
-        is_right = float((ones @ ones).float().mean()) == 256.0
-    except RuntimeError as error:
-        return Verdict("ill", name, " ".join(str(error).split())[:200],
-                       "end what uses it (nvidia-smi), or look for Xid in dmesg")
-    what = f"{properties.name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    if not is_right:
-        return Verdict("ill", name, f"{what}; a product of ones is wrong",
-                       "take it out of use: CUDA_VISIBLE_DEVICES")
-    return (Verdict("note", name, f"{what}; something else uses it") if free < total / 2
-            else Verdict("ok", name, what))
-
-
-class Ranks:
-    """Two ranks that meet, reduce and wait for each other, as training does; started at once, judged by
-    `verdict`."""
-
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        command = [sys.executable, "-c", "from ups.machine import rank; rank()", backend]
-        self.processes = [subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, "RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for index in range(2)]
-
-    def verdict(self) -> Verdict:
-        texts, limit, see = ([], time.monotonic() + RANKS_S,
-                             "see 'From a hang to its cause' in docs/distributed.md")
-        try:
-            for process in self.processes:
-                texts.append(process.communicate(timeout=max(0.1, limit - time.monotonic()))[0].strip())
-        except subprocess.TimeoutExpired:
-            for process in self.processes:
-                process.kill()
-            texts = [process.communicate()[0] for process in self.processes]
-            if not all("torch is here" in text for text in texts):
-                return Verdict("ill", self.backend,
-                               f"two processes could not import torch within {RANKS_S:.0f} s",
-                               "try again when the machine is less busy, or put the environment on a local "
-                               "disk")
-            return Verdict("ill", self.backend, f"2 ranks did not reduce within {RANKS_S:.0f} s",
-                           f"unset what steers {self.backend} (line variables); {see}")
-        failed = next((text for process, text in zip(self.processes, texts, strict=True)
-                       if process.returncode), None)
-        if failed is not None:
-            return Verdict("ill", self.backend, f"2 ranks: {(failed.splitlines() or ['no word'])[-1][:200]}",
-                           see)
-        return Verdict("ok", self.backend, f"2 ranks: {texts[0].splitlines()[-1]}")
-
-
-def rank() -> None:
-    """What a rank of `Ranks` does."""
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-
-    print("torch is here", flush=True)
-    backend, index = sys.argv[1], int(os.environ["RANK"])
-    device = torch.device("cuda", index) if backend == "nccl" else torch.device("cpu")
-    if backend == "nccl":
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=RANKS_S))
-    numbers = torch.ones(REDUCED, device=device)
-
-    def seconds(action: Callable[[], object], repeats: int = 5) -> float:
-        action()
-        started = time.perf_counter()
-        for _ in range(repeats):
-            action()
-        if backend == "nccl":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - started) / repeats
-
-    reduce = seconds(lambda: dist.all_reduce(numbers))
-    wait = seconds(dist.barrier)
-    if not bool((numbers == 2.0**6).all()):  # six sums over two ranks
-        sys.exit("an all-reduce gave a wrong sum")
-    print(f"all-reduce of {4 * REDUCED >> 20} MiB {reduce * 1e3:.1f} ms, barrier {wait * 1e3:.2f} ms",
-          flush=True)
-    dist.destroy_process_group()
-
-
 def check_cache(config: Config, task: str) -> tuple[Verdict, int]:
     """State of a cache, and the bytes that building it would write."""
     from ups.data.build_cache import is_up_to_date, plan
@@ -324,18 +160,6 @@ def missing_data(config: Config) -> int:
     return sum(sizes.values())
 
 
-def listed_gpus() -> int:
-    """How many GPUs nvidia-smi lists; -1 if it does not answer."""
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=COMMAND_S,
-                              check=False)
-    except FileNotFoundError:
-        return 0
-    except subprocess.TimeoutExpired:
-        return -1
-    return done.stdout.count("GPU ") if done.returncode == 0 else 0
-
-
 def checks(config: Config, topology: dict) -> Iterator[tuple[str, Callable[[], Iterable[Verdict]]]]:
     """(name, check) in the order of their cost."""
     asked = topology.get("num_processes", 1) // topology.get("num_machines", 1)
@@ -353,7 +177,7 @@ def checks(config: Config, topology: dict) -> Iterator[tuple[str, Callable[[], I
         yield check_disk("run", Path(config.run.root), RUN_BYTES)
 
     ranks = Ranks("gloo")  # imports torch meanwhile
-    yield "python", lambda: [check_python(), check_port(), check_limits()]
+    yield "python", lambda: [check_python(), check_limits()]
     yield "network", lambda: check_interfaces(dict(os.environ), [name for _, name in socket.if_nameindex()])
     yield "shared memory", lambda: [check_shared_memory(max(0, listed_gpus()))]
     yield "cache", caches
