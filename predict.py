@@ -27,7 +27,8 @@ import numpy as np
 
 import ups
 from ups.data.generate import generation_settings, write_data
-from ups.data.pdebench import Trajectories, coordinate_key, open_data
+from ups.data.layout import layout_of
+from ups.data.pdebench import Trajectories, open_data
 from ups.files import file_hash, flush
 from ups.labelled import CLOSE
 
@@ -137,8 +138,9 @@ def main(arguments: list[str] | None = None) -> int:
         with h5py.File(path, "r+", locking=False) as file:
             file.attrs.update({"task": args.task, "run": args.run, "first_row": rows[0],
                                "members": args.members, "shown_frames": head.history, **(values or {})})
-            for place in [] if is_steady else file.values() if head.task.layout == "groups" else [file]:
-                times = place[coordinate_key(head.task, "t")]   # those that follow the input's
+            layout = layout_of(head.task)
+            for name in () if is_steady else layout.names(file) or ("",):
+                times = file[layout.coordinate("t", name)]   # those that follow the input's
                 begin = source.coordinates["t"][shown - head.history]
                 times[...] = begin + known["dt"] * np.arange(times.shape[-1])
         os.replace(path, output)

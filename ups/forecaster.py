@@ -140,11 +140,9 @@ class Forecaster:
         head = self.operator.head(task)
         name = {"teacher": "corrector", "student": "student_1"}.get(by, by)
         if head.task.is_steady != is_steady or name not in WAYS or (name == "prior") != is_steady:
-            raise ValueError(f"{task} was asked for samples by {by!r}; expected " + (
-                "prior(task, a_observed, mask), as it is steady" if head.task.is_steady else
-                "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time") + ". Ask "
-                                                                                                      "for "
-                                                                                                      "these.")
+            wanted = "prior(task, a_observed, mask), as it is steady" if head.task.is_steady else \
+                "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time"
+            raise ValueError(f"{task} was asked for samples by {by!r}; expected {wanted}. Ask for these.")
         if self.folder is None:
             raise FileNotFoundError(f"an operator alone has no {by}; expected a run's folder, such as "
                                     "runs/small, to draw from. Give ups.load that folder.")

@@ -6,13 +6,13 @@
     rival        one evaluation of a network trained by scores        (stage rival)
     prior        the diffusion of a steady task                       (stage steady)
 
-A finished stage's folder is enough: the conditional mean and scale are in all of them, sampler_steps and mid_angle in their
-config.json.
+A finished stage's folder is enough: the conditional mean and scale are in all of them, sampler_steps and
+mid_angle in their config.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +29,12 @@ from ups.models.rollout import conserve, ensemble_rollout, member_noise
 
 STATES = 512          # states in one call of a network
 
-Draw = Callable[[Corrector, Condition, Tensor, Tensor], Tensor]   # (network, conditions, noise, second noise) -> r~
+# (network, conditions, noise, second noise) -> r~
+Draw = Callable[[Corrector, Condition, Tensor, Tensor], Tensor]
 
 
-def _diffuse(network: Corrector, condition: Condition, noise: Tensor, second: Tensor, num_steps: int = 0) -> Tensor:
+def _diffuse(network: Corrector, condition: Condition, noise: Tensor, second: Tensor,
+             num_steps: int = 0) -> Tensor:
     return sample(network.velocity(condition), noise, num_steps or network.description["sampler_steps"])
 
 
@@ -52,7 +54,8 @@ WAYS: dict[str, tuple[str, Draw]] = {   # name: (stage, draw)
 
 @dataclass(frozen=True)
 class Sampler:
-    """A network and how it draws. num_steps (of corrector and prior): of the midpoint rule, 0: as it was trained for."""
+    """A network and how it draws. num_steps (of corrector and prior): of the midpoint rule, 0: as it was
+    trained for."""
 
     network: Corrector
     draw: Draw
@@ -62,7 +65,8 @@ class Sampler:
         return self.draw(self.network, condition, noise, second, **options)
 
     def residual(self, name: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
-        """r (batch, *tokens, dim), latent units, of task `name` under raw conditions as `predict` gives them."""
+        """r (batch, *tokens, dim), latent units, of task `name` under raw conditions as `predict` gives
+        them."""
         condition = self.network.condition(name, tokens, facts)
         return self.network.unwhiten(self.whitened(condition, noise, second), condition)
 
@@ -74,13 +78,15 @@ def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "c
 
 
 @torch.no_grad()
-def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], z: Tensor,
-                 parameters: Tensor, num_frames: int, num_members: int, noise_of: Callable[[int], tuple[Tensor, Tensor]],
-                 is_conserved: bool = False) -> Tensor:
+def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+                 z: Tensor,
+                 parameters: Tensor, num_frames: int, num_members: int,
+                 noise_of: Callable[[int], tuple[Tensor, Tensor]], is_conserved: bool = False) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) that follow z (batch, time, *tokens, dim).
 
-    residual(tokens, facts, noise, second) of rows (batch * num_members, ...), members of a trajectory being neighbours;
-    noise_of(lead): two noises of such rows. is_conserved: what the equation keeps is put right after every call.
+    residual(tokens, facts, noise, second) of rows (batch * num_members, ...), members of a trajectory being
+    neighbours; noise_of(lead): two noises of such rows. is_conserved: what the equation keeps is put right
+    after every call.
     """
     head, known = states.head, states.head.known(parameters.repeat_interleave(num_members, 0))
     start = head.physical(z[:, -1]).repeat_interleave(num_members, 0)
@@ -97,20 +103,24 @@ def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
 
 
 @torch.no_grad()
-def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, parameters: Tensor, num_frames: int,
-                  num_members: int, seed: int = 0) -> Tensor:
-    """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or more, *tokens,
-    dim); parameters (batch, P) raw. A function of seed and row, whatever the batch holds."""
+def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, parameters: Tensor,
+                  num_frames: int,
+                  num_members: int, seed: int = 0, names: Sequence[int] | None = None) -> Tensor:
+    """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or
+    more, *tokens, dim); parameters (batch, P) raw. A function of seed and row (its number in `names`),
+    whatever the batch holds."""
     states, parts, rows = StateConditions(operator, name), [], torch.arange(len(z))
-    shape = (*z.shape[2:-1], states.description["dim"])
+    shape, numbers = (*z.shape[2:-1],
+                      states.description["dim"]), rows if names is None else torch.as_tensor(names)
     for some in rows.split(max(1, STATES // num_members)):
         def noise_of(lead: int, some: Tensor = some) -> tuple[Tensor, Tensor]:
-            return two_noises(shape, seed, some, lead, num_members, states.device)
+            return two_noises(shape, seed, numbers[some], lead, num_members, states.device)
 
         def residual(tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
             return sampler.residual(name, tokens, facts, noise, second)
 
-        parts.append(draw_rollout(states, residual, z[some], parameters[some], num_frames, num_members, noise_of))
+        parts.append(draw_rollout(states, residual, z[some], parameters[some], num_frames, num_members,
+                                  noise_of))
     return torch.cat(parts)
 
 
@@ -137,12 +147,13 @@ def draw_solutions(fields: FieldConditions, draw: Callable[[Condition, Tensor], 
     return fields.solution(guess[:, None], torch.cat(parts).view_as(noise))
 
 
-def sample_solutions(operator: Operator, sampler: Sampler, name: str, observation: Observation, parameters: Tensor,
-                     num_members: int, seed: int = 0) -> Tensor:
-    """Solutions (batch, num_members, C, *space), physical units, of steady task `name` given what was seen of its
-    coefficient, in normalised units (`ups.generative.observation.seen`)."""
+def sample_solutions(operator: Operator, sampler: Sampler, name: str, observation: Observation,
+                     parameters: Tensor, num_members: int, seed: int = 0) -> Tensor:
+    """Solutions (batch, num_members, C, *space), physical units, of steady task `name` given what was seen of
+    its coefficient, in normalised units (`ups.generative.observation.seen`)."""
     fields = FieldConditions(operator, name, sampler.network.heads[name].guess)
     predicted = fields.predict(observation, parameters)
-    noise = member_noise(predicted[0].shape[1:], seed, range(len(predicted[0])), 0, num_members).to(fields.device)
-    return draw_solutions(fields, lambda condition, some: sampler.whitened(condition, some, some), sampler.network, predicted,
-                          noise)
+    noise = member_noise(predicted[0].shape[1:], seed, range(len(predicted[0])), 0,
+                         num_members).to(fields.device)
+    return draw_solutions(fields, lambda condition, some: sampler.whitened(condition, some, some),
+                          sampler.network, predicted, noise)
