@@ -90,7 +90,7 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
     (lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1), "draws no samples of burgers1d; expected one of "
      "burgers1d_hidden, for which it has learnt the operator's errors. Set task.burgers1d.reserve"),
     (lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")), "this operator does not know 'cfd1d'; expected one of"),
-    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0), "an ensemble of 0 members was asked for"),
+    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0), "was asked for 0 members; expected at least 1"),
     (lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))), r"a mask of shape \(16, 16\); "
      r"expected \(\[batch,\] \*space\), as the field is \(32, 32\)"),
 ])
@@ -139,12 +139,13 @@ def test_members_are_a_function_of_seed_and_row_whatever_the_batch_holds(model, 
     u0 = field(model, "burgers1d_hidden", 3)
     members = model.sample("burgers1d_hidden", u0, num_frames=2, members=5, by=by)
     assert members.shape == (3, 5, 2, 1, 64) and np.isfinite(members).all()
+    spread = members.std(1).mean()
     assert (members.std(1) > 0).all()                                    # no member is another
     again = model.sample("burgers1d_hidden", u0[1:], num_frames=2, members=5, by=by, rows=[1, 2])
-    np.testing.assert_allclose(again, members[1:], atol=1e-5)
-    assert np.abs(model.sample("burgers1d_hidden", u0, num_frames=2, members=5, by=by, seed=1) - members).max() > 1e-4
+    assert np.abs(again - members[1:]).max() < 0.1 * spread
+    assert np.abs(model.sample("burgers1d_hidden", u0, num_frames=2, members=5, by=by, seed=1) - members).max() > spread
     one = model.sample("burgers1d_hidden", u0[0], num_frames=2, members=5, by=by)
-    np.testing.assert_allclose(one, members[0], atol=1e-5)
+    assert np.abs(one - members[0]).max() < 0.1 * spread
 
 
 def test_a_prior_draws_positive_solutions_that_what_is_unseen_cannot_change(model):
@@ -215,8 +216,8 @@ def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder
     monkeypatch.setattr(predict, "STATES", 3)
     assert predict.main([*common, "--output", str(tmp_path / "b.h5"), "--rows", "2:4"]) == 0
     a, b = (predict.open_data(tmp_path / name, "burgers1d_hidden").read(0, num) for name, num in (("a.h5", 12), ("b.h5", 6)))
-    np.testing.assert_allclose(b, a[6:], atol=1e-5)
-    assert a.shape == (12, 3, 1, 64) and (a[:3, 1:].std(0) > 0).all() and (a[:3, 0].std(0) == 0).all()
+    assert np.abs(b - a[6:]).max() < 0.1 * a[:3, 1:].std(0).mean()
+    assert a.shape == (12, 3, 1, 64) and (a[:3, 1:].std(0) > 0).all() and (a[:3, 0] == a[0, 0]).all()
 
 
 @pytest.mark.parametrize(("change", "text"), [
@@ -225,7 +226,7 @@ def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder
     (["--shown", "99"], "--shown is 99 of the 16 frames .*; expected at least 1, the history of burgers1d"),
     (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
     (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
-    (["--time-stride", "2"], "burgers1d was given the time step 0.1; expected 0.05"),
+    (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),
     (["--space-stride", "2"], r"burgers1d was given a field on the grid \(32,\); expected \(64,\)"),
     (["--task", "burger1d"], "does not know 'burger1d'"),
     (["--output", "{folder}"], "--output is .*; expected a new file in a folder that is there"),

@@ -98,7 +98,7 @@ class Forecaster:
         "rival". seed and a row's number (rows; else its place in the batch) decide its members. Everything
         else as `forecast`. Raises FileNotFoundError, naming the make target, where the run has no such stage.
         """
-        sampler = self._sampler(task, by, is_steady=False)
+        sampler = self._sampler(task, by, members, is_steady=False)
         u, answer = self._read(task, u0)
         given = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                       extrapolate=extrapolate)
@@ -116,7 +116,7 @@ class Forecaster:
         What is not seen may hold anything, NaN too. parameters: needed only where several values were
         trained. Raises as `sample`.
         """
-        sampler = self._sampler(task, "prior", is_steady=True)
+        sampler = self._sampler(task, "prior", members, is_steady=True)
         u, answer = self._read(task, a_observed)
         codec, known = self.operator.head(task).input_codec, self.tasks[task]["parameters"]
         seen = torch.as_tensor(np.asarray(mask)).bool()
@@ -134,7 +134,7 @@ class Forecaster:
         draws = sample_solutions(self.operator, sampler, task, observation, given.parameters, members, seed)
         return answer(given.finish(draws), ("member",))
 
-    def _sampler(self, task: str, by: str, is_steady: bool) -> Sampler:
+    def _sampler(self, task: str, by: str, members: int, is_steady: bool) -> Sampler:
         """The sampler of a run, loaded once. Raises ValueError or FileNotFoundError for what the run cannot
         draw."""
         head = self.operator.head(task)
@@ -143,6 +143,8 @@ class Forecaster:
             wanted = "prior(task, a_observed, mask), as it is steady" if head.task.is_steady else \
                 "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time"
             raise ValueError(f"{task} was asked for samples by {by!r}; expected {wanted}. Ask for these.")
+        if members < 1:
+            raise ValueError(f"{task} was asked for {members} members; expected at least 1. Ask for more.")
         if self.folder is None:
             raise FileNotFoundError(f"an operator alone has no {by}; expected a run's folder, such as "
                                     "runs/small, to draw from. Give ups.load that folder.")
