@@ -271,8 +271,7 @@ def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | No
 def ensembles_of(config: Config) -> Ensembles:
     """Every way to draw burgers1d's residual that the stages of this run have made."""
     operator, truth = load_operator(config.run_dir / "operator"), open_truth(config, NOISY)
-    stages = [stage for stage in config.asked if stage not in ("operator", "steady")]
-    stages = [stage for stage in stages if (config.run_dir / stage / "done.json").is_file()]
+    stages = [stage for stage in ("diffusion", "consistency", "rival") if (config.run_dir / stage / "done.json").is_file()]
     return Ensembles(TransientResiduals(operator, truth.cache), truth, load_samplers(config.run_dir, stages, CPU), 0)
 
 
