@@ -42,9 +42,9 @@ MAGIC = b"UPS latent cache "
 SEAL_BYTES = 4096         # a page, so that the latents can be page-aligned behind it
 # opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
 FULL_BYTES = 2**29
+# keys of task.TASK that decide what a cache holds
 USED_SETTINGS = ("num_trajectories", "resolution", "num_frames", "t_end", "parameters", "space_stride",
-                 "time_stride",
-                 "first_frame", "patch", "dim", "energy")   # keys of task.TASK that decide what a cache holds
+                 "time_stride", "first_frame", "patch", "dim", "energy")
 
 
 class Cache:
@@ -55,7 +55,7 @@ class Cache:
     split: train, val, test -> row numbers, and reserved: training rows that the operator does not see
     (task.TASK.reserve), kept for what learns its errors. parameters (n, P) float64, parameter_values: empty
     where the task hides them; parameter_index (n,): which file; trajectory (n,). floor: split -> state or
-    input -> errors of the codec alone on held-out data (cache_build.codec_errors).
+    input -> errors of the codec alone on held-out data (`ups.data.build_cache.codec_errors`).
     header: everything else that the file says about itself.
     """
 
@@ -66,10 +66,11 @@ class Cache:
         try:
             with h5py.File(self.path, "r", locking=False) as file:
                 self.header: dict[str, Any] = json.loads(bytes(dataset(file, "header")[()]))
-                self._state, self.tokenizer = _read_part(self.path, file, "state", self.header)
-                self._input, self.input_tokenizer = None, None
-                if node(file, "input") is not None:
-                    self._input, self.input_tokenizer = _read_part(self.path, file, "input", self.header)
+                parts = {name: _read_part(self.path, file, name, self.header) for name in ("state", "input")
+                         if node(file, name) is not None}
+                self._state, self.tokenizer = parts["state"]
+                self._input, self.input_tokenizer = parts.get("input", (None, None))
+                self._parts = [latents for latents, _ in parts.values()]
                 self.parameters, self.parameter_index, self.trajectory = (
                     torch.from_numpy(dataset(file, name)[()])
                     for name in ("parameters", "parameter_index", "trajectory"))
@@ -91,7 +92,7 @@ class Cache:
             self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
         self._reserve(settings.reserve)
         if verify == "full" or (verify == "auto" and self.num_bytes <= FULL_BYTES):
-            for part in self._parts():
+            for part in self._parts:
                 part.verify()
 
     def _check(self) -> None:
@@ -101,8 +102,7 @@ class Cache:
         if task.inputs:
             codecs["input"] = (self._input, self.input_tokenizer, task.inputs)
         is_right = {f"{name} latents": part is not None and codec is not None and part.fits(num, codec)
-                    for name, (part, codec, _)
-                    in codecs.items()}
+                    for name, (part, codec, _) in codecs.items()}
         is_right |= {f"{name} fields": codec is not None and codec.fields == tuple(fields)
                      and codec.is_sound()
                      for name, (_, codec, fields) in codecs.items()}
@@ -141,7 +141,7 @@ class Cache:
     @property
     def num_bytes(self) -> int:
         """Size of the latents."""
-        return sum(part.num_bytes for part in self._parts())
+        return sum(part.num_bytes for part in self._parts)
 
     @property
     def frame_bytes(self) -> float:
@@ -172,9 +172,6 @@ class Cache:
             raise ValueError(f"{self.task.name} has no input field; expected a steady task such as darcy2d. "
                              "Use `batch`.")
         return self._input.gather(rows, 0, 1, torch.device(device))
-
-    def _parts(self) -> list[_Latents]:
-        return [part for part in (self._state, self._input) if part is not None]
 
     def __reduce__(self) -> tuple:
         return _reopen, (self.path, self.settings, self.fingerprint)
@@ -293,7 +290,7 @@ def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["au
         mode = "device" if fits else "mmap"
     if mode == "device":
         for cache in caches:
-            for part in cache._parts():
+            for part in cache._parts:
                 part.place(device)
     return mode
 
