@@ -20,9 +20,9 @@ from ups.tasks.initial import (
 )
 
 SOLVERS = {name: task.simulate for name, task in TASKS.items() if task.simulate and not task.of}
-SHAPES = {"advection1d": (1, 32), "burgers1d": (1, 32), "darcy2d": (2, 32, 32), "darcy2d_grf": (2, 32, 32),
-          "diff_react2d": (2, 32, 32)}
-PARAMETERS = {"advection1d": 0.4, "burgers1d": 0.01, "darcy2d": 1.0, "darcy2d_grf": 1.0, "diff_react2d": None}
+SHAPES = {name: (len(TASKS[name].channels), *[32] * TASKS[name].ndim) for name in SOLVERS}
+PARAMETERS = {name: {"advection1d": 0.4, "burgers1d": 0.01}.get(name, 1.0 if TASKS[name].parameters else None)
+              for name in SOLVERS}
 
 
 def request(task: str, **changes: object) -> dict[str, object]:
@@ -54,7 +54,7 @@ def burgers_frames(
 @pytest.mark.parametrize("task", SOLVERS)
 def test_shape_dtype_and_finiteness(task: str) -> None:
     u = SOLVERS[task](range(2), **request(task))
-    num_frames = 1 if task.startswith("darcy2d") else 4
+    num_frames = 1 if TASKS[task].is_steady else 4
     assert u.shape == (2, num_frames, *SHAPES[task]) and u.dtype == torch.float32
     assert torch.isfinite(u).all() and u.std() > 0
     assert SOLVERS[task]([], **request(task)).shape == (0, num_frames, *SHAPES[task])
