@@ -12,6 +12,7 @@ from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import diffusion_loss, draw_angles
 from ups.generative.residuals import Residuals
 from ups.seeds import generator
+from ups.training.ranks import Ranks
 
 STREAM = "diffusion"   # of the random numbers
 BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}   # of angles, in the log
@@ -48,7 +49,7 @@ def metrics_of(loss: Tensor, given: Noised) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:
+def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Ranks) -> dict[str, float]:
     """Task -> mean loss over fixed validation residuals (`residuals.validation`), angles and noise. A collective."""
     def local() -> Tensor:
         sums = torch.zeros(len(held_out), 2, dtype=torch.float64, device=ranks.device)

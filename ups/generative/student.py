@@ -24,6 +24,7 @@ from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_ang
 from ups.generative.residuals import Residuals, validation
 from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
+from ups.training.ranks import Ranks
 
 STREAM = "consistency"   # of the random numbers
 HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
@@ -183,7 +184,7 @@ def scores(student: Corrector, source: Residuals, condition: Condition, r: Tenso
 
 @torch.no_grad()
 def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size: int, seed: int,
-                ranks: Any) -> dict[str, list[tuple]]:
+                ranks: Ranks) -> dict[str, list[tuple]]:
     """This rank's validation residuals with members' noise, and the teacher's ends of the first two members."""
     held_out: dict[str, list] = {}
     for name, source in residuals.items():
@@ -200,7 +201,7 @@ def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size:
 
 
 @torch.no_grad()
-def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list], ranks: Any) -> dict[str, dict]:
+def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list], ranks: Ranks) -> dict[str, dict]:
     """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy (score)."""
     def local() -> Tensor:
         sums = torch.zeros(len(residuals), 7, dtype=torch.float64, device=ranks.device)
