@@ -1,15 +1,18 @@
 """Consistency student: the corrector's draw in one or two evaluations instead of 32.
 
-    y = end of the teacher's ODE from x at angle,    loss = sqrt(mean |f(x, angle, c) - y|^2 + d^2) - d,   f = cos x - sin F
-    the last steps: 0.5 of it and 0.5 (CRPS + energy score) of one-evaluation draws, kept only if validation gains
+    y = end of the teacher's ODE from x at angle,   f = cos x - sin F
+    loss = sqrt(mean |f(x, angle, c) - y|^2 + d^2) - d
+    the last steps: 0.5 of it and 0.5 (CRPS + energy score) of one-evaluation draws, kept if validation gains
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
 Writes: RUN/consistency/: state/, metrics.jsonl, model.safetensors, tuning.json, done.json.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train_consistency.py --config configs/small.yaml
+    accelerate launch --config_file accelerate_configs/cpu.yaml \\
+      train_consistency.py --config configs/small.yaml
     python train_consistency.py --config configs/small.yaml --dry-run
 
-Expected (configs/small.yaml): pair error (1 is another draw, 2 an unrelated one) below 0.3; the report compares the draws.
+Expected (configs/small.yaml): pair error (1 is another draw, 2 an unrelated one) below 0.3; the report
+compares the draws.
 """
 
 from __future__ import annotations
@@ -121,12 +124,14 @@ def main() -> None:
         with run.ema_weights():
             found = validate(student, residuals, held_out, run.ranks)
         if run.step == tuned_from:
-            run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}), f"writing {TUNING}")
+            run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
+                       f"writing {TUNING}")
         if run.step <= tuned_from:   # as distilled: the last is the one to keep
             run.validated(metrics_of(found))
             run.keep_if(True)
         else:
-            before = before or run.folder.find(TUNING, "the validation before tuning", "Delete the stage's folder and run it "
+            before = before or run.folder.find(TUNING, "the validation before tuning",
+                                               "Delete the stage's folder and run it "
                                                "again.", validation=dict)["validation"]
             ratio = gate(found, before)
             run.validated(metrics_of(found) | ({} if ratio is None else {"gate": ratio}))

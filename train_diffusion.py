@@ -3,13 +3,16 @@
     r = z_next - O(z),  r~ = whitened r,  x = cos(angle) r~ + sin(angle) noise
     loss = mean |F(x, angle, c) - (cos(angle) noise - sin(angle) r~)|^2
 
-Reads:  RUN/operator/ (finished), cache/TASK.h5 of every task with reserved trajectories, which the operator did not see.
-Writes: RUN/diffusion/: scales/ (conditional mean and scale, fitted once), state/, metrics.jsonl, model.safetensors, done.json.
+Reads:  RUN/operator/ (finished), cache/TASK.h5 of every task with reserved trajectories, which the operator
+did not see.
+Writes: RUN/diffusion/: scales/ (conditional mean and scale, fitted once), state/, metrics.jsonl,
+model.safetensors, done.json.
 
     accelerate launch --config_file accelerate_configs/cpu.yaml train_diffusion.py --config configs/small.yaml
     python train_diffusion.py --config configs/small.yaml --dry-run
 
-Expected (configs/small.yaml): a loss well below 1 (1 is a Gaussian of the right scale); calibration is in the report.
+Expected (configs/small.yaml): a loss well below 1 (1 is a Gaussian of the right scale); calibration is in the
+report.
 """
 
 from __future__ import annotations
@@ -69,19 +72,25 @@ def main() -> None:
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     schedule = schedule_of(residuals, "reserved", size, seed)
 
-    # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they leave
+    # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
+    # leave
     run.seed_all()
     corrector = corrector_of(residuals, section.model, train.precision, section.sampler_steps)
     fits = fit_once(run, "scales", scale_fits(residuals, section, seed), "fitting the scale of the residuals")
-    scales = put_scales(corrector, fits, config.diffusion.min_residual_ratio, config.diffusion.max_whitened_std)
+    scales = put_scales(corrector, fits, config.diffusion.min_residual_ratio,
+                        config.diffusion.max_whitened_std)
     run.print("\n".join(words_of(name, facts) for name, facts in scales.items()))
     corrector = run.attach(corrector)
-    held_out = {name: validation(source, seed, train.validate_trajectories) for name, source in residuals.items()}
+    held_out = {name: validation(source, seed, train.validate_trajectories)
+                for name, source in residuals.items()}
 
     def loss_at(step: int, batch: Batch, part: slice) -> tuple:
-        return loss_of(corrector, noised(corrector, residuals[batch.task], batch, part, size, section.noises, seed, step))
+        return loss_of(corrector,
+                       noised(corrector, residuals[batch.task], batch, part, size, section.noises, seed,
+                              step))
 
-    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()}))
+    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes
+                                                     for name, cache in caches.items()}))
     batch = batch.share(run.rank, run.world)
     run.probe(partial(loss_at, 0, batch), len(batch))
 
@@ -95,7 +104,8 @@ def main() -> None:
             score = sum(losses.values()) / len(losses)
             run.validated({"score": score, **losses})
             run.keep_best(score)
-            run.print(f"step {run.step}: validation loss " + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
+            run.print(f"step {run.step}: validation loss "
+                      + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
 
     # ---- finish
     run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)

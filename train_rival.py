@@ -1,14 +1,17 @@
-"""Rival of the student: the same network in one evaluation, trained by scores alone, without a teacher's draws, to compare.
+"""Rival of the student: the same network, trained by scores alone, without a teacher's draws, to compare.
 
-    loss = CRPS + energy score of a few one-evaluation draws against what the operator left    (it starts as the corrector)
+    loss = CRPS + energy score of a few one-evaluation draws against what the operator left
+    it starts as the corrector
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
-Writes: RUN/rival/: state/, metrics.jsonl, model.safetensors, done.json. The report asks for it by evaluate.stages (make: STAGES).
+Writes: RUN/rival/: state/, metrics.jsonl, model.safetensors, done.json. Shown in a report whose
+evaluate.stages (make: STAGES) name it.
 
     accelerate launch --config_file accelerate_configs/cpu.yaml train_rival.py --config configs/small.yaml
     python train_rival.py --config configs/small.yaml --dry-run
 
-Expected (configs/small.yaml): CRPS and energy score some 3 % above the student's at equal time; the report compares the draws.
+Expected (configs/small.yaml): CRPS and energy score some 3 % above the student's at equal time; the report
+compares the draws.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ from ups.training.run import Run
 STAGE = "rival"
 
 
-def loss_of(network: Corrector, source: Residuals, batch: Batch, size: int, num_members: int, seed: int, step: int,
-            part: slice) -> tuple:
+def loss_of(network: Corrector, source: Residuals, batch: Batch, size: int, num_members: int, seed: int,
+            step: int, part: slice) -> tuple:
     """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
-    r, tokens, facts = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", step),
-                                   is_disturbed=True)
+    r, tokens, facts = source.draw("reserved", batch.rows[part], batch.starts[part],
+                                   generator(seed, STAGE, "augment", step), is_disturbed=True)
     condition = network.condition(batch.task, tokens, facts)
     r = network.whiten(r, condition)
     noise = score_noise(r, batch.within(part), size, num_members, seed, step)

@@ -24,7 +24,14 @@ from ups.data.schedule import Batch
 from ups.generative.corrector import Corrector
 from ups.generative.diffusion import diffusion_loss
 from ups.generative.fitting import Noised, metrics_of, noised, validate, words_of
-from ups.generative.residuals import corrector_of, put_scales, require_tasks, scale_fits, schedule_of, validation
+from ups.generative.residuals import (
+    corrector_of,
+    put_scales,
+    require_tasks,
+    scale_fits,
+    schedule_of,
+    validation,
+)
 from ups.generative.steady import SteadyResiduals
 from ups.models.operator import load_operator
 from ups.training.ending import main_guard
@@ -63,21 +70,27 @@ def main() -> None:
     residuals = {name: SteadyResiduals(operator, cache) for name, cache in caches.items()}
     schedule = schedule_of(residuals, "reserved", size, seed)
 
-    # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they leave
+    # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
+    # leave
     run.seed_all()
     corrector = corrector_of(residuals, section.model, train.precision, section.sampler_steps)
     fits = fit_once(run, "scales", scale_fits(residuals, section, seed), "fitting the scale of the residuals")
-    scales = put_scales(corrector, fits, config.diffusion.min_residual_ratio, config.diffusion.max_whitened_std)
+    scales = put_scales(corrector, fits, config.diffusion.min_residual_ratio,
+                        config.diffusion.max_whitened_std)
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
     run.print("\n".join(words_of(name, facts) for name, facts in scales.items()))
     corrector = run.attach(corrector)
-    held_out = {name: validation(source, seed, train.validate_trajectories) for name, source in residuals.items()}
+    held_out = {name: validation(source, seed, train.validate_trajectories)
+                for name, source in residuals.items()}
 
     def loss_at(step: int, batch: Batch, part: slice) -> tuple:
-        return loss_of(corrector, noised(corrector, residuals[batch.task], batch, part, size, section.noises, seed, step))
+        return loss_of(corrector,
+                       noised(corrector, residuals[batch.task], batch, part, size, section.noises, seed,
+                              step))
 
-    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()}))
+    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes
+                                                     for name, cache in caches.items()}))
     batch = batch.share(run.rank, run.world)
     run.probe(partial(loss_at, 0, batch), len(batch))
 
@@ -91,7 +104,8 @@ def main() -> None:
             score = sum(losses.values()) / len(losses)
             run.validated({"score": score, **losses})
             run.keep_best(score)
-            run.print(f"step {run.step}: validation loss " + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
+            run.print(f"step {run.step}: validation loss "
+                      + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
 
     # ---- finish
     run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)

@@ -184,7 +184,12 @@ steady:
   scale_steps: 200
   noises: 8
   sampler_steps: 8
-evaluate: {{stages: [operator, diffusion, consistency, rival, steady], context_frames: 1, ensemble_trajectories: 128, ensemble_frames: 1, num_bootstrap: 100}}
+evaluate:
+  stages: [operator, diffusion, consistency, rival, steady]
+  context_frames: 1
+  ensemble_trajectories: 128
+  ensemble_frames: 1
+  num_bootstrap: 100
 """
 
 

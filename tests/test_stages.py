@@ -27,7 +27,9 @@ from torch import Tensor
 import prepare_cache
 import prepare_data
 import ups.evaluation.ensemble
+import ups.generative.draws
 import ups.training.run
+from bench import bootstrapped
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
@@ -37,7 +39,8 @@ from ups.files import file_hash, value_hash, write_sealed
 from ups.generative.conditions import SPREAD_FLOOR
 from ups.generative.corrector import load_corrector
 from ups.generative.diffusion import sample
-from ups.generative.observation import observe_case, row_generators
+from ups.generative.draws import load_sampler, sample_solutions, sample_states
+from ups.generative.observation import observe_case, row_generators, seen
 from ups.generative.residuals import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
 from ups.generative.steady import SteadyResiduals
 from ups.models.augment import augment
@@ -401,7 +404,8 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
     weights = hidden.start_weights()[HIDDEN]
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, 10)
-    rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.head.known(hidden.cache.parameters[rows]))[0]).square().mean().sqrt()
+    known = hidden.head.known(hidden.cache.parameters[rows])
+    rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0]).square().mean().sqrt()
                        for t in range(9)]).double()
     torch.testing.assert_close(weights, 0.5 / 9 + 0.5 * rms / rms.sum(), rtol=1e-5, atol=0)
     assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() == {}
@@ -526,7 +530,8 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     torch.testing.assert_close(draw("dressed"), head.marginal_mean + head.marginal_std * noise)
     rows = ensembles.residuals.cache.split["reserved"]
     z = ensembles.residuals.cache.batch(rows, 0, 10)
-    r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], ensembles.residuals.head.known(torch.zeros(len(rows), 0)))[0] for t in range(9)])
+    known = ensembles.residuals.head.known(torch.zeros(len(rows), 0))
+    r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], known)[0] for t in range(9)])
     assert float(head.marginal_std.norm()) == pytest.approx(float(r.flatten(0, -2).std(0).norm()), rel=0.15)
     condition = networks["diffusion"].condition(HIDDEN, tokens, facts)
     scale = head.r_std * condition.log_scale.exp()
@@ -548,7 +553,8 @@ def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_l
     assert ensembles.bank.shape == (ups.evaluation.ensemble.BANK, 8, 4)
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, hidden.cache.num_frames)
-    r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], hidden.head.known(hidden.cache.parameters[rows]))[0] for t in range(9)])
+    known = hidden.head.known(hidden.cache.parameters[rows])
+    r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0] for t in range(9)])
     # of about the same size: the bank's states were shifted, with which the operator does not commute exactly
     assert float(ensembles.bank.square().mean().sqrt()) == pytest.approx(float(r.square().mean().sqrt()), rel=0.1)
     tokens, facts, *_ = shown(hidden, 1)
@@ -826,3 +832,45 @@ def test_impossible_settings_of_the_new_stages_are_refused(override, text):
     load_config(SMOKE, SETTINGS)
     with pytest.raises(ValueError, match=text):
         load_config(SMOKE, [*SETTINGS, override])
+
+
+# ---------------------------------------------------------------- draws of loaded stages, without a cache
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["corrector", "student_1", "student_2", "rival"])
+def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidden, chain, way):
+    """The report names its noise by the trajectory's row, a loaded sampler by the row of what it is given."""
+    rows = torch.arange(2)
+    operator, sampler = load_operator(chain / "smoke" / "operator"), load_sampler(chain / "smoke", way)
+    z, parameters = hidden.cache.batch(rows, 0, 1), hidden.cache.parameters[rows]
+    members = sample_states(operator, sampler, HIDDEN, z, parameters, 3, 4, seed=ensembles.seed)
+    assert members.shape[:3] == (2, 4, 3)
+    expected = rollouts(ensembles, way, rows, 3, 4)
+    torch.testing.assert_close(hidden.head.physical(members), expected, rtol=1e-4, atol=1e-5)
+    again = sample_states(operator, sampler, HIDDEN, z[:1], parameters[:1], 3, 4, seed=ensembles.seed + 1)
+    assert (again - members[:1]).abs().amax((2, 3, 4)).min() > 1e-4
+
+
+@torch.no_grad()
+def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fitted_to(steady, chain):
+    sampler = load_sampler(chain / "smoke", "prior")
+    for one, two in zip(sampler.network.heads[STEADY].guess.buffers(), steady.linear.buffers(), strict=True):
+        assert torch.equal(one, two) and one.any()
+    z_in, _, parameters = steady.fields("test", torch.arange(2))
+    v = steady.head.input_codec.decode(z_in[:, 0])
+    mask = (torch.rand(v.shape, generator=generator(3)) < 0.5).float()
+    u = sample_solutions(load_operator(chain / "smoke" / "operator"), sampler, STEADY, seen(v, mask), parameters, 3)
+    noise = member_noise((*steady.head.codec.tokens, steady.head.codec.dim), 0, [0, 1], 0, 3)
+    bank = case_bank(steady, "points_50", 0)
+    expected = posterior_draws(sampler.network, steady, steady.predict(seen(v, mask), parameters), noise, "prior", bank)
+    assert u.shape == (2, 3, 1, 16, 16) and (u > 0).all()
+    torch.testing.assert_close(u, expected)
+    other = seen(v.where(mask > 0, torch.nan), mask)   # what is not seen is not looked at
+    assert torch.equal(other.values, seen(v, mask).values) and other.facts[:, 0].tolist() == mask.mean((1, 2, 3)).tolist()
+
+
+def test_the_bootstrapped_distillation_of_the_bench_is_another_student_of_the_same_pairs(chain, config):
+    found = bootstrapped.compare(config, 4)
+    assert set(found) == {"endpoint", "bootstrapped"} and found["endpoint"] != found["bootstrapped"]
+    assert all(math.isfinite(value) for entry in found.values() for value in entry[HIDDEN].values())

@@ -1,5 +1,6 @@
-"""What a corrector is shown beside the frozen operator's prediction, and the way from its draws to the next state or the
-solution. Made from an operator (and, for a steady task, the linear guess that travels with the prior) alone: no cache."""
+"""What a corrector is shown beside the frozen operator's prediction, and the way from its draws to the next
+state or the solution. Made from an operator (and, for a steady task, the linear guess that travels with the
+prior) alone: no cache."""
 
 from __future__ import annotations
 
@@ -20,19 +21,22 @@ SPREAD_FLOOR = 1e-3   # of the coefficient, in normalised units: what is seen ex
 class StateConditions:
     """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
 
-    Conditions: the operator's history, the change that led to it (zero where no frame is before) and the predicted change
-    as tokens; standardised log-parameters and log dt as facts. The change before is what a member knows of its own past:
-    where a parameter is hidden it says which one the member follows, without it every call would draw it anew.
+    Conditions: the operator's history, the change that led to it (zero where no frame is before) and the
+    predicted change as tokens; standardised log-parameters and log dt as facts. The change before is what a
+    member knows of its own past: where a parameter is hidden it says which one the member follows, without it
+    every call would draw it anew.
     """
 
     def __init__(self, operator: Operator, name: str):
         self.operator, self.name, self.head = operator, name, operator.head(name)
         self.device = self.head.scale.device
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description: dict[str, Any] = {"name": name, "dim": bundle * dim, "num_conditions": (history + 1 + bundle) * dim}
+        self.description: dict[str, Any] = {"name": name, "dim": bundle * dim,
+                                            "num_conditions": (history + 1 + bundle) * dim}
 
     def predict(self, z: Tensor, known: Known) -> tuple[Tensor, Tensor, Tensor]:
-        """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens, facts)."""
+        """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
+        facts)."""
         before, z = z[:, :1], z[:, -self.head.history :]
         with torch.autocast(z.device.type, enabled=False):   # the operator's trunk turns it on for itself
             full, _ = self.operator.predict(z, self.name, known)
@@ -82,7 +86,8 @@ class FieldConditions:
         return self.head.codec.encode(u.clamp_min(self.linear.least).log())
 
     def solution(self, guess: Tensor, r: Tensor) -> Tensor:
-        """Physical u = O exp(r): guess (batch, *tokens, dim) of `predict` and r (..., *tokens, dim) in tokens."""
+        """Physical u = O exp(r): guess (batch, *tokens, dim) of `predict` and r (..., *tokens, dim) in
+        tokens."""
         return self.decode(guess + r).exp()
 
     def decode(self, r: Tensor) -> Tensor:

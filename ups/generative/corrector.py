@@ -1,11 +1,13 @@
-"""The corrector: a distribution over what a frozen predictor leaves, r = z_ref - z_pred, given what the predictor saw.
+"""The corrector: a distribution over what a frozen predictor leaves, r = z_ref - z_pred, given what the
+predictor saw.
 
     r = mean_k + std_k exp(h) (m + r~),   (m, h) = Gaussian(c),   r~ ~ diffusion with velocity F(x, angle, c)
 
-mean_k, std_k: per task and coefficient. m, h: a small network's conditional mean and log-scale, fitted by maximum likelihood
-before the diffusion and then frozen; they alone are the baseline N(mean, scale^2) that the diffusion must beat. r~ is then
-white with unit variance, whatever the size of r, which is what the angles of ups/generative/diffusion.py are made for. Conditions c are
-tokens (batch, *tokens, C) (states and prediction) and facts (batch, K) (parameters, time step, observation).
+mean_k, std_k: per task and coefficient. m, h: a small network's conditional mean and log-scale, fitted by
+maximum likelihood before the diffusion and then frozen; they alone are the baseline N(mean, scale^2) that the
+diffusion must beat. r~ is then white with unit variance, whatever the size of r, which is what the angles of
+ups/generative/diffusion.py are made for. Conditions c are tokens (batch, *tokens, C) (states and prediction)
+and facts (batch, K) (parameters, time step, observation).
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ from ups.training.fit import fit
 from ups.training.optim import EMA, build_optimizer, learning_rate
 
 MAX_FACTS = 8
-FREQUENCIES = (1, 2, 4, 8, 16)   # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
-LARGEST_LOG_SCALE = math.log(1e4)   # |h| stays below: a coefficient known to 1e-4 of its marginal spread is known
+# of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
+FREQUENCIES = (1, 2, 4, 8, 16)
+# |h| stays below: a coefficient known to 1e-4 of its marginal spread is known
+LARGEST_LOG_SCALE = math.log(1e4)
 STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What draws are conditioned on, for a batch of one task; made by `Corrector.condition`. mean, log_scale: m and h."""
+    """What draws are conditioned on, for a batch of one task; made by `Corrector.condition`. mean, log_scale:
+    m and h."""
 
     name: str
     tokens: Tensor
@@ -49,15 +54,16 @@ class Condition:
 
     def rows(self, index: Tensor) -> Condition:
         """The conditions of some rows; an index may repeat."""
-        return replace(self, **{key: getattr(self, key)[index] for key in ("tokens", "facts", "mean", "log_scale")})
+        return replace(self,
+                       **{key: getattr(self, key)[index] for key in ("tokens", "facts", "mean", "log_scale")})
 
 
 class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
-    description: name, dim (of r), num_conditions (C), for a steady task guess (what `LinearGuess` is built from). Statistics
-    are buffers that `fit_head` fills, but marginal_mean and _std: those of residuals as they occur (training prefers where
-    they are large), for dressing without conditions.
+    description: name, dim (of r), num_conditions (C), for a steady task guess (what `LinearGuess` is built
+    from). Statistics are buffers that `fit_head` fills, but marginal_mean and _std: those of residuals as
+    they occur (training prefers where they are large), for dressing without conditions.
     """
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
@@ -65,7 +71,8 @@ class CorrectorHead(nn.Module):
         self.name, self.boundary = description["name"], get_task(description["name"]).boundary
         dim, num_conditions = description["dim"], description["num_conditions"]
         for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
-                                  ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0), ("marginal_std", dim, 1.0)):
+                                  ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0),
+                                  ("marginal_std", dim, 1.0)):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
         self.guess = LinearGuess(**description["guess"]) if "guess" in description else None
@@ -90,27 +97,31 @@ class CorrectorHead(nn.Module):
 
 
 class Corrector(nn.Module):
-    """All corrected tasks in one network. description: model (ModelConfig's keys), precision, tasks (see `CorrectorHead`)."""
+    """All corrected tasks in one network. description: model (ModelConfig's keys), precision, tasks (see
+    `CorrectorHead`)."""
 
     def __init__(self, description: dict[str, Any]):
         super().__init__()
         model = ModelConfig(**description["model"])
         self.description, self.precision = description, description["precision"]
         self.names = [task["name"] for task in description["tasks"]]
-        self.heads = nn.ModuleDict({task["name"]: CorrectorHead(task, model) for task in description["tasks"]})
+        self.heads = nn.ModuleDict({task["name"]: CorrectorHead(task, model)
+                                    for task in description["tasks"]})
         for head in self.heads.values():
             for part in head.gaussian_parts():
                 part.requires_grad_(False)
         self.backbone = make_backbone(model)
         self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
-        self.facts = nn.Sequential(nn.Linear(MAX_FACTS, model.width), nn.SiLU(), nn.Linear(model.width, model.width))
+        self.facts = nn.Sequential(nn.Linear(MAX_FACTS, model.width), nn.SiLU(),
+                                   nn.Linear(model.width, model.width))
         self.angle = nn.Sequential(nn.Linear(2 * len(FREQUENCIES) + 1, model.width), nn.SiLU(),
                                    nn.Linear(model.width, model.width))
         self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
 
     @torch.no_grad()
     def condition(self, name: str, tokens: Tensor, facts: Tensor) -> Condition:
-        """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `velocity` and `unwhiten` take."""
+        """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `velocity` and `unwhiten`
+        take."""
         head = self.heads[name]
         with torch.autocast(tokens.device.type, enabled=False):
             tokens = (tokens - head.c_mean) / head.c_std
@@ -129,14 +140,16 @@ class Corrector(nn.Module):
         return head.r_mean + head.r_std * condition.log_scale.exp() * (condition.mean + r)
 
     def velocity(self, condition: Condition) -> Velocity:
-        """F(x, angle) of these conditions; float32 in and out, the trunk in bf16 where `precision` says so."""
+        """F(x, angle) of these conditions; float32 in and out, the trunk in bf16 where `precision` says
+        so."""
         head = self.heads[condition.name]
 
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
                 phase = angle[:, None] * self.frequencies
                 at = self.angle(torch.cat([angle[:, None], phase.sin(), phase.cos()], -1))
-                vector = self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts) + at
+                vector = (self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts)
+                          + at)
                 tokens = torch.cat([x.float(), condition.tokens], -1)
                 with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
                     hidden = self.backbone(head.into(tokens), vector, head.boundary)
@@ -146,9 +159,11 @@ class Corrector(nn.Module):
 
 
 def gaussian_nll(r: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-    """Negative log-likelihood of r under N(e^h m, e^{2h}), constants dropped, mean over elements per row (batch,).
+    """Negative log-likelihood of r under N(e^h m, e^{2h}), constants dropped, mean over elements per row
+    (batch,).
 
-    0.5 (r e^{-h} - m)^2 + h; r in units of its marginal standard deviation. r e^{-h} - m is the whitened residual.
+    0.5 (r e^{-h} - m)^2 + h; r in units of its marginal standard deviation. r e^{-h} - m is the whitened
+    residual.
     """
     return (0.5 * (r * torch.exp(-log_scale) - mean).square() + log_scale).flatten(1).mean(1)
 
@@ -158,15 +173,17 @@ Draw = Callable[[int], tuple[Tensor, Tensor, Tensor]]   # step -> (r, tokens, fa
 
 def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor, Tensor, Tensor]], steps: int,
              optim: OptimConfig, num_rows: tuple[int, int]) -> dict[str, float]:
-    """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and the initial weights.
+    """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and
+    the initial weights.
 
-    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). num_rows: trajectories behind
-    training and validation. Returns ratio (geometric mean of the residual's size in training over that in validation) and its
-    standard error, rms_val, std_train and std_val of the whitened residual, the latter's standard error, its largest_std and
-    kurtosis, and nll of validation.
+    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). num_rows:
+    trajectories behind training and validation. Returns ratio (geometric mean of the residual's size in
+    training over that in validation) and its standard error, rms_val, std_train and std_val of the whitened
+    residual, the latter's standard error, its largest_std and kurtosis, and nll of validation.
     """
     probe = [draw(-1 - i) for i in range(16)]
-    r, tokens = torch.cat([p[0] for p in probe]).flatten(0, -2), torch.cat([p[1] for p in probe]).flatten(0, -2)
+    r, tokens = torch.cat([p[0] for p in probe]).flatten(0, -2), torch.cat([p[1]
+                                                                            for p in probe]).flatten(0, -2)
     std, size_train = r.std(0), torch.cat([_log_size(p[0]) for p in probe])
     head.r_mean.copy_(r.mean(0))
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
@@ -183,9 +200,9 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
     stopped = fit(fitted, loss_of, range(steps), build_optimizer(fitted, optim),
                   lambda step: learning_rate(step, steps, optim), optim.clip_norm, ema)
     if stopped is not None:
-        raise ValueError(f"the likelihood of {head.name}'s residuals is not finite at step {stopped} of their scale; "
-                         f"expected finite residuals. Look at the data with the doctor, or lower the learning rates of "
-                         f"this stage.")
+        raise ValueError(f"the likelihood of {head.name}'s residuals is not finite at step {stopped} of "
+                         "their scale; expected finite residuals. Look at the data with the doctor, or "
+                         "lower the learning rates of this stage.")
     ema.write(ema.averages)
     fitted.requires_grad_(False)
     with torch.no_grad():
@@ -204,12 +221,15 @@ def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor,
         rms_val = torch.cat([part[0] for part in validation]).square().mean().sqrt()
         size_val = torch.cat([_log_size(part[0]) for part in validation])
         ratio = (size_train.mean() - size_val.mean()).exp()
-        error = (size_train.var() / min(len(size_train), num_rows[0]) + size_val.var() / min(len(size_val), num_rows[1])).sqrt()
-        nll = torch.cat([gaussian_nll(*_gaussian(head, *part)) for part in validation]).mean() + factor.log().mean()
+        error = (size_train.var() / min(len(size_train), num_rows[0]) + size_val.var()
+                 / min(len(size_val), num_rows[1])).sqrt()
+        nll = torch.cat([gaussian_nll(*_gaussian(head, *part))
+                         for part in validation]).mean() + factor.log().mean()
     kurtosis = white.pow(4).mean() / white.var() ** 2 - 3
-    return {"ratio": float(ratio), "ratio_error": float(error), "nll": float(nll), "std_train": float(white.std()),
-            "std_val": float(val.std()), "std_val_error": float(val_error), "largest_std": float(head.largest_std),
-            "kurtosis": float(kurtosis), "rms_val": float(rms_val)}
+    return {"ratio": float(ratio), "ratio_error": float(error), "nll": float(nll),
+            "std_train": float(white.std()),
+            "std_val": float(val.std()), "std_val_error": float(val_error),
+            "largest_std": float(head.largest_std), "kurtosis": float(kurtosis), "rms_val": float(rms_val)}
 
 
 def _log_size(r: Tensor) -> Tensor:
@@ -219,7 +239,8 @@ def _log_size(r: Tensor) -> Tensor:
 
 def _gaussian(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
-    return ((r - head.r_mean) / head.r_std, *head.predict_gaussian((tokens - head.c_mean) / head.c_std, facts))
+    return ((r - head.r_mean) / head.r_std,
+            *head.predict_gaussian((tokens - head.c_mean) / head.c_std, facts))
 
 
 def _whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> Tensor:
@@ -228,7 +249,8 @@ def _whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> 
 
 
 def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
-    """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the samples; a scalar."""
+    """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the
+    samples; a scalar."""
     flat = r.flatten(1)
     v = flat[flat.square().sum(1).argmax()]   # a sample, which no mode that matters is orthogonal to
     for _ in range(iterations):
@@ -238,5 +260,6 @@ def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
 
 
 def load_corrector(directory: str | Path, device: torch.device | str = "cpu") -> Corrector:
-    """The finished network of a stage directory (config.json, model.safetensors), in evaluation mode on `device`."""
+    """The finished network of a stage directory (config.json, model.safetensors), in evaluation mode on
+    `device`."""
     return load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.").to(device).eval()

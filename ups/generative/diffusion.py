@@ -1,12 +1,15 @@
-"""Diffusion in angles: TrigFlow (Lu and Song 2024, arXiv 2410.11081), which is EDM (Karras et al. 2022) with sigma_data = 1.
+"""Diffusion in angles: TrigFlow (Lu and Song 2024, arXiv 2410.11081), which is EDM (Karras et al. 2022) with
+sigma_data = 1.
 
     x(angle) = cos(angle) r + sin(angle) noise,      angle in [0, pi/2], tan(angle) = EDM's sigma
-    velocity F(x, angle) ~ dx/dangle = cos(angle) noise - sin(angle) r,      E[r | x] = cos(angle) x - sin(angle) F
+    velocity F(x, angle) ~ dx/dangle = cos(angle) noise - sin(angle) r
+    E[r | x] = cos(angle) x - sin(angle) F
 
-r has unit variance (ups/generative/corrector.py whitens it). Then the probability-flow ODE dx/dangle = F of a unit Gaussian is zero, so a
-solver's step errors nearly vanish where the residual is nearly Gaussian: the midpoint rule on a uniform grid of 16 steps keeps
-the spread of N(0, s^2) to 2 % for s from 0.1 to 10, where Euler or Heun in sigma lose or add 5 to 12 % (reference: table in
-docs/results.md). A velocity is any callable (x (batch, ...), angle (batch,)) -> (batch, ...), conditions bound beforehand.
+r has unit variance (ups/generative/corrector.py whitens it). Then the probability-flow ODE dx/dangle = F of a
+unit Gaussian is zero, so a solver's step errors nearly vanish where the residual is nearly Gaussian: the
+midpoint rule on a uniform grid of 16 steps keeps the spread of N(0, s^2) to 2 % for s from 0.1 to 10, where
+Euler or Heun in sigma lose or add 5 to 12 % (reference: table in docs/results.md). A velocity is any callable
+(x (batch, ...), angle (batch,)) -> (batch, ...), conditions bound beforehand.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from ups.progress import beat
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
 NOISE = math.pi / 2      # the angle of pure noise
-LOG_TAN_STD = 1.6        # of ln tan(angle) in training: 95 % between tan = 0.04 and 23, past the largest mode of most residuals
-REACH = 5.0              # largest residual mode, in standard deviations, that this spread covers; larger ones shift its mean
+# of ln tan(angle) in training: 95 % between tan = 0.04 and 23, past the largest mode of most residuals
+LOG_TAN_STD = 1.6
+# largest residual mode, in standard deviations, that this spread covers; larger ones shift its mean
+REACH = 5.0
 
 
 def column(angle: Tensor, like: Tensor) -> Tensor:
@@ -32,12 +37,14 @@ def column(angle: Tensor, like: Tensor) -> Tensor:
 
 
 def draw_angles(count: int, generator: torch.Generator | None = None, largest_std: float = 1.0) -> Tensor:
-    """`count` training angles (count,), float32: ln tan(angle) normal, one from each of `count` equal shares of its mass.
+    """`count` training angles (count,), float32: ln tan(angle) normal, one from each of `count` equal shares
+    of its mass.
 
-    largest_std: square root of the largest eigenvalue of the residual's covariance; above REACH the mean of ln tan moves up
-    by the logarithm of the excess, so that the largest mode, too, is seen drowned in noise.
+    largest_std: square root of the largest eigenvalue of the residual's covariance; above REACH the mean of
+    ln tan moves up by the logarithm of the excess, so that the largest mode, too, is seen drowned in noise.
     """
-    share = (torch.arange(count, dtype=torch.float64) + torch.rand(count, generator=generator, dtype=torch.float64)) / count
+    share = (torch.arange(count, dtype=torch.float64)
+             + torch.rand(count, generator=generator, dtype=torch.float64)) / count
     normal = math.sqrt(2) * torch.erfinv((2 * share - 1).clamp(-1 + 1e-12, 1 - 1e-12))
     log_tan = math.log(max(largest_std / REACH, 1.0)) + LOG_TAN_STD * normal
     return log_tan.exp().atan().float()[torch.randperm(count, generator=generator)]
@@ -50,9 +57,11 @@ def diffuse(r: Tensor, noise: Tensor, angle: Tensor) -> Tensor:
 
 
 def diffusion_loss(velocity: Velocity, r: Tensor, noise: Tensor, angle: Tensor) -> Tensor:
-    """Mean over elements of (F(x, angle) - (cos(angle) noise - sin(angle) r))^2, one value per row (batch,), float32.
+    """Mean over elements of (F(x, angle) - (cos(angle) noise - sin(angle) r))^2, one value per row (batch,),
+    float32.
 
-    Unit weight on F is EDM's weighting (Karras et al. 2022, table 1). Zero knowledge gives about 1 at every angle.
+    Unit weight on F is EDM's weighting (Karras et al. 2022, table 1). Zero knowledge gives about 1 at every
+    angle.
     """
     at = column(angle, r)
     target = at.cos() * noise - at.sin() * r
@@ -60,24 +69,27 @@ def diffusion_loss(velocity: Velocity, r: Tensor, noise: Tensor, angle: Tensor) 
 
 
 def denoise(velocity: Velocity, x: Tensor, angle: Tensor) -> Tensor:
-    """cos(angle) x - sin(angle) F(x, angle): E[r | x] of a denoiser, the end of the ODE of a consistency student."""
+    """cos(angle) x - sin(angle) F(x, angle): E[r | x] of a denoiser, the end of the ODE of a consistency
+    student."""
     at = column(angle, x)
     return at.cos() * x - at.sin() * velocity(x, angle).float()
 
 
 @torch.no_grad()
 def sample(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = NOISE) -> Tensor:
-    """The end at angle 0 of dx/dangle = F from x (batch, ...) at `start` ((batch,) or one): midpoint rule, uniform angles.
+    """The end at angle 0 of dx/dangle = F from x (batch, ...) at `start` ((batch,) or one): midpoint rule,
+    uniform angles.
 
-    2 num_steps evaluations. The state stays in float32 (float64 if x is). Raises ValueError for fewer than one step, or angles
-    outside (0, pi/2].
+    2 num_steps evaluations. The state stays in float32 (float64 if x is). Raises ValueError for fewer than
+    one step, or angles outside (0, pi/2].
     """
     start = torch.as_tensor(start, dtype=x.dtype, device=x.device).expand(x.shape[0])
     if num_steps < 1:
-        raise ValueError(f"a sampler of {num_steps} steps was asked for; expected at least 1. Raise diffusion.sampler_steps.")
+        raise ValueError(f"a sampler of {num_steps} steps was asked for; expected at least 1. Raise "
+                         "diffusion.sampler_steps.")
     if not bool(((start > 0) & (start <= NOISE + 1e-6)).all()):
-        raise ValueError(f"sampling starts at angles from {float(start.min()):g} to {float(start.max()):g}; expected them in "
-                         f"(0, pi/2]. Noise is at pi/2.")
+        raise ValueError(f"sampling starts at angles from {float(start.min()):g} to {float(start.max()):g}; "
+                         "expected them in (0, pi/2]. Noise is at pi/2.")
     step = start / num_steps
     for i in range(num_steps):
         beat()

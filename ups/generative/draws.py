@@ -79,8 +79,7 @@ def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "c
 
 @torch.no_grad()
 def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-                 z: Tensor,
-                 parameters: Tensor, num_frames: int, num_members: int,
+                 z: Tensor, parameters: Tensor, num_frames: int, num_members: int,
                  noise_of: Callable[[int], tuple[Tensor, Tensor]], is_conserved: bool = False) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) that follow z (batch, time, *tokens, dim).
 
@@ -104,14 +103,14 @@ def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
 
 @torch.no_grad()
 def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, parameters: Tensor,
-                  num_frames: int,
-                  num_members: int, seed: int = 0, names: Sequence[int] | None = None) -> Tensor:
+                  num_frames: int, num_members: int, seed: int = 0,
+                  names: Sequence[int] | None = None) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or
     more, *tokens, dim); parameters (batch, P) raw. A function of seed and row (its number in `names`),
     whatever the batch holds."""
     states, parts, rows = StateConditions(operator, name), [], torch.arange(len(z))
-    shape, numbers = (*z.shape[2:-1],
-                      states.description["dim"]), rows if names is None else torch.as_tensor(names)
+    shape = (*z.shape[2:-1], states.description["dim"])
+    numbers = rows if names is None else torch.as_tensor(names)
     for some in rows.split(max(1, STATES // num_members)):
         def noise_of(lead: int, some: Tensor = some) -> tuple[Tensor, Tensor]:
             return two_noises(shape, seed, numbers[some], lead, num_members, states.device)

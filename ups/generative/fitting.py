@@ -1,8 +1,9 @@
-"""What the stages that fit a diffusion to residuals share: noised batches, what is logged of them, and validation."""
+"""What the stages that fit a diffusion to residuals share: noised batches, what is logged of them, and
+validation."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +11,8 @@ from torch import Tensor
 from ups.data.schedule import Batch
 from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import diffusion_loss, draw_angles
-from ups.generative.residuals import Residuals
+from ups.generative.residuals import Ranks, Residuals
 from ups.seeds import generator
-from ups.training.ranks import Ranks
 
 STREAM = "diffusion"   # of the random numbers
 BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}   # of angles, in the log
@@ -27,17 +27,18 @@ class Noised(NamedTuple):
     angle: Tensor
 
 
-def noised(corrector: Corrector, source: Residuals, batch: Batch, part: slice, size: int, noises: int, seed: int,
-           step: int) -> Noised:
+def noised(corrector: Corrector, source: Residuals, batch: Batch, part: slice, size: int, noises: int,
+           seed: int, step: int) -> Noised:
     """The rows `part` of a share `batch` of a global batch of `size` rows, each under `noises`."""
-    r, tokens, facts = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", step),
-                                   is_disturbed=True)
+    r, tokens, facts = source.draw("reserved", batch.rows[part], batch.starts[part],
+                                   generator(seed, STREAM, "augment", step), is_disturbed=True)
     condition = corrector.condition(batch.task, tokens, facts)
     r, largest = corrector.whiten(r, condition), float(corrector.heads[batch.task].largest_std)
     again, mine = torch.arange(len(r), device=r.device).repeat_interleave(noises), batch.within(part)
     angle = draw_angles(size * noises, generator(seed, STREAM, "angle", step), largest).view(size, noises)
     noise = torch.randn(size, noises, *r.shape[1:], generator=generator(seed, STREAM, "noise", step))
-    return Noised(condition.rows(again), r[again], noise[mine].flatten(0, 1).to(r.device), angle[mine].flatten().to(r.device))
+    return Noised(condition.rows(again), r[again], noise[mine].flatten(0, 1).to(r.device),
+                  angle[mine].flatten().to(r.device))
 
 
 def metrics_of(loss: Tensor, given: Noised) -> dict[str, Tensor]:
@@ -50,7 +51,8 @@ def metrics_of(loss: Tensor, given: Noised) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Ranks) -> dict[str, float]:
-    """Task -> mean loss over fixed validation residuals (`residuals.validation`), angles and noise. A collective."""
+    """Task -> mean loss over fixed validation residuals (`residuals.validation`), angles and noise. A
+    collective."""
     def local() -> Tensor:
         sums = torch.zeros(len(held_out), 2, dtype=torch.float64, device=ranks.device)
         for index, (name, batches) in enumerate(held_out.items()):
@@ -59,9 +61,10 @@ def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: 
                 condition = corrector.condition(name, tokens, facts)
                 draw = generator(seed, STREAM, "validate", number)
                 angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
-                loss = diffusion_loss(corrector.velocity(condition), corrector.whiten(r, condition), noise.to(r.device),
-                                      angle.to(r.device))
-                sums[index] += torch.stack([loss.double().sum(), torch.tensor(float(len(r)), device=r.device)])
+                loss = diffusion_loss(corrector.velocity(condition), corrector.whiten(r, condition),
+                                      noise.to(r.device), angle.to(r.device))
+                sums[index] += torch.stack([loss.double().sum(),
+                                            torch.tensor(float(len(r)), device=r.device)])
         return sums
 
     sums = ranks.reduce_sum(ranks.agreed(local, "validating"))
@@ -70,6 +73,6 @@ def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: 
 
 def words_of(name: str, facts: dict[str, float]) -> str:
     """The statistics of a scale, in a line."""
-    return (f"residual of {name}: RMS {facts['rms_val']:.2e}, reserved / validation {facts['ratio']:.2f}, whitened std "
-            f"{facts['std_train']:.2f} / {facts['std_val']:.2f}, largest mode {facts['largest_std']:.1f}, excess kurtosis "
-            f"{facts['kurtosis']:.1f}")
+    return (f"residual of {name}: RMS {facts['rms_val']:.2e}, reserved / validation {facts['ratio']:.2f}, "
+            f"whitened std {facts['std_train']:.2f} / {facts['std_val']:.2f}, largest mode "
+            f"{facts['largest_std']:.1f}, excess kurtosis {facts['kurtosis']:.1f}")

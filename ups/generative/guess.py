@@ -13,18 +13,19 @@ MODES = 96            # of the coefficient
 
 
 class LinearGuess(nn.Module):
-    """Best linear guess of a field from part of it: the posterior mean of a Gaussian fitted to training fields.
+    """Best linear guess of a field from part of it: the posterior mean of a Gaussian fitted to training
+    fields.
 
-    v = mean + U s + e, s ~ N(0, diag(variance)) the leading MODES of the training fields, e what they leave, independent
-    per cell (probabilistic principal components, Tipping and Bishop 1999). shape: (C, *space) of a field. least: of a
-    solution; below it, its logarithm is not taken.
+    v = mean + U s + e, s ~ N(0, diag(variance)) the leading MODES of the training fields, e what they leave,
+    independent per cell (probabilistic principal components, Tipping and Bishop 1999). shape: (C, *space) of
+    a field. least: of a solution; below it, its logarithm is not taken.
     """
 
     def __init__(self, shape: Sequence[int], num_modes: int):
         super().__init__()
         self.shape, cells = tuple(shape), torch.Size(shape).numel()
-        for name, size in (("mean", (cells,)), ("variance", (num_modes,)), ("basis", (cells, num_modes)), ("left", (cells,)),
-                           ("least", ())):
+        for name, size in (("mean", (cells,)), ("variance", (num_modes,)), ("basis", (cells, num_modes)),
+                           ("left", (cells,)), ("least", ())):
             self.register_buffer(name, torch.zeros(size))
         self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -46,22 +47,27 @@ class LinearGuess(nn.Module):
         return {"shape": list(self.shape), "num_modes": len(self.variance)}
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """(guess, its standard deviation), each (B, C, *space), of an observation as ups.generative.observation makes it.
+        """(guess, its standard deviation), each (B, C, *space), of an observation as
+        ups.generative.observation makes it.
 
-        Block means are those of mean and U; every cell of a block then bears its share of the mean's precision.
+        Block means are those of mean and U; every cell of a block then bears its share of the mean's
+        precision.
         """
         values, mask = observation.values, observation.mask.expand_as(observation.values)
         noise, block = observation.facts[:, 1], (2.0 ** observation.facts[:, 2]).round().long()
-        weight = mask.flatten(1) / (self.left + noise.square()[:, None])                       # precision of each cell
+        # precision of each cell
+        weight = mask.flatten(1) / (self.left + noise.square()[:, None])
         guess, spread = torch.empty_like(weight), torch.empty_like(weight)
         for size in block.unique().tolist():
             rows = block == size
             mean, basis = self._averaged(size)
             w, y = weight[rows], values.flatten(1)[rows] - mean
-            gram = (basis.mT * w[:, None]) @ basis + torch.diag(1 / self.variance)             # (rows, modes, modes)
+            # (rows, modes, modes)
+            gram = (basis.mT * w[:, None]) @ basis + torch.diag(1 / self.variance)
             factor = torch.linalg.cholesky(gram)
             s = torch.cholesky_solve(((w * y) @ basis)[..., None], factor)[..., 0]
-            half = self.basis @ torch.cholesky_inverse(factor)                                 # (rows, cells, modes)
+            # (rows, cells, modes)
+            half = self.basis @ torch.cholesky_inverse(factor)
             guess[rows] = self.mean + s @ self.basis.mT
             spread[rows] = ((half * self.basis).sum(2) + self.left).sqrt()
         guess, spread = guess.view_as(values), spread.view_as(values)

@@ -1,13 +1,15 @@
-"""Partial observations of the input field of a steady task, for training and evaluating the conditional prior.
+"""Partial observations of the input field of a steady task, for training and evaluating the conditional
+prior.
 
     values = mask * (S v + noise * eta)
 
-v is the normalised input field (for darcy2d_grf the standardised log a), S the mean over blocks of cells spread over the
-block (block 1: v itself), mask 1 where something is seen. Unseen cells hold 0, the prior mean in normalised units. Five
+v is the normalised input field (for darcy2d_grf the standardised log a), S the mean over blocks of cells
+spread over the block (block 1: v itself), mask 1 where something is seen. Unseen cells hold 0, the prior mean
+in normalised units. Five
 kinds: everything; nothing; a random share of the cells; block averages; every cell with noise.
 
-Every row of a batch draws from a generator of its own, so that a batch may be cut among processes and micro-batches.
-Shares and ranges are those of training; `CASES` are the fixed observations of an evaluation.
+Every row of a batch draws from a generator of its own, so that a batch may be cut among processes and
+micro-batches. Shares and ranges are those of training; `CASES` are the fixed observations of an evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from torch import Tensor
 from ups.seeds import generator
 from ups.tasks.darcy_grf_posterior import LinearObservation
 
-SHARES = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}   # of the rows of training batches
+# of the rows of training batches
+SHARES = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}
 COVERAGE = (0.01, 0.5)   # share of the cells that "points" sees, log-uniform
 NOISE = (0.05, 1.0)      # standard deviation of "noisy" in normalised units (v has 1), log-uniform
 BLOCKS = (2, 4, 8)       # cells per axis that "coarse" averages, those that divide the grid equally likely
@@ -37,7 +40,8 @@ CASES: dict[str, tuple[float, float, int]] = {
 
 @dataclass(frozen=True)
 class Levels:
-    """How well each row is observed: coverage (B,), noise (B,), both float64, and block (B,) int64; see `CASES`."""
+    """How well each row is observed: coverage (B,), noise (B,), both float64, and block (B,) int64; see
+    `CASES`."""
 
     coverage: Tensor
     noise: Tensor
@@ -49,7 +53,8 @@ class Levels:
 
 @dataclass(frozen=True)
 class Observation:
-    """values (B, C, *space), mask (B, 1, *space) of 0 and 1, facts (B, len(FACTS)) float32: share seen, noise, log2 block."""
+    """values (B, C, *space), mask (B, 1, *space) of 0 and 1, facts (B, len(FACTS)) float32: share seen,
+    noise, log2 block."""
 
     values: Tensor
     mask: Tensor
@@ -57,20 +62,24 @@ class Observation:
 
 
 def row_generators(seed: int, *keys: int | str, rows: Iterable[int]) -> list[torch.Generator]:
-    """One generator per row, e.g. row_generators(seed, step, rows=range(first, last)) with rows counted over the global batch."""
+    """One generator per row, e.g. row_generators(seed, step, rows=range(first, last)) with rows counted over
+    the global batch."""
     return [generator(seed, "observe", *keys, row) for row in rows]
 
 
 def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> Levels:
-    """The levels of a training batch on the grid `space`, one row per generator, distributed as `SHARES` and the ranges say.
+    """The levels of a training batch on the grid `space`, one row per generator, distributed as `SHARES` and
+    the ranges say.
 
     Raises ValueError for a grid that no block divides.
     """
     blocks = [block for block in BLOCKS if not any(size % block for size in space)]
     if not blocks:
-        raise ValueError(f"no block of {', '.join(map(str, BLOCKS))} cells divides the grid {tuple(space)}; expected even "
-                         f"numbers of cells (ups.generative.observation.draw_levels). Change task.TASK.resolution or task.TASK.space_stride.")
-    pick, level = torch.stack([torch.rand(2, generator=source, dtype=torch.float64) for source in generators], 1)
+        raise ValueError(f"no block of {', '.join(map(str, BLOCKS))} cells divides the grid {tuple(space)}; "
+                         "expected even numbers of cells (ups.generative.observation.draw_levels). Change "
+                         "task.TASK.resolution or task.TASK.space_stride.")
+    pick, level = torch.stack([torch.rand(2, generator=source, dtype=torch.float64) for source in generators],
+                              1)
     edges = torch.tensor(list(SHARES.values()), dtype=torch.float64).cumsum(0)[:-1]
     number = torch.bucketize(pick, edges, right=True)
     kind = {name: number == i for i, name in enumerate(SHARES)}
@@ -84,20 +93,23 @@ def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> 
 
 
 def observe(v: Tensor, levels: Levels, generators: Sequence[torch.Generator]) -> Observation:
-    """The observation of the normalised field v (B, C, *space), 1 to 3 space axes, at `levels`; random numbers from the CPU.
+    """The observation of the normalised field v (B, C, *space), 1 to 3 space axes, at `levels`; random
+    numbers from the CPU.
 
-    A row that is seen at all is seen in at least one cell. Raises ValueError for another number of rows than levels or
-    generators and for blocks that do not divide the grid.
+    A row that is seen at all is seen in at least one cell. Raises ValueError for another number of rows than
+    levels or generators and for blocks that do not divide the grid.
     """
     if not len(v) == len(levels) == len(generators):
-        raise ValueError(f"{len(v)} fields, {len(levels)} levels and {len(generators)} generators; expected one of each per row "
-                         f"(ups.generative.observation.observe). Draw the levels with the same generators.")
+        raise ValueError(f"{len(v)} fields, {len(levels)} levels and {len(generators)} generators; expected "
+                         "one of each per row (ups.generative.observation.observe). Draw the levels with "
+                         "the same generators.")
     space = v.shape[2:]
     seen, masks, eta = v, [], torch.zeros(v.shape)
     for block in sorted(set(levels.block.tolist()) - {1}):
         if any(size % block for size in space):
-            raise ValueError(f"blocks of {block} cells do not divide the grid {tuple(space)}; expected a multiple of {block} per "
-                             f"axis (ups.generative.observation.observe). Change task.TASK.resolution or leave the case out.")
+            raise ValueError(f"blocks of {block} cells do not divide the grid {tuple(space)}; expected a "
+                             f"multiple of {block} per axis (ups.generative.observation.observe). Change "
+                             "task.TASK.resolution or leave the case out.")
         rows = (levels.block == block).to(v.device).view(-1, *[1] * (v.ndim - 1))
         seen = torch.where(rows, block_average(v, block), seen)
     for row, source in enumerate(generators):
@@ -111,10 +123,11 @@ def observe(v: Tensor, levels: Levels, generators: Sequence[torch.Generator]) ->
 
 
 def observe_case(v: Tensor, case: str, generators: Sequence[torch.Generator]) -> Observation:
-    """The observation of v (B, C, *space) in the named case, one of `CASES`. Raises ValueError for an unknown case."""
+    """The observation of v (B, C, *space) in the named case, one of `CASES`. Raises ValueError for an unknown
+    case."""
     if case not in CASES:
-        raise ValueError(f"unknown observation {case!r}; expected one of {', '.join(CASES)} (ups.generative.observation.observe_case). "
-                         f"Choose one.")
+        raise ValueError(f"unknown observation {case!r}; expected one of {', '.join(CASES)} "
+                         "(ups.generative.observation.observe_case). Choose one.")
     coverage, noise, block = (torch.tensor([value] * len(v)) for value in CASES[case])
     return observe(v, Levels(coverage.double(), noise.double(), block), generators)
 
@@ -128,17 +141,20 @@ def seen(v: Tensor, mask: Tensor) -> Observation:
 
 
 def as_linear(observation: Observation, row: int, mean: float, std: float) -> LinearObservation:
-    """One row of an observation of v = (g - mean) / std as y = A g + noise * eta on the field g (log a) itself.
+    """One row of an observation of v = (g - mean) / std as y = A g + noise * eta on the field g (log a)
+    itself.
 
-    mean, std: of the codec's only channel (`codec.mean.item()`, `codec.std.item()`). The row must be one channel on a square
-    2D grid, that of the generated data; raises ValueError otherwise.
+    mean, std: of the codec's only channel (`codec.mean.item()`, `codec.std.item()`). The row must be one
+    channel on a square 2D grid, that of the generated data; raises ValueError otherwise.
     """
     values, mask = (part[row].detach().cpu() for part in (observation.values, observation.mask))
     if values.ndim != 3 or values.shape[0] != 1 or values.shape[1] != values.shape[2]:
-        raise ValueError(f"observation of shape {tuple(values.shape)}; expected one channel on a square, (1, n, n) "
-                         f"(ups.generative.observation.as_linear), for which the exact posterior is known. Use it for darcy2d_grf.")
+        raise ValueError(f"observation of shape {tuple(values.shape)}; expected one channel on a square, (1, "
+                         "n, n) (ups.generative.observation.as_linear), for which the exact posterior is "
+                         "known. Use it for darcy2d_grf.")
     size, block = values.shape[1], round(2 ** float(observation.facts[row, FACTS.index("log2_block")]))
-    groups = torch.arange(size * size).view(size // block, block, size // block, block).transpose(1, 2).reshape(-1, block * block)
+    groups = torch.arange(size * size).view(size // block, block, size // block,
+                                            block).transpose(1, 2).reshape(-1, block * block)
     groups = groups[mask.flatten()[groups[:, 0]] > 0]
     return LinearObservation(
         resolution=size, cells=groups, values=values.flatten()[groups[:, 0]].double() * std + mean,
@@ -153,7 +169,8 @@ def block_average(v: Tensor, block: int) -> Tensor:
 
 
 def _draw_mask(coverage: float, num_cells: int, source: torch.Generator) -> Tensor:
-    """(num_cells,) float32: 1 in a random set of round(coverage * num_cells) cells, at least one unless coverage is 0."""
+    """(num_cells,) float32: 1 in a random set of round(coverage * num_cells) cells, at least one unless
+    coverage is 0."""
     count = max(round(coverage * num_cells), int(coverage > 0))
     if count in (0, num_cells):
         return torch.full((num_cells,), float(count > 0))

@@ -2,11 +2,12 @@
 
     r = log u - log O(v_guess)    under the conditions of ups.generative.conditions.FieldConditions
 
-v is the normalised coefficient, v_guess the linear guess of it from what was seen, O the frozen operator. The solution of a
-diffusion equation with a positive source is positive, and where little is known its size varies by factors: hence the
-logarithm. The conditional mean and scale of ups/generative/corrector.py and a diffusion do the rest, from certainty to the
-spread of all solutions. A fully observed steady equation has one answer, so calibration is judged on partial observations of
-a task whose exact posterior is known (ups/evaluation/posterior.py).
+v is the normalised coefficient, v_guess the linear guess of it from what was seen, O the frozen operator. The
+solution of a diffusion equation with a positive source is positive, and where little is known its size varies
+by factors: hence the logarithm. The conditional mean and scale of ups/generative/corrector.py and a diffusion
+do the rest, from certainty to the spread of all solutions. A fully observed steady equation has one answer,
+so calibration is judged on partial observations of a task whose exact posterior is known
+(ups/evaluation/posterior.py).
 """
 
 from __future__ import annotations
@@ -47,14 +48,17 @@ class SteadyResiduals(FieldConditions):
         return {}
 
     def fields(self, split: str, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim), parameters)."""
+        """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim),
+        parameters)."""
         rows = self.cache.split[split][places]
-        return (self.cache.inputs(rows, self.device), self.cache.batch(rows, 0, 1, self.device), self.cache.parameters[rows])
+        return (self.cache.inputs(rows, self.device), self.cache.batch(rows, 0, 1, self.device),
+                self.cache.parameters[rows])
 
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
              is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(r, tokens, facts) of rows `places` (positions in the split); draw: symmetry and observations, never None.
+        """(r, tokens, facts) of rows `places` (positions in the split); draw: symmetry and observations,
+        never None.
 
         is_disturbed changes nothing: no state is fed back.
         """
@@ -62,5 +66,6 @@ class SteadyResiduals(FieldConditions):
         z_in, z_ref = augment(self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
         v = self.head.input_codec.decode(z_in[:, 0])
         sources = row_generators(draw.initial_seed(), rows=places.tolist())
-        guess, tokens, facts = self.predict(observe(v, draw_levels(v.shape[2:], sources), sources), parameters)
+        guess, tokens, facts = self.predict(observe(v, draw_levels(v.shape[2:], sources), sources),
+                                            parameters)
         return self.logarithm(self.head.physical(z_ref[:, 0])) - guess, tokens, facts

@@ -1,13 +1,16 @@
 """Few-step students of a diffusion teacher: what they learn from, and what they are held to.
 
-Endpoint distillation: the student f(x, angle) = cos(angle) x - sin(angle) F(x, angle) regresses the end y of the
-teacher's probability-flow ODE that starts in x. y is a function of x, so the regression has no spread to average
-over: f cannot end as the conditional mean (that is the trap of regressing r itself), and nothing is bootstrapped,
-so no error accumulates (the trap of consistency training at small budgets: bench/bootstrapped.py). Half of the
-starts are pure noise, the only point a one-step sampler visits; the others serve the second step. Knowledge
-distillation on ODE pairs is Luhman and Luhman 2021 (arXiv 2101.02388); starts along the path are ours.
+Endpoint distillation: the student f(x, angle) = cos(angle) x - sin(angle) F(x, angle) regresses the end y of
+the teacher's probability-flow ODE that starts in x. y is a function of x, so the regression has no spread to
+average
+over: f cannot end as the conditional mean (that is the trap of regressing r itself), and nothing is
+bootstrapped, so no error accumulates (the trap of consistency training at small budgets:
+bench/bootstrapped.py). Half of the starts are pure noise, the only point a one-step sampler visits; the
+others serve the second step. Knowledge distillation on ODE pairs is Luhman and Luhman 2021 (arXiv
+2101.02388); starts along the path are ours.
 
-`scores` is what the tuning phase adds, and what the rival learns from alone (Lang et al. 2024, arXiv 2412.15832).
+`scores` is what the tuning phase adds, and what the rival learns from alone (Lang et al. 2024, arXiv
+2412.15832).
 """
 
 from __future__ import annotations
@@ -21,10 +24,9 @@ from torch import Tensor
 from ups.data.schedule import Batch
 from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_angles, sample
-from ups.generative.residuals import Residuals, validation
+from ups.generative.residuals import Ranks, Residuals, validation
 from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
-from ups.training.ranks import Ranks
 
 STREAM = "consistency"   # of the random numbers
 HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
@@ -43,18 +45,20 @@ def draw_members(student: Velocity, noise: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0, second: Tensor | None = None) -> Tensor:
-    """Residuals from `noise` (batch, ...) in one evaluation, or in two with fresh noise `second` at `mid_angle`.
+def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0,
+                   second: Tensor | None = None) -> Tensor:
+    """Residuals from `noise` (batch, ...) in one evaluation, or in two with fresh noise `second` at
+    `mid_angle`.
 
-    y1 = f(noise, pi/2); then x = cos(mid) y1 + sin(mid) second, y = f(x, mid) (multistep consistency sampling, Song
-    et al. 2023, algorithm 1). Raises ValueError for a mid angle outside (0, pi/2).
+    y1 = f(noise, pi/2); then x = cos(mid) y1 + sin(mid) second, y = f(x, mid) (multistep consistency
+    sampling, Song et al. 2023, algorithm 1). Raises ValueError for a mid angle outside (0, pi/2).
     """
     y = draw_members(student, noise)
     if second is None:
         return y
     if not 0.0 < mid_angle < NOISE:
-        raise ValueError(f"the student's second step starts at angle {mid_angle:g}; expected one in (0, pi/2). Set "
-                         f"consistency.mid_angle, 1.1 by default.")
+        raise ValueError(f"the student's second step starts at angle {mid_angle:g}; expected one in (0, "
+                         "pi/2). Set consistency.mid_angle, 1.1 by default.")
     angle = torch.full((len(noise),), mid_angle, device=noise.device)
     return denoise(student, diffuse(y, second, angle), angle)
 
@@ -63,7 +67,8 @@ def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0, sec
 
 
 def draw_starts(count: int, generator: torch.Generator | None = None, largest_std: float = 1.0) -> Tensor:
-    """Angles (count,) at which the student learns: every other one pi/2, the rest as in diffusion training."""
+    """Angles (count,) at which the student learns: every other one pi/2, the rest as in diffusion
+    training."""
     angle = draw_angles(count, generator, largest_std)
     angle[::2] = NOISE
     return angle
@@ -80,7 +85,8 @@ def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor) -> Ten
 
 
 class Solved(NamedTuple):
-    """Rows of a batch: r~ under its condition, starts x at angles and the ends y of the teacher's ODE from there.
+    """Rows of a batch: r~ under its condition, starts x at angles and the ends y of the teacher's ODE from
+    there.
 
     within: where these rows lie in the global batch.
     """
@@ -93,16 +99,18 @@ class Solved(NamedTuple):
     within: slice
 
 
-def solve(teacher: Corrector, source: Residuals, batch: Batch, part: slice, size: int, seed: int, number: int) -> Solved:
+def solve(teacher: Corrector, source: Residuals, batch: Batch, part: slice, size: int, seed: int,
+          number: int) -> Solved:
     """The rows `part` of a share `batch` of the global batch `number` of `size` rows."""
     mine = batch.within(part)
-    draw = source.draw("reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", number),
-                       is_disturbed=True)
+    draw = source.draw("reserved", batch.rows[part], batch.starts[part],
+                       generator(seed, STREAM, "augment", number), is_disturbed=True)
     condition = teacher.condition(batch.task, *draw[1:])
     r = teacher.whiten(draw[0], condition)
     largest = float(teacher.heads[batch.task].largest_std)
     angle = draw_starts(size, generator(seed, STREAM, "angle", number), largest)[mine].to(r.device)
-    noise = torch.randn(size, *r.shape[1:], generator=generator(seed, STREAM, "noise", number))[mine].to(r.device)
+    noise = torch.randn(size, *r.shape[1:],
+                        generator=generator(seed, STREAM, "noise", number))[mine].to(r.device)
     x = diffuse(r, noise, angle)
     y = sample(teacher.velocity(condition), x, teacher.description["sampler_steps"], angle)
     return Solved(condition, r, x, angle, y, mine)
@@ -111,9 +119,9 @@ def solve(teacher: Corrector, source: Residuals, batch: Batch, part: slice, size
 def pool_number(step: int, pool_batches: int, seed: int) -> tuple[int, int]:
     """(number of the solved batch that `step` trains on, smallest number still in use).
 
-    A pass goes through `pool_batches` batches in random order; the next pass drops the oldest quarter and adds as
-    many. So each serves four passes, and everything is a function of (seed, step): a resumed run solves again what
-    it needs.
+    A pass goes through `pool_batches` batches in random order; the next pass drops the oldest quarter and
+    adds as many. So each serves four passes, and everything is a function of (seed, step): a resumed run
+    solves again what it needs.
     """
     turn, place = divmod(step, pool_batches)
     first = turn * (pool_batches // 4)
@@ -140,12 +148,14 @@ class SolvedPool:
 # ---------------------------------------------------------------- scores
 
 
-def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor], block: int = 4) -> Tensor:
+def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor],
+                  block: int = 4) -> Tensor:
     """0.5 afCRPS of the field + 0.25 energy score of blocks of tokens + 0.25 of all tokens, per row (batch,).
 
-    members (batch, M, *tokens, dim), truth (batch, *tokens, dim) in units in which errors are of order one; decode:
-    latents to the field (linear). The CRPS is taken where it means something, at points of the field; the norms of
-    the energy scores, which no rotation changes, keep the joint structure that a pointwise score would trade away.
+    members (batch, M, *tokens, dim), truth (batch, *tokens, dim) in units in which errors are of order one;
+    decode: latents to the field (linear). The CRPS is taken where it means something, at points of the field;
+    the norms of the energy scores, which no rotation changes, keep the joint structure that a pointwise score
+    would trade away.
     """
     crps = fair_crps(decode(members), decode(truth), ALPHA)
     whole = energy_score(members, truth, TINY)
@@ -155,16 +165,19 @@ def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Ten
         return 0.5 * crps + 0.5 * whole
     parts = lines[:, :, :usable].unflatten(2, (-1, block)).flatten(3).movedim(2, 1).flatten(0, 1)
     parts_ref = lines_ref[:, :usable].unflatten(1, (-1, block)).flatten(2).flatten(0, 1)
-    return 0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref, TINY).view(len(truth), -1).mean(1)
+    return 0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref, TINY).view(len(truth),
+                                                                                        -1).mean(1)
 
 
 def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: int, step: int) -> Tensor:
-    """Noise (batch, M, *tokens, dim) of the members that are scored in `step`, for `rows` of a global batch of `size`."""
+    """Noise (batch, M, *tokens, dim) of the members that are scored in `step`, for `rows` of a global batch
+    of `size`."""
     source = generator(seed, STREAM, "members", step)
     return torch.randn(size, num_members, *like.shape[1:], generator=source)[rows].to(like.device)
 
 
-def _drawn(student: Corrector, condition: Condition, r: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _drawn(student: Corrector, condition: Condition, r: Tensor,
+           noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(draws (batch, M, ...) of one evaluation, the same and r in units of r_std)."""
     num, unit = noise.shape[1], student.heads[condition.name].r_std.square().mean().sqrt()
     repeated = condition.rows(torch.arange(len(r), device=r.device).repeat_interleave(num))
@@ -185,7 +198,8 @@ def scores(student: Corrector, source: Residuals, condition: Condition, r: Tenso
 @torch.no_grad()
 def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size: int, seed: int,
                 ranks: Ranks) -> dict[str, list[tuple]]:
-    """This rank's validation residuals with members' noise, and the teacher's ends of the first two members."""
+    """This rank's validation residuals with members' noise, and the teacher's ends of the first two
+    members."""
     held_out: dict[str, list] = {}
     for name, source in residuals.items():
         batches = validation(source, seed, batch_size)
@@ -193,16 +207,20 @@ def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size:
             r, tokens, facts = batches[number]
             condition = teacher.condition(name, tokens, facts)
             r = teacher.whiten(r, condition)
-            noise = torch.randn(len(r), MEMBERS, *r.shape[1:], generator=generator(seed, STREAM, "validate", number))
+            noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
+                                generator=generator(seed, STREAM, "validate", number))
             noise = noise.to(r.device)
-            ends = [sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"]) for i in (0, 1)]
+            ends = [sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"])
+                    for i in (0, 1)]
             held_out.setdefault(name, []).append((condition, r, noise, *ends))
     return held_out
 
 
 @torch.no_grad()
-def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list], ranks: Ranks) -> dict[str, dict]:
-    """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy (score)."""
+def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list],
+             ranks: Ranks) -> dict[str, dict]:
+    """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy
+    (score)."""
     def local() -> Tensor:
         sums = torch.zeros(len(residuals), 7, dtype=torch.float64, device=ranks.device)
         for index, name in enumerate(residuals):
@@ -210,8 +228,8 @@ def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict
                 draws, states, truth = _drawn(student, condition, r, noise)
                 field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
                 sums[index] += torch.stack([
-                    (draws[:, 0] - first).square().mean() * size, 0.5 * (first - second).square().mean() * size,
-                    fair_crps(field, field_ref).sum(),
+                    (draws[:, 0] - first).square().mean() * size,
+                    0.5 * (first - second).square().mean() * size, fair_crps(field, field_ref).sum(),
                     (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
                     (field.mean(1) - field_ref).square().mean() * size,
                     energy_score(states, truth).sum(),
@@ -233,16 +251,19 @@ def metrics_of(found: dict[str, dict]) -> dict[str, float]:
 
 def words_of(found: dict[str, dict]) -> str:
     """What `validate` found, in a line."""
-    return ", ".join(f"{name} pair {entry['pair']:.3f} CRPS {entry['crps']:.4f} spread/skill {entry['spread_skill']:.2f}"
+    return ", ".join(f"{name} pair {entry['pair']:.3f} CRPS {entry['crps']:.4f} spread/skill "
+                     f"{entry['spread_skill']:.2f}"
                      for name, entry in found.items())
 
 
 def gate(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
-    """Mean CRPS ratio of the tuned student if it may be kept, else None: every task must gain and none lose elsewhere."""
+    """Mean CRPS ratio of the tuned student if it may be kept, else None: every task must gain and none lose
+    elsewhere."""
     ratios = []
     for name, now in tuned.items():
         old = before[name]
-        if not (now["crps"] <= GAIN * old["crps"] and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
+        if not (now["crps"] <= GAIN * old["crps"]
+                and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
                 and now["energy"] <= old["energy"]):
             return None
         ratios.append(now["crps"] / old["crps"])
