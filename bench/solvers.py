@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-import prepare_data
+from ups.config import ROOT
 from ups.tasks import TASKS
 
 
@@ -33,10 +35,9 @@ def main() -> None:
         if task.parameters:
             overrides.append(f"task.{task.name}.parameters=[{arguments.parameter}]")
         start = time.perf_counter()
-        status = prepare_data.main(overrides)
+        subprocess.run([sys.executable, "prepare_data.py", *overrides], cwd=ROOT, check=True)
         seconds = time.perf_counter() - start
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    assert status == 0
     print(f"{task.name}: {arguments.trajectories} trajectories, {arguments.resolution} cells per axis, "
           f"{arguments.frames} frames, {size / 2**20:.0f} MiB: "
           f"{seconds:.1f} s on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")

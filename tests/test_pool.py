@@ -1,6 +1,7 @@
-"""prepare_data.py's worker processes: the same numbers as one process, and none left behind."""
+"""The worker processes of make data: the same numbers as one process, and none left behind."""
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 import prepare_data
-from prepare_data import MIN_SHARE, solve, solver_pool
+from ups.data.pool import MIN_SHARE, solve, solver_pool
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"seed": 5, "resolution": 32, "num_frames": 6, "parameter": 0.1, "t_end": 0.5}
@@ -40,7 +41,7 @@ def test_two_processes_give_the_bits_of_one_and_one_that_dies_is_named():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(prepare_data.signal, "SIGKILL"), reason="this system has no SIGKILL")
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 def test_a_killed_run_leaves_no_process_and_continues(tmp_path):
     command = [sys.executable, "prepare_data.py", "--config", "configs/smoke.yaml", f"data.root={tmp_path}", "--workers", "2",
                "data.tasks=[diff_react2d]", "task.diff_react2d.num_trajectories=200", "data.chunk=16"]
