@@ -126,7 +126,7 @@ def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32():
     exact, rough = build(), build("bf16")
     r, tokens, facts = batch_of(exact, "burgers1d_hidden")
     angle = draw_angles(4, generator(0))
-    with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/training/run.py
+    with torch.autocast("cpu", dtype=torch.bfloat16):   # as in ups/training/update.py
         condition = rough.condition("burgers1d_hidden", tokens, facts)
         found = rough.velocity(condition)(r, angle).detach()
     expected = exact.condition("burgers1d_hidden", tokens, facts)
