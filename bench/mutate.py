@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import copy
 import functools
 import json
@@ -234,7 +233,7 @@ def make_run(config: Config) -> Run:
                     for cache in caches]
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
-    run.updates = Updates(run.model, Agreed(), run.ranks, contextlib.nullcontext, run.standing, run.train, run.optim, print)
+    run.updates = Updates(run.model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
     run.saving = Saving(run.ranks, run.updates, run.numbers, run.train, print)
     return run
 

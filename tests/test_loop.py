@@ -34,6 +34,8 @@ from ups.training.environment import (
 )
 from ups.training.optim import place_gradients
 from ups.training.stage import relevant_keys
+from ups.training.strategies import Agreed
+from ups.training.update import Updates
 
 
 @pytest.fixture(scope="module")
@@ -530,6 +532,20 @@ def test_a_shared_file_system_is_required(tmp_path):
     run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {}, {})
     with pytest.raises(FileNotFoundError, match="rank 0 does not see .*expected run.root on a file system shared"):
         run._see_directory()
+
+
+def test_a_loss_computes_in_the_precision_that_its_model_says(tmp_path):
+    config = load_config(None, [f"run.root={tmp_path}", "operator.train.precision=bf16"])
+    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {}, {})
+    model, found = torch.nn.Linear(2, 1), []
+    run.updates = Updates(model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
+
+    def loss(rows: slice) -> tuple:
+        found.append(model(torch.ones(1, 2)))
+        return found[-1].sum(), {}
+
+    run.updates.update(loss, 1)
+    assert [y.dtype for y in found] == [torch.float32]
 
 
 def test_an_unknown_precision_is_refused(tmp_path):

@@ -224,10 +224,9 @@ class Tokenizer(nn.Module):
         return values.view(-1, *[1] * self.ndim)
 
     def _matmul(self, vectors: Tensor, matrix: Tensor) -> Tensor:
-        """Always at least float32: under autocast the codec would lose more than its own floor."""
+        """In float32 at least, whatever a cache stores."""
         dtype = torch.promote_types(vectors.dtype, torch.float32)
-        with torch.autocast(vectors.device.type, enabled=False):
-            return vectors.to(dtype) @ matrix.to(dtype)
+        return vectors.to(dtype) @ matrix.to(dtype)
 
 
 def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -> Tensor:

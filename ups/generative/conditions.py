@@ -38,8 +38,7 @@ class StateConditions:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
         facts)."""
         before, z = z[:, :1], z[:, -self.head.history :]
-        with torch.autocast(z.device.type, enabled=False):   # the operator's trunk turns it on for itself
-            full, _ = self.operator.predict(z, self.name, known)
+        full, _ = self.operator.predict(z, self.name, known)
         parts = (z, z[:, :1] - before, full - z[:, -1:])
         tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in parts], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
@@ -73,12 +72,11 @@ class FieldConditions:
     def predict(self, observation: Observation, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(log O(v_guess) (batch, *tokens, dim), tokens, facts) of an observation in normalised units."""
         codec, ndim = self.head.input_codec, self.head.task.ndim
-        with torch.autocast(self.device.type, enabled=False):
-            v_guess, spread = self.linear(observation)
-            z = self.operator(codec.encode(v_guess)[:, None], self.name, parameters)[:, 0]
-            guess = self.logarithm(self.head.physical(z))
-            fields = (observation.values, v_guess, (spread + SPREAD_FLOOR).log(), observation.mask)
-            tokens = torch.cat([*[patchify(part, ndim, codec.patch) for part in fields], guess], -1)
+        v_guess, spread = self.linear(observation)
+        z = self.operator(codec.encode(v_guess)[:, None], self.name, parameters)[:, 0]
+        guess = self.logarithm(self.head.physical(z))
+        fields = (observation.values, v_guess, (spread + SPREAD_FLOOR).log(), observation.mask)
+        tokens = torch.cat([*[patchify(part, ndim, codec.patch) for part in fields], guess], -1)
         return guess, tokens, observation.facts
 
     def logarithm(self, u: Tensor) -> Tensor:

@@ -123,10 +123,9 @@ class Corrector(nn.Module):
         """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `velocity` and `unwhiten`
         take."""
         head = self.heads[name]
-        with torch.autocast(tokens.device.type, enabled=False):
-            tokens = (tokens - head.c_mean) / head.c_std
-            facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
-            mean, log_scale = head.predict_gaussian(tokens, facts)
+        tokens = (tokens - head.c_mean) / head.c_std
+        facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
+        mean, log_scale = head.predict_gaussian(tokens, facts)
         return Condition(name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
 
     def whiten(self, r: Tensor, condition: Condition) -> Tensor:
@@ -145,15 +144,14 @@ class Corrector(nn.Module):
         head = self.heads[condition.name]
 
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
-            with torch.autocast(x.device.type, enabled=False):
-                phase = angle[:, None] * self.frequencies
-                at = self.angle(torch.cat([angle[:, None], phase.sin(), phase.cos()], -1))
-                vector = (self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts)
-                          + at)
-                tokens = torch.cat([x.float(), condition.tokens], -1)
-                with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-                    hidden = self.backbone(head.into(tokens), vector, head.boundary)
-                return head.out(hidden.float())
+            phase = angle[:, None] * self.frequencies
+            at = self.angle(torch.cat([angle[:, None], phase.sin(), phase.cos()], -1))
+            vector = (self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts)
+                      + at)
+            tokens = torch.cat([x.float(), condition.tokens], -1)
+            with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+                hidden = self.backbone(head.into(tokens), vector, head.boundary)
+            return head.out(hidden.float())
 
         return evaluate
 

@@ -120,9 +120,7 @@ class Operator(nn.Module):
         *tokens, dim).
 
         parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone.
-        z of a steady
-        task: the coefficient. Raises ValueError as `TaskHead.known`, `predict` and
-        `ups.models.rollout.rollout`.
+        z of a steady task: the coefficient. Raises ValueError as `TaskHead.known`, `predict` and `rollout`.
         """
         head = self.head(task)
         known = head.known(parameters)

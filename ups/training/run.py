@@ -188,8 +188,7 @@ class Run:
             compile_blocks(model)
         with self.ranks.guard.waiting("sharing the model out"):
             strategy = strategy_of(model, self._plugin, self.config.ddp.overlap, self.device, self.world)
-        self.updates = Updates(model, strategy, self.ranks, self.accelerator.autocast, self.standing,
-                               self.train, self.optim, self.print)
+        self.updates = Updates(model, strategy, self.ranks, self.standing, self.train, self.optim, self.print)
         if not strategy.is_agreed:
             self.print(f"{strategy.mode}: a rank that runs out of memory or fails ends all of them; the same "
                        f"command continues from the last checkpoint")

@@ -60,15 +60,11 @@ class Update:
 
 
 class Updates:
-    """The updates of `model`, whose gradients, optimizer and average (`ema`) are here.
+    """The updates of `model`, whose gradients, optimizer and average (`ema`) are here."""
 
-    autocast: the context of a pass.
-    """
-
-    def __init__(self, model: nn.Module, strategy: Agreed, ranks: Ranks, autocast: Callable,
-                 standing: Standing, train: TrainConfig, optim: OptimConfig,
-                 say: Callable[..., None]) -> None:
-        self.model, self.strategy, self.ranks, self.autocast = model, strategy, ranks, autocast
+    def __init__(self, model: nn.Module, strategy: Agreed, ranks: Ranks, standing: Standing,
+                 train: TrainConfig, optim: OptimConfig, say: Callable[..., None]) -> None:
+        self.model, self.strategy, self.ranks = model, strategy, ranks
         self.standing, self.train, self.optim, self.say = standing, train, optim, say
         self.best_weights: dict[str, Tensor] | None = None
         self.saved: int | None = None   # step of the last checkpoint
@@ -142,8 +138,7 @@ class Updates:
                 rows = slice(first, min(first + self.standing.micro_batch, size))
                 num_rows = rows.stop - rows.start
                 with self.strategy.synchronised(rows.stop == size):
-                    with self.autocast():
-                        loss, values = self.strategy.loss(loss_function, rows)
+                    loss, values = self.strategy.loss(loss_function, rows)
                     loss = loss.float() * num_rows
                     (loss * self.strategy.scale).backward()
                 loss_sum = loss_sum + loss.detach()

@@ -79,28 +79,27 @@ class Elliptic(Learnt):
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
-        with torch.autocast(u.device.type, enabled=False):
-            a = u[:, 0].float().movedim(1, -1)                                     # batch, *space, C_in
-            marked = torch.cat([a, torch.ones_like(a[..., :1])], -1)
-            faces = []
-            for axis in range(1, self.ndim + 1):
-                left, right = self._neighbours(marked, axis, 0.0)
-                value = self.face(torch.cat([left, right], -1)) + self.face(torch.cat([right, left], -1))
-                faces.append(value.exp().movedim(-1, 1) * self.scales[axis - 1])
-            source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
-            scale = torch.exp(known.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
-            source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.num_cells**2
-            reaction = F.softplus(reaction - 8) / self.num_cells**2       # starts near zero
+        a = u[:, 0].float().movedim(1, -1)                                     # batch, *space, C_in
+        marked = torch.cat([a, torch.ones_like(a[..., :1])], -1)
+        faces = []
+        for axis in range(1, self.ndim + 1):
+            left, right = self._neighbours(marked, axis, 0.0)
+            value = self.face(torch.cat([left, right], -1)) + self.face(torch.cat([right, left], -1))
+            faces.append(value.exp().movedim(-1, 1) * self.scales[axis - 1])
+        source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
+        scale = torch.exp(known.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
+        source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.num_cells**2
+        reaction = F.softplus(reaction - 8) / self.num_cells**2       # starts near zero
 
-            def operator(x: Tensor) -> Tensor:
-                y = reaction * x
-                for axis in range(self.ndim):
-                    left, right = self._neighbours(x, axis + 2, None)
-                    flux = (right - left) * faces[axis]
-                    y = y - flux.diff(dim=axis + 2)
-                return y
+        def operator(x: Tensor) -> Tensor:
+            y = reaction * x
+            for axis in range(self.ndim):
+                left, right = self._neighbours(x, axis + 2, None)
+                flux = (right - left) * faces[axis]
+                y = y - flux.diff(dim=axis + 2)
+            return y
 
-            return self._solve(operator, source) + self.zero.view(-1, *[1] * self.ndim)
+        return self._solve(operator, source) + self.zero.view(-1, *[1] * self.ndim)
 
     def unit(self, u: Tensor, u_next: Tensor) -> Tensor:
         """The field itself: the input is not a frame."""

@@ -65,15 +65,14 @@ class Propagator(Base):
         return self.transform.forward(torch.cat(frames, 1))
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
-        with torch.autocast(u.device.type, enabled=False):
-            phi = self.features(u.float()).permute(2, 0, 1)                        # modes, batch, terms
-            weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_periodic
-                      else self.weight_real)
-            change = torch.zeros(*phi.shape[:2], weight.shape[-1], dtype=phi.dtype, device=phi.device)
-            # one batched product per parameter value
-            for value, rows in known.groups:
-                change = change.index_copy(1, rows, phi[:, rows] @ weight[value])
-            return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
+        phi = self.features(u.float()).permute(2, 0, 1)                        # modes, batch, terms
+        weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_periodic
+                  else self.weight_real)
+        change = torch.zeros(*phi.shape[:2], weight.shape[-1], dtype=phi.dtype, device=phi.device)
+        # one batched product per parameter value
+        for value, rows in known.groups:
+            change = change.index_copy(1, rows, phi[:, rows] @ weight[value])
+        return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, Propagator]]:
