@@ -1,4 +1,5 @@
-"""ups/training/strategies.py: the same numbers as without FSDP2, resumption on any ranks, and one rank's failure ends all, then goes on.
+"""ups/training/strategies.py: the same numbers as without FSDP2, resumption on any ranks, one rank's failure ends all,
+then it goes on.
 
 Ranks are processes that talk over gloo; tests/faults/forced_fsdp.py makes Accelerate do on the CPU what it does on GPUs.
 """
@@ -161,7 +162,8 @@ def supervise(tmp_path, script):
     path = tmp_path / "script.py"
     path.write_text(f"import sys; sys.path[:0] = {[str(ROOT / 'tests' / 'faults'), str(ROOT / 'tests'), str(ROOT)]}\n{script}\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
-    return subprocess.run([sys.executable, "-m", "ups.training.launch", "--config_file", str(topology(tmp_path)), str(path)], cwd=ROOT,
+    command = [sys.executable, "-m", "ups.training.launch", "--config_file", str(topology(tmp_path)), str(path)]
+    return subprocess.run(command, cwd=ROOT,
                           env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False)
 
 
