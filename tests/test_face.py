@@ -44,7 +44,8 @@ def folder(tmp_path_factory) -> Path:
     config = ["--config", str(root / "tiny.yaml")]
     assert prepare_data.main(config) == 0 and prepare_cache.main(config) == 0
     for stage in ("operator", "diffusion", "consistency", "steady"):
-        done = subprocess.run([sys.executable, f"train_{stage}.py", *config], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, f"train_{stage}.py", *config], cwd=ROOT, capture_output=True, text=True,
+                              timeout=120)
         assert done.returncode == 0, done.stderr
     return root
 
@@ -74,7 +75,8 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
     assert known["fields"] == ["u", "v"] and known["axes"] == ["y", "x"] and known["grid"] == [32, 32]
     assert known["domain"] == [-1.0, 1.0] and known["boundary"] == "no_flux" and known["history"] == 4
     assert model.tasks["burgers1d"]["parameters"] == {"Nu": (0.1, 0.1)}
-    for text in ("burgers1d: u on 64 (periodic), dt 0.05, history 1, Nu 0.1 to 0.1", "darcy2d_grf: a -> u on 32 x 32 (dirichlet)"):
+    for text in ("burgers1d: u on 64 (periodic), dt 0.05, history 1, Nu 0.1 to 0.1",
+                 "darcy2d_grf: a -> u on 32 x 32 (dirichlet)"):
         assert text in repr(model)
     alone = ups.load(folder / "tiny" / "operator")
     u0 = field(model, "burgers1d", 2)
@@ -83,14 +85,17 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
 
 
 @pytest.mark.parametrize(("ask", "text"), [
-    (lambda model: model.sample("darcy2d_grf", np.ones((1, 32, 32), "float32")), "darcy2d_grf was asked for samples by 'student'; "
+    (lambda model: model.sample("darcy2d_grf", np.ones((1, 32, 32), "float32")),
+     "darcy2d_grf was asked for samples by 'student'; "
      r"expected prior\(task, a_observed, mask\), as it is steady"),
-    (lambda model: model.prior("burgers1d", np.ones((1, 64), "float32"), np.ones(64)), "asked for samples by 'prior'; expected sample"),
+    (lambda model: model.prior("burgers1d", np.ones((1, 64), "float32"), np.ones(64)),
+     "asked for samples by 'prior'; expected sample"),
     (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), by="techer"), "by 'techer'; expected sample"),
     (lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1), "draws no samples of burgers1d; expected one of "
      "burgers1d_hidden, for which it has learnt the operator's errors. Set task.burgers1d.reserve"),
     (lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")), "this operator does not know 'cfd1d'; expected one of"),
-    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0), "was asked for 0 members; expected at least 1"),
+    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0),
+     "was asked for 0 members; expected at least 1"),
     (lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))), r"a mask of shape \(16, 16\); "
      r"expected \(\[batch,\] \*space\), as the field is \(32, 32\)"),
 ])
@@ -104,7 +109,8 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
     bare, u0 = ups.load(tmp_path / "run"), field(model, "burgers1d_hidden")
     assert bare.forecast("burgers1d_hidden", u0).shape == (1, 1, 64)
     for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("rival", "rival")):
-        with pytest.raises(FileNotFoundError, match=f"run/{stage}/config.json is missing; expected a finished .*Run make {stage}"):
+        with pytest.raises(FileNotFoundError,
+                           match=f"run/{stage}/config.json is missing; expected a finished .*Run make {stage}"):
             bare.sample("burgers1d_hidden", u0, by=by)
     with pytest.raises(FileNotFoundError, match="run/steady/config.json is missing; .*Run make steady"):
         bare.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((32, 32)))
@@ -169,7 +175,8 @@ def test_named_fields_keep_their_names_and_coordinates(model):
     found = model.forecast("diff_react2d", data, num_frames=2)
     assert found.attrs == {"source": "mine", "task": "diff_react2d"} and set(found) == {"u", "v"}
     np.testing.assert_allclose(found["time"], 7 + dt * np.arange(4, 6))
-    np.testing.assert_array_equal(found["v"].transpose("time", "y", "x"), model.forecast("diff_react2d", frames, num_frames=2)[:, 1])
+    np.testing.assert_array_equal(found["v"].transpose("time", "y", "x"),
+                                  model.forecast("diff_react2d", frames, num_frames=2)[:, 1])
     turned = model.forecast("diff_react2d", data.transpose("x", "time", "y"), num_frames=2)
     xarray.testing.assert_equal(turned, found)                           # by name, not by place
     u0 = xarray.DataArray(field(model, "burgers1d_hidden", 2)[:, 0], dims=("run", "x"), coords={"run": ["a", "b"]})
@@ -211,7 +218,8 @@ def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_p
 
 def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder, tmp_path, monkeypatch):
     data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    common = ["--run", str(folder / "tiny"), "--task", "burgers1d_hidden", "--input", str(data), "--frames", "2", "--members", "3"]
+    common = ["--run", str(folder / "tiny"), "--task", "burgers1d_hidden", "--input", str(data), "--frames", "2", "--members",
+              "3"]
     assert predict.main([*common, "--output", str(tmp_path / "a.h5"), "--rows", ":4"]) == 0
     monkeypatch.setattr(predict, "STATES", 3)
     assert predict.main([*common, "--output", str(tmp_path / "b.h5"), "--rows", "2:4"]) == 0
@@ -242,7 +250,8 @@ def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, te
 
 def test_predict_says_in_one_line_what_is_wrong_and_what_it_would_do(folder, tmp_path):
     data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    command = [sys.executable, "predict.py", "--run", str(folder / "tiny"), "--task", "burgers1d", "--output", str(tmp_path / "o.h5")]
+    command = [sys.executable, "predict.py", "--run", str(folder / "tiny"), "--task", "burgers1d", "--output",
+               str(tmp_path / "o.h5")]
     dry = subprocess.run([*command, "--input", str(data), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert dry.returncode == 0 and "24 rows of burgers1d x 1 member(s) x 2 frames, not written" in dry.stdout
     wrong = subprocess.run([*command, "--input", str(tmp_path / "no.h5")], cwd=ROOT, capture_output=True, text=True, timeout=60)

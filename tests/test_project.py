@@ -270,13 +270,21 @@ def test_the_page_on_processes_names_settings_and_variables_that_are_read():
         assert name in start, name
 
 
-def test_readme_tree_lists_every_file_of_the_top_level():
+def test_readme_tree_lists_every_file_of_the_top_level_and_every_folder_of_ups_and_nothing_else():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
         pytest.skip("not a git checkout")
-    top = {line.split("/")[0] + ("/" if "/" in line else "") for line in tracked.stdout.splitlines()}
+    files = tracked.stdout.splitlines()
+    top = {line.split("/")[0] + ("/" if "/" in line else "") for line in files} - {".gitignore", "README.md"}
+    rooms = {f"ups/{line.split('/')[1]}/" for line in files if line.startswith("ups/") and line.count("/") == 2}
     tree = re.search(r"^## The tree\n+```\n(.*?)```", README, re.S | re.M)[1]
-    assert not [name for name in top - {".gitignore", "README.md"} if name not in tree]
+    assert {line.split()[0] for line in tree.splitlines()} == top | rooms
+
+
+def test_readme_names_the_tasks_that_can_be_generated():
+    solved = re.search(r"^\*\*Tasks\.\*\* (.*?)\n\n", README, re.S | re.M)[1]
+    named = {name for name in re.findall(r"`(\w+)`", solved) if name in TASKS}
+    assert named == {name for name, task in TASKS.items() if task.simulate}
 
 
 def test_readme_overrides_are_understood():
@@ -374,7 +382,8 @@ def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
     content[-1] ^= 1
     weights.write_bytes(content)
     flipped = make("train", *arguments)
-    assert flipped.returncode != 0 and "consistency/model.safetensors is " in flipped.stderr and "as done.json says" in flipped.stderr
+    assert flipped.returncode != 0 and "as done.json says" in flipped.stderr
+    assert "consistency/model.safetensors is " in flipped.stderr
     content[-1] ^= 1
     weights.write_bytes(content)
 

@@ -272,7 +272,8 @@ def test_wandb_gets_its_own_step_metric_time_limits_and_never_a_step(tmp_path, m
     assert fake.of("log")[0] == (({"operator/step": 1, "operator/loss": 0.5},), {})
     assert fake.of("finish") == [((), {"exit_code": 143})]
     limits = fake.of("Settings")[0][1]
-    assert limits["init_timeout"] == ups.training.track.INIT_TIMEOUT_S and limits["finish_timeout"] == ups.training.track.FINISH_TIMEOUT_S
+    assert limits["init_timeout"] == ups.training.track.INIT_TIMEOUT_S
+    assert limits["finish_timeout"] == ups.training.track.FINISH_TIMEOUT_S
 
 
 def test_online_the_server_says_what_arrived_and_the_rest_is_sent_again(tmp_path, monkeypatch):
