@@ -176,7 +176,7 @@ consistency:
   pool_batches: 32
 rival:
   optim: {{{SMALL}}}
-  train: {{steps: 250, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
+  train: {{steps: 500, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
 steady:
   model: {{width: 24, depth: 1, modes: 2, kernel_size: 3}}
   optim: {{{SMALL}}}
