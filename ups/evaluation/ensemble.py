@@ -165,8 +165,11 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: Iterable
 
 
 def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:
-    """What the codec leaves out of the frames that windows predict: (count, bundle, C, *space), normalised;
-    rounding for a full-rank codec. draw: the symmetry that `TransientResiduals.draw` applies."""
+    """What the codec leaves out of the frames that windows predict: (count, bundle, C, *space), normalised.
+
+    Rounding for a full-rank codec; a truncated one is charged twice where a shift is no multiple of its
+    patches. draw: the symmetry that `TransientResiduals.draw` applies.
+    """
     source, truth = ensembles.residuals, ensembles.truth
     codec, bundle = source.head.codec, source.head.bundle
     rows = truth.cache.split[truth.split][places]

@@ -1,0 +1,65 @@
+"""ups/evaluation/truth.py: operator and ensembles are scored against the data, not against what the codec keeps of them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_choose import make_caches
+
+from ups.data.build_cache import open_sources
+from ups.evaluation.ensemble import one_step
+from ups.evaluation.forecast import assess_forecasts
+from ups.evaluation.truth import open_truth
+from ups.generative.residuals import TransientResiduals
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.models.choose import choose_base, fitted_part
+from ups.models.operator import over_bases
+
+CPU, TASK = torch.device("cpu"), "burgers1d"
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["whole", "truncated"])
+def world(request, tmp_path_factory):
+    """(configuration, truth, operator) of a codec that keeps everything, and of one that keeps one number per patch."""
+    config = make_caches(tmp_path_factory.mktemp("truth"), f"task.{TASK}.dim={request.param}", f"task.{TASK}.reserve=0.5",
+                         "operator.base_steps=20", "operator.model.width=16", "operator.model.depth=1",
+                         "operator.train.precision='no'", "evaluate.num_bootstrap=20", f"data.tasks=[{TASK}]")
+    truth = open_truth(config, TASK)
+    head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
+    operator = over_bases({TASK: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no")
+    return config, truth, operator.eval().requires_grad_(False)
+
+
+def test_the_truth_is_what_the_data_file_holds(world):
+    config, truth, _ = world
+    sources = open_sources(config, TASK)
+    for row, u in zip(truth.rows.tolist(), truth.future(truth.rows), strict=True):
+        i = int(truth.cache.trajectory[row])
+        stored = torch.from_numpy(sources[int(truth.cache.parameter_index[row])].read(i, i + 1)[0])
+        assert torch.equal(u, stored[truth.context :])
+    starts = torch.arange(len(truth.rows))
+    windows = truth.frames(truth.rows, starts, 2)
+    assert torch.equal(windows[1, 0], truth.frames(truth.rows[1:2], 1, 1)[0, 0])
+
+
+def test_a_perfect_latent_is_charged_what_its_codec_leaves_out(world):
+    """In a single step and in the codec's own row of the report alike: the error that both see is one and the same."""
+    config, truth, operator = world
+    operator.serve(truth.cache)
+    source, codec = TransientResiduals(operator, truth.cache), operator.head(TASK).codec
+
+    def knows_the_latents(name, tokens, facts, noise, second, num_steps, shown):
+        return torch.zeros_like(noise)
+
+    shape = (*truth.cache.batch(truth.rows[:1], 0, 1).shape[2:-1], source.description["dim"])
+    ensembles = SimpleNamespace(residuals=source, truth=truth, seed=0, device=CPU, residual=knows_the_latents,
+                                noise=lambda keys, lead, count: [torch.zeros(len(keys) * count, *shape)] * 2)
+    windows = one_step(ensembles, 16, 1, ["perfect"])
+    members = source.decode(windows.truth[:, None])                   # what was scored as the truth once
+    row = summarise_ensemble(score_ensemble(members, windows.u_ref, truth.task.boundary), 20, 0)
+    entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
+    floor = entry["models"]["codec_floor"]["nrmse"]["value"]
+    if codec.dim < codec.width:
+        assert row["crps"]["value"] > 1e-3 and floor > 1e-3
+    else:
+        assert row["crps"]["value"] < 1e-5 and floor < 1e-5
