@@ -2,7 +2,7 @@
 
 Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and parameter value, under PDEBench's
     names.
-    data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/pde
+    data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/tasks
     data.source=published  downloaded from data.url, MD5-checked
     data.source=own        yours: looked at, never written
 Large files are solved by one single-threaded process per core; how many never changes the numbers. A killed

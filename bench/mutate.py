@@ -360,8 +360,8 @@ def read_data(folder: Path) -> str:
         if "is damaged" in str(error) and all(finding.severity == "info" for finding in findings):
             raise Finding(f"the doctor finds nothing in a file that is refused ({error})") from error
         raise
-    with open_data(path, task) as data:
-        u = data.read(0, config.task[task].num_trajectories)
+    data = open_data(path, task)
+    u = data.read(0, config.task[task].num_trajectories)
     cache = open_cache(config, task, verify="full")
     z = cache.batch(torch.arange(cache.num_rows), 0, cache.num_frames)
     state = slice(len(cache.task.inputs), None)

@@ -31,7 +31,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"data.root={folder}", f"data.tasks=[{task.name}]", f"task.{task.name}.resolution={arguments.resolution}",
                      f"task.{task.name}.num_trajectories={arguments.trajectories}", f"task.{task.name}.t_end={task.t_end}",
-                     f"task.{task.name}.num_frames={1 if task.is_steady else arguments.frames}"]
+                     f"task.{task.name}.num_frames={1 if task.is_steady else arguments.frames}",
+                     f"task.{task.name}.time_stride=1"]
         if task.parameters:
             overrides.append(f"task.{task.name}.parameters=[{arguments.parameter}]")
         start = time.perf_counter()

@@ -61,7 +61,7 @@ def outcome(task: str, share: float, is_taken: bool = False) -> dict[str, Any]:
 
 
 def given(task: str) -> tuple[dict[str, Any], Callable[..., np.ndarray]]:
-    """Settings and a stand-in for ups.tasks.solvers whose numbers depend on (seed, i) only; no zeros: those are what is not
+    """Settings and a stand-in for a solver whose numbers depend on (seed, i) only; no zeros: those are what is not
     there."""
     num, cells, frames = SHAPES[task]
     spec = get_task(task)

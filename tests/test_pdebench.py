@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def solver(task):
-    """A stand-in for ups.tasks.solvers: numbers that depend on (seed, i) only."""
+    """A stand-in for a solver: numbers that depend on (seed, i) only."""
     spec = get_task(task)
 
     def solve(indices, *, seed, resolution, num_frames, parameter, t_end):
@@ -59,8 +59,8 @@ def truth(task, num=7, resolution=6, frames=5):
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_written_is_what_is_read(task, tmp_path):
     spec, u = get_task(task), truth(task)
-    with open_data(written(tmp_path, task), task) as data:
-        assert np.array_equal(data.read(0, 7), u) and np.array_equal(data.read(2, 4), u[2:4])
+    data = open_data(written(tmp_path, task), task)
+    assert np.array_equal(data.read(0, 7), u) and np.array_equal(data.read(2, 4), u[2:4])
     assert data.read(2, 4).dtype == np.float32 and data.notes == ()
     assert (data.num_trajectories, data.num_frames, data.space) == (7, u.shape[1], (6,) * spec.ndim)
     assert data.parameter == (0.1 if spec.parameters else None)

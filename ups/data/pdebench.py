@@ -108,12 +108,6 @@ class Trajectories:
     groups: tuple[str, ...] = ()
     squeezed: frozenset[str] = field(default_factory=frozenset)
 
-    def __enter__(self) -> Trajectories:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close: `read` opens the file for its own duration (about 0.3 ms)."""
-
     def read(self, first: int, last: int) -> np.ndarray:
         """Trajectories first..last-1 as `Reader.read` has them.
 

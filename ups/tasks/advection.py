@@ -8,16 +8,12 @@ learnt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.boundary import PERIODIC
-from ups.lazy import numpy as np
-from ups.lazy import torch
+from ups.lazy import Tensor, np, torch
 from ups.tasks.initial import cell_centres, check_request, frame_times, sample_wave
 from ups.tasks.task import Array, Finding, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def simulate(

@@ -15,16 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.boundary import PERIODIC
-from ups.lazy import numpy as np
-from ups.lazy import torch
+from ups.lazy import Tensor, np, torch
 from ups.tasks.initial import Wave, check_request, sample_wave
 from ups.tasks.task import Array, Finding, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BLOCK = 64  # targets that share one reference value: one matrix product sums for all of them
 TAIL = 8.5  # standard deviations of the Gaussian kept: exp(-8.5^2 / 2) = 2e-16

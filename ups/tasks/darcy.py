@@ -15,16 +15,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.boundary import DIRICHLET
-from ups.lazy import numpy as np
-from ups.lazy import torch
+from ups.lazy import Tensor, np, torch
 from ups.tasks.initial import cell_centres, check_request, random_stream
 from ups.tasks.task import Array, Finding, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NUM_BUMPS = 5
 MAX_SQUARED_WIDTH = 0.5

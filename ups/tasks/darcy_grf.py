@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ups.lazy import Tensor
 from ups.tasks import darcy
 from ups.tasks.darcy_grf_posterior import truth_ensemble
 from ups.tasks.initial import random_stream
 from ups.tasks.log_normal import draw_field
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def sample_log_coefficient(seed: int, index: int, resolution: int) -> Tensor:

@@ -14,15 +14,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ups.lazy import numpy as np
-from ups.lazy import torch
+from ups.lazy import Tensor, np, torch
 from ups.tasks import darcy
 from ups.tasks.log_normal import apply_covariance, draw_field
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # sets the members apart from the trajectories of the same seed (ups.tasks.initial.random_stream)
 STREAM = (1,)

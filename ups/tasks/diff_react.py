@@ -13,15 +13,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ups.boundary import NO_FLUX
-from ups.lazy import torch
+from ups.lazy import Tensor, torch
 from ups.tasks.initial import cell_centres, check_request, random_stream
 from ups.tasks.task import Array, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DIFFUSION_U, DIFFUSION_V = 1e-3, 5e-3
 REACTION_K = 5e-3

@@ -9,13 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ups.lazy import numpy as np
-from ups.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ups.lazy import Tensor, np, torch
 
 NUM_MODES = 4  # wave numbers 1..4, two of which are drawn
 NUM_DRAWS = 2

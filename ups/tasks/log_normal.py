@@ -16,13 +16,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
-from ups.lazy import numpy as np
-from ups.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ups.lazy import Tensor, np, torch
 
 TAU = 3.0
 ALPHA = 2.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ups.boundary import PERIODIC
-from ups.lazy import numpy as np
+from ups.lazy import np
 from ups.tasks.task import Array, Finding, Task
 
 STILL = 1e-3   # a mean that moves less, where a reaction should move it, stays

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ups.boundary import OUTFLOW
-from ups.lazy import torch
+from ups.lazy import Tensor, torch
 from ups.tasks.initial import check_request, random_stream
 from ups.tasks.task import Array, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GRAVITY = 1.0
 SIDE = 5.0
