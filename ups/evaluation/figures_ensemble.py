@@ -19,7 +19,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ups.evaluation import figures
-from ups.evaluation.figures import INK, _extent, _figure, _floats, _range, _shown, _styled, color, lead_title, line
+from ups.evaluation.figures import (
+    INK,
+    _extent,
+    _figure,
+    _floats,
+    _range,
+    _shown,
+    _styled,
+    color,
+    lead_title,
+    line,
+)
 
 NAMES = {"operator": "operator alone", "dressed": "+ noise", "dressed_conditional": "+ conditional noise",
          "dressed_resampled": "+ drawn residual", "rival": "rival, no teacher", "corrector": "corrector",

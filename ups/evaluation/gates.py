@@ -11,10 +11,10 @@ it harder. Ratios are paired, and equal is not better. The claims, and the fakes
 
     made             every stage that was asked for is there       a stage deleted, or never run
     finite           no forecast holds NaN or inf                  a diverged network
-    trivial, base    the operator beats persistence or the training mean, and is not worse than its base by more than a margin
-    score            corrector, students and rival (CRPS) and prior (energy score) beat the best cheap ensemble: the conditional
+    trivial, base    the operator beats persistence or the training mean, and its base but for a margin
+    score            corrector, students, rival, prior beat the best cheap ensemble: the conditional
                      Gaussian or the mean in place of samples, the teacher's head alone
-    spread           the spread is of the size of the error        a deterministic guess, the truth copied into every member
+    spread           the spread is of the size of the error        one guess, the truth in every member
     teacher          students come close to their teacher          a student that learnt nothing
     evaluations      and are as cheap as they say                  the teacher in the student's place
 
@@ -168,7 +168,8 @@ def judge_task(task: dict[str, Any]) -> dict[str, Any]:
         if ratio["high"] is None or ratio["high"] >= 1:
             faults.append("it is not clearly better than "
                           f"{'the last known frame' if trivial == 'persistence' else 'the mean'}")
-        if correlated and correlated["high"] is not None and correlated["high"] < SHORTEST * task["times"][-1]:
+        until = correlated["high"] if correlated else None
+        if until is not None and until < SHORTEST * task["times"][-1]:
             faults.append(f"it follows the truth (correlation above 0.8) for {correlated['value']:.3g} of "
                           f"{task['times'][-1]:.3g} time units only")
     words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."

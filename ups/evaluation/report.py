@@ -5,7 +5,7 @@ results.json is strict JSON; null stands for "undefined or not finite". A number
 are:
 
     run, created (ISO 8601), config_hash: text
-    environment: {"command", "git_revision", "device", ...: text, number, list}     shown in the reproducibility box
+    environment: {"command", "git_revision", "device", ...: text, number, list}; shown under Reproduce
     protocol: {"split": "test" or "val", "context_frames": 10, "seed": 0, "legacy": false, ...}
     tasks: TASK -> {
         "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names; "grid": cells
@@ -38,6 +38,7 @@ import numpy as np
 from ups.evaluation import figures
 from ups.evaluation.bench_rows import NETWORKS
 from ups.evaluation.gates import BASELINES
+from ups.evaluation.player import player
 from ups.evaluation.summary import overview, verdict, verdicts
 from ups.evaluation.tables import COSTS, COUNTS, cell, is_interval, metric_name, number, table
 from ups.files import write_atomic
@@ -62,8 +63,8 @@ def _bad(where: str, what: str, expected: str) -> ValueError:
 def _check_numbers(value: Any, where: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise _bad(where, repr(value), "a finite number or null (JSON has no NaN)")
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value,
-                                                                                                  list) else ():
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
         _check_numbers(item, f"{where}.{key}")
 
 
@@ -95,8 +96,8 @@ def validate_results(results: dict) -> None:
 def _require(data: Any, keys: dict[str, type], where: str) -> None:
     for key, kind in keys.items():
         if not isinstance(data, dict) or not isinstance(data.get(key), kind):
-            found = ("missing" if not isinstance(data, dict) or key not in data else "a "
-                                                                                     f"{type(data[key]).__name__}")
+            is_there = isinstance(data, dict) and key in data
+            found = f"a {type(data[key]).__name__}" if is_there else "missing"
             raise _bad(where + key, found, f"a {kind.__name__}")
 
 
@@ -141,7 +142,7 @@ class _Figures:
 
     def __call__(self, figure: Any, name: str, caption: str) -> str:
         figures.to_png(figure, self.folder / f"{name}.png")
-        return (f"<figure>{figures.to_svg(figure, caption)}<figcaption>{html.escape(caption)}</figcaption></figure>")
+        return figures.to_html(figure, caption)
 
 
 def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) -> str:
@@ -163,7 +164,7 @@ def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) ->
                        f"{'' if steady else 'over all frames '}{number(float(errors[field]))}.")
             out.append(draw(figures.sample_figure(sample, int(field)), file, caption))
         if rank == 0 and not steady:
-            out.append(f"<figure>{figures.player(sample, int(order[0]))}<figcaption>Rollout of "
+            out.append(f"<figure>{player(sample, int(order[0]))}<figcaption>Rollout of "
                        f"{html.escape(label)}, "
                        f"{html.escape(sample['fields'][order[0]])}.</figcaption></figure>")
     if not steady:
@@ -219,8 +220,8 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
     rows = [[html.escape(key.replace("_", " ")), f"<code>{html.escape(number(value))}</code>"]
             for key, value in facts.items()]
     meanings = [[html.escape(row.label), html.escape(row.meaning)] for row in ROWS.values()]
-    parts.append("<section id=reproduce "
-                 f"class=facts><h2>Reproduce</h2>{table(('', ''), rows)}<h2>Definitions</h2>{table(('', ''), meanings)}</section>")
+    parts.append(f"<section id=reproduce class=facts><h2>Reproduce</h2>{table(('', ''), rows)}"
+                 f"<h2>Definitions</h2>{table(('', ''), meanings)}</section>")
     anchors = ("summary", *results["tasks"], *[title for title, _ in sections], "gates", "reproduce")
     fill = {"TITLE": html.escape(f"UPS report: {results['run']}"), "DATE": html.escape(results["created"]),
             "BADGE": f"<em class={'fail' if failed else 'pass'}>{passed}</em>" + (

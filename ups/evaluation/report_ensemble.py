@@ -17,8 +17,6 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from ups.evaluation import figures, figures_ensemble
 from ups.evaluation.tables import COSTS, COUNTS, cell, is_interval, metric_name, number, table
 from ups.metrics.ensembles import ENSEMBLES
@@ -80,12 +78,6 @@ def _comparison_table(comparisons: dict) -> str:
     return table(["ratio, paired", *map(metric_name, metrics)], rows)
 
 
-def _figure(figure: Figure | None, caption: str) -> str:
-    if figure is None:
-        return ""
-    return (f"<figure>{figures.to_svg(figure, caption)}<figcaption>{html.escape(caption)}</figcaption></figure>")
-
-
 def _words(entry: dict) -> str:
     return "".join(f"<p>{html.escape(text)}</p>" for text in entry.get("words", []))
 
@@ -119,17 +111,17 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> str:
         if len(sample["u_ref"].shape) == 3:
             caption = (f"{what}: truth, operator, members and the intervals that hold the central 50 % and "
                        "90 % of them.")
-            out.append(_figure(figures_ensemble.fan(sample, field), caption))
+            out.append(figures.to_html(figures_ensemble.fan(sample, field), caption))
         else:
             for model in figures_ensemble.featured(sample["members"], 2):
                 caption = (f"{what}, {figures_ensemble.label(model)}: mean, two members, their spread, the "
                            "error of the mean.")
-                out.append(_figure(figures_ensemble.members_2d(sample, model, field), caption))
-    out += [_figure(figures_ensemble.by_lead(models, times), CAPTIONS["by_lead"]),
-            _figure(figures_ensemble.spread_and_skill(models, times), CAPTIONS["spread_and_skill"]),
-            _figure(figures_ensemble.rank_histograms(models), CAPTIONS["rank_histograms"]),
-            _figure(figures_ensemble.reliability(models), CAPTIONS["reliability"]),
-            _figure(figures_ensemble.spectrum_errors(models), CAPTIONS["spectrum_errors"])]
+                out.append(figures.to_html(figures_ensemble.members_2d(sample, model, field), caption))
+    out += [figures.to_html(figures_ensemble.by_lead(models, times), CAPTIONS["by_lead"]),
+            figures.to_html(figures_ensemble.spread_and_skill(models, times), CAPTIONS["spread_and_skill"]),
+            figures.to_html(figures_ensemble.rank_histograms(models), CAPTIONS["rank_histograms"]),
+            figures.to_html(figures_ensemble.reliability(models), CAPTIONS["reliability"]),
+            figures.to_html(figures_ensemble.spectrum_errors(models), CAPTIONS["spectrum_errors"])]
     return "".join(out)
 
 
@@ -167,5 +159,5 @@ def steady_section(entry: dict, sample: dict, name: str) -> str:
                              "Pass 2D fields, NaN where nothing was seen.")
         caption = (f"{sample['fields'][0]} of {name}, {sample['label']}; grey cells were not seen. Spread "
                    "and error share the scale of their row.")
-        out.append(_figure(figures_ensemble.steady_cases(sample, 0), caption))
+        out.append(figures.to_html(figures_ensemble.steady_cases(sample, 0), caption))
     return "".join(out)

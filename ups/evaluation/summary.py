@@ -60,10 +60,8 @@ def verdict(results: dict) -> str:
     total = sum(task["num_trajectories"] for task in tasks.values())
     out = [f"The operator was scored on {total:,} {results['protocol'].get('split', '')} trajectories of "
            f"{len(tasks)} task{'s' * (len(tasks) != 1)}."]
-    out.append(f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}." if failed else "All "
-                                                                                                f"{len(gates)} "
-                                                                                                "gates "
-                                                                                                "pass.")
+    wrong = f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}."
+    out.append(wrong if failed else f"All {len(gates)} gates pass.")
     return " ".join([*out, *_on_the_base(tasks), *_on_other_networks(tasks), *_on_the_codec(tasks),
                      *_on_the_largest_error(tasks)])
 
@@ -103,8 +101,8 @@ def _on_other_networks(tasks: dict) -> list[str]:
             unknown.append(name)
             continue
         apart = ours["high"] < theirs["low"] or theirs["high"] < ours["low"]
-        (level if not apart else better if ours["value"] < theirs["value"] else worse).append(f"{name} "
-                                                                                              f"({figures.NAMES[other]})")
+        group = level if not apart else better if ours["value"] < theirs["value"] else worse
+        group.append(f"{name} ({figures.NAMES[other]})")
     parts = [f"{words} on {_listed(names)}" for words, names in
              (("lower", better), ("higher", worse), ("the same within the intervals", level)) if names]
     out = [f"Beside the better of FNO and U-Net its error is {'; '.join(parts)}."] if parts else []

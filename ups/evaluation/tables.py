@@ -17,6 +17,7 @@ COSTS = (   # what a model is measured to cost
     Metric("ms_per_state", "ms per state",
            "wall-clock time per predicted state and member, operator and decoding included", best=None),
 )
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 COUNTS = ("zero_frames", "nonfinite_trajectories")   # shown where they are not zero
 
 
@@ -34,7 +35,7 @@ def number(value: Any) -> str:
         return "0" if value == 0 else "not finite" if math.isinf(value) else "undefined"
     if not 1e-3 <= abs(value) < 1e5:
         mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{mantissa}×10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        return f"{mantissa}×10{str(int(exponent)).translate(RAISED)}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
@@ -55,9 +56,10 @@ def metric_name(metric: Metric) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Cells are HTML already. A narrow page shows each row as a card, where every cell names its column."""
     names = [html.escape(html.unescape(re.sub(r"<[^>]+>", "", name)), quote=True) for name in head]
-    body = "".join(f"<tr><th scope=row>{row[0]}</th>" + "".join(
-        f'<td data-name="{name}">{content}</td>' for name, content in zip(names[1:], row[1:], strict=True))
-                   + "</tr>"
-        for row in rows)
-    return ("<div "
-            f"class=scroll><table><tr>{''.join(f'<th scope=col>{name}</th>' for name in head)}</tr>{body}</table></div>")
+    lines = []
+    for first, *others in rows:
+        named = zip(names[1:], others, strict=True)
+        cells = "".join(f'<td data-name="{name}">{content}</td>' for name, content in named)
+        lines.append(f"<tr><th scope=row>{first}</th>{cells}</tr>")
+    top = "".join(f"<th scope=col>{name}</th>" for name in head)
+    return f"<div class=scroll><table><tr>{top}</tr>{''.join(lines)}</table></div>"
