@@ -22,9 +22,9 @@ NARROW = {
 FROM_TRAINING = {room: {"checkpoint", "optim", "fit", "fitted"} for room in ("models", "generative")}   # never Run
 
 
-def modules() -> dict[str, Path]:
+def modules(root: Path = ROOT) -> dict[str, Path]:
     """Dotted name below ups -> file; a package by its own name."""
-    paths = {path.relative_to(ROOT / "ups"): path for path in (ROOT / "ups").rglob("*.py")}
+    paths = {path.relative_to(root / "ups"): path for path in (root / "ups").rglob("*.py")}
     return {".".join(path.with_suffix("").parts).removesuffix("__init__").rstrip("."): file for path, file in paths.items()}
 
 
@@ -48,15 +48,16 @@ def floor(room: str) -> int:
     return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
 
 
-def arrows() -> dict[str, set[str]]:
-    known = modules()
+def arrows(root: Path = ROOT) -> dict[str, set[str]]:
+    known = modules(root)
     return {name: {resolve(found, known) for found in imports(path.read_text(encoding="utf-8"))} - {""}
             for name, path in known.items() if name}
 
 
-def test_nothing_imports_upwards_and_rooms_of_a_floor_keep_apart():
+def wrong_arrows(root: Path = ROOT) -> list[str]:
+    """Every import that the floors forbid, in words."""
     wrong = []
-    for name, found in arrows().items():
+    for name, found in arrows(root).items():
         room = name.split(".")[0]
         for target in found:
             into = target.split(".")[0]
@@ -65,31 +66,71 @@ def test_nothing_imports_upwards_and_rooms_of_a_floor_keep_apart():
                 wrong.append(f"{name} imports {target}")
             if into == "training" and target.split(".")[1] not in FROM_TRAINING.get(room, {target.split(".")[1]}):
                 wrong.append(f"{name} imports {target}")
-    assert not sorted(wrong)
+    return sorted(wrong)
+
+
+def circle(root: Path = ROOT) -> list[str]:
+    """Modules that import each other in a circle, in order; empty if there is none."""
+    graph, done = arrows(root), set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name):], name]
+        found = [] if name in done else next((way for target in graph[name] if (way := visit(target, [*path, name]))), [])
+        done.add(name)
+        return found
+
+    return next((way for name in graph if (way := visit(name, []))), [])
+
+
+def scripts_imported(root: Path = ROOT) -> list[str]:
+    """What of the product imports a script, a benchmark or a test, in words."""
+    scripts = {path.stem for path in root.glob("*.py")} | {"bench", "tests"}
+    files = [*root.glob("*.py"), *(root / "ups").rglob("*.py")]
+    return [f"{path.stem} imports {name}" for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in ([node.module] if isinstance(node, ast.ImportFrom) else
+                         [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            if (name or "").split(".")[0] in scripts]
+
+
+def test_nothing_imports_upwards_and_rooms_of_a_floor_keep_apart():
+    assert not wrong_arrows()
 
 
 def test_no_imports_go_in_a_circle():
-    graph, done = arrows(), set()
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, f"a circle: {' -> '.join((*path[path.index(name):], name))}"
-        if name not in done:
-            for target in graph[name]:
-                visit(target, (*path, name))
-            done.add(name)
-
-    for name in graph:
-        visit(name, ())
+    assert not circle()
 
 
 def test_scripts_and_benches_are_imported_by_nothing_of_the_product():
-    scripts = {path.stem for path in ROOT.glob("*.py")} | {"bench", "tests"}
-    files = [*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")]
-    found = [f"{path.name} imports {name}" for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-             for name in ([node.module] if isinstance(node, ast.ImportFrom) else
-                          [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
-             if (name or "").split(".")[0] in scripts]
-    assert not found
+    assert not scripts_imported()
+
+
+@pytest.mark.parametrize(("path", "text", "words"), [
+    ("ups/tasks/burgers.py", "from ups.config import load_config", "tasks.burgers imports config"),
+    ("ups/tasks/burgers.py", "from ups.metrics import errors", "tasks.burgers imports metrics.errors"),
+    ("ups/training/run.py", "def f():\n    from ups.data import cache", "training.run imports data.cache"),
+    ("ups/training/run.py", "from ups.tasks import burgers", "training.run imports tasks.burgers"),
+    ("ups/models/operator.py", "from ups.training.run import Run", "models.operator imports training.run"),
+    ("ups/data/cache.py", "import ups.training.run", "data.cache imports training.run"),
+    ("train_steady.py", "from train_diffusion import main", "train_steady imports train_diffusion"),
+    ("ups/files.py", "import bench.compare", "files imports bench.compare"),
+])
+def test_a_wrong_import_is_found(tmp_path, path, text, words):
+    for name in ("tasks/burgers", "config/__init__", "metrics/errors", "training/run", "data/cache", "models/operator", "files"):
+        (tmp_path / f"ups/{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"ups/{name}.py").touch()
+    for name in ("train_diffusion.py", "train_steady.py"):
+        (tmp_path / name).touch()
+    assert not [*wrong_arrows(tmp_path), *scripts_imported(tmp_path), *circle(tmp_path)]
+    (tmp_path / path).write_text(text)
+    assert words in [*wrong_arrows(tmp_path), *scripts_imported(tmp_path)]
+
+
+def test_a_circle_is_found(tmp_path):
+    (tmp_path / "ups/data").mkdir(parents=True)
+    (tmp_path / "ups/data/one.py").write_text("from ups.data.two import x")
+    (tmp_path / "ups/data/two.py").write_text("def f():\n    from ups.data.one import y")
+    assert circle(tmp_path) == ["data.one", "data.two", "data.one"]
 
 
 @pytest.mark.parametrize("module", ["ups", "ups.tasks", "ups.config", "ups.training.launch", "ups.interpreter", "ups.ask"])
