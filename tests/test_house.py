@@ -130,7 +130,8 @@ def test_a_circle_is_found(tmp_path):
     (tmp_path / "ups/data").mkdir(parents=True)
     (tmp_path / "ups/data/one.py").write_text("from ups.data.two import x")
     (tmp_path / "ups/data/two.py").write_text("def f():\n    from ups.data.one import y")
-    assert circle(tmp_path) == ["data.one", "data.two", "data.one"]
+    way = circle(tmp_path)
+    assert way[0] == way[-1] and set(way) == {"data.one", "data.two"}
 
 
 @pytest.mark.parametrize("module", ["ups", "ups.tasks", "ups.config", "ups.training.launch", "ups.interpreter", "ups.ask"])
