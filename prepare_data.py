@@ -25,9 +25,8 @@ import ups
 from ups.config import load_config
 from ups.data.doctor import examine_all, report
 from ups.data.download import fetch, is_verified, published_file
-from ups.data.generate import generation_settings, num_done, write_data
+from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
-from ups.data.pool import num_cores, solve, solver_pool
 from ups.tasks import TASKS, get_task
 
 
@@ -97,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     # ---------------------------------------------------------------------------------------------------- own
     if is_own:
-        from ups.data.own import look_at_own  # imports torch, which the other sources go without
+        from ups.data.build_cache import look_at_own  # imports torch, which the other sources go without
 
         look_at_own(config)
         return 0

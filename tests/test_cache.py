@@ -24,7 +24,7 @@ from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
 from ups.data import pdebench
-from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, require_same_data
+from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_sources
 from ups.data.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import partial_path, split_indices
@@ -113,17 +113,17 @@ def test_data_files_are_those_of_the_cache_by_their_values_not_by_their_age(buil
     """What a report scores against must be what the latents are of."""
     config = replace(built, data=replace(built.data, root=str(tmp_path)))
     cache = open_cache(config, task)
-    with pytest.raises(FileNotFoundError, match="no data file .*expected the one that .*h5 was built from. Run `make data`"):
-        require_same_data(config, cache)
+    with pytest.raises(FileNotFoundError, match="no data file .*expected .* in PDEBench's layout. Run `make data`"):
+        same_sources(config, cache)
     for old, new in zip(data_files(built, task), data_files(config, task), strict=True):
         new.parent.mkdir(parents=True, exist_ok=True)
         new.write_bytes(old.read_bytes())
-    require_same_data(config, cache)   # a copy, younger than the cache
+    same_sources(config, cache)   # a copy, younger than the cache
     with h5py.File(new, "r+") as file:
         name = "nu" if "nu" in file else "tensor"
         file[name][NUM - 1, ..., 3] = np.nextafter(file[name][NUM - 1, ..., 3], np.float32(9))
     with pytest.raises(ValueError, match="the data files of .* hold other values than those that .*h5 was built from; expected"):
-        require_same_data(config, cache)
+        same_sources(config, cache)
 
 
 def test_steady_cache_holds_input_and_solution_with_a_tokenizer_each(built):

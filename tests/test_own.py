@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 import prepare_data
-from ups.config import load_config
-from ups.data.own import describe_layout
+from ups.data.layout import layout_of
 from ups.data.pdebench import open_data
 from ups.tasks import TASKS, get_task
 
@@ -171,10 +170,7 @@ def test_own_files_without_times_say_which_array_to_add(overlay):
 def test_a_file_written_as_the_layout_says_can_be_read(name, tmp_path):
     task = get_task(name)
     frames = 1 if task.is_steady else 5
-    settings = load_config(None, [
-        f"data.tasks=[{name}]", f"task.{name}={{num_trajectories: 4, resolution: 8, num_frames: {frames}, time_stride: 1, "
-        f"space_stride: 1, train_from: 0, history: 1, base: [{'elliptic' if task.is_steady else 'persistence'}]}}"]).task[name]
-    said = describe_layout(name, settings)
+    said = layout_of(task).describe(4, frames, 8)
     with h5py.File(tmp_path / task.file_for(0.1 if task.parameters else None), "w") as file:
         folders = [file.create_group(f"{i:04d}") for i in range(4)] if "HDF5 groups" in said else [file]
         for folder in folders:

@@ -298,7 +298,7 @@ def test_a_group_unlike_the_first_is_named_when_it_is_read(tmp_path):
     edit(path, "0004/data", np.zeros((4, 6, 6, 2), "f4"))
     data = open_data(path, "diff_react2d")
     data.read(0, 4)
-    with pytest.raises(ValueError, match="/0004/data has shape .*unlike the first"):
+    with pytest.raises(ValueError, match="/0004/data holds float32 of shape .*unlike the first"):
         data.read(3, 6)
     edit(path, "0004/data", None)
     with pytest.raises(ValueError, match="no 0004/data"):

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from ups.config import Config
 from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
+from ups.data.layout import allocated, layout_of
 from ups.data.pdebench import open_data, partial_path, split_indices
 from ups.data.reader import Reader
 from ups.data.tokenizer import PatchMoments, Tokenizer
@@ -149,22 +150,17 @@ def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
     return digest
 
 
-def require_same_data(config: Config, cache: Cache) -> None:
-    """Raise ValueError unless the data files hold what `cache` was built from; FileNotFoundError if one is
-    gone.
+def same_sources(config: Config, cache: Cache) -> list[Reader]:
+    """`open_sources` of what `cache` was built from. Raises ValueError where the files hold other values.
 
     Files that are as old and as large as the cache says were not changed since; of others every value is
     read.
     """
     name = cache.task.name
-    paths = data_files(config, name)
-    for path in paths:
-        if not path.is_file():
-            raise FileNotFoundError(f"no data file {path}; expected the one that {cache.path} was built "
-                                    "from. Run `make data`.")
+    paths, num = data_files(config, name), config.task[name].num_trajectories
+    sources = open_sources(config, name)
     if _identity(paths) == cache.header["files"]:
-        return
-    sources, num = open_sources(config, name), config.task[name].num_trajectories
+        return sources
     digest = _digest_of(cache_settings(config, name),
                         split_indices(name, num, config.data.val_fraction, config.data.test_fraction))
     with tqdm(total=num * len(sources), unit=" trajectories", desc=f"data {name}", leave=False) as bar:
@@ -174,6 +170,7 @@ def require_same_data(config: Config, cache: Cache) -> None:
         raise ValueError(f"the data files of {name} in {paths[0].parent} hold other values than those that "
                          f"{cache.path} was built from; expected the same, or truth and latents would be of "
                          "different trajectories. Put the files back, or run `make cache` and train again.")
+    return sources
 
 
 def open_sources(config: Config, task_name: str) -> list[Reader]:
@@ -200,6 +197,25 @@ def open_sources(config: Config, task_name: str) -> list[Reader]:
                 raise ValueError(f"{source.path} has {found} {what}; expected {expected}. Correct "
                                  f"{key}.{field}, or remove the file and run `make data`.")
     return sources
+
+
+def look_at_own(config: Config) -> None:
+    """Print a line per file of the user's (data.source=own), which is never written; ValueError or
+    FileNotFoundError for what is missing or not as configured."""
+    for task in config.data.tasks:
+        wanted = config.task[task]
+        for path in data_files(config, task):
+            if not path.exists():
+                there = sorted(other.name for other in path.parent.glob("*"))
+                layout = layout_of(get_task(task)).describe(wanted.num_trajectories, wanted.num_frames,
+                                                            wanted.resolution)
+                raise FileNotFoundError(
+                    f"no data file {path}; expected yours there, as data.source=own says. Write {layout}; or "
+                    f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."
+                )
+        for source in open_sources(config, task):
+            notes = "".join(f"; {note}" for note in source.notes)
+            print(f"{source.path}: yours, {source.num_trajectories} trajectories of {task}{notes}")
 
 
 def _channels(task: Task) -> dict[str, slice]:
@@ -335,13 +351,9 @@ def _writing(path: Path, num_bytes: int) -> Iterator[Path]:
 def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> dict[str, int]:
     """Create the HDF5 file with its latents allocated, contiguous and page-aligned; returns their offsets in
     the file."""
-    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    layout.set_layout(h5py.h5d.CONTIGUOUS)
-    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     with h5py.File(partial, "w", libver=LIBVER, locking=False, userblock_size=SEAL_BYTES,
                    alignment_threshold=SEAL_BYTES, alignment_interval=SEAL_BYTES) as file:
-        datasets = {name: file.create_dataset(f"{name}/latents", shape, dtype, dcpl=layout)
+        datasets = {name: file.create_dataset(f"{name}/latents", shape, dtype, dcpl=allocated())
                     for name, shape in shapes.items()}
         offsets, end = {name: item.id.get_offset() for name, item in datasets.items()}, file.id.get_filesize()
     with partial.open("r+b") as file:

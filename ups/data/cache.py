@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ups.config import Config, TaskConfig
-from ups.data.hdf5 import dataset, node
+from ups.data.layout import dataset, node
 from ups.data.tokenizer import TENSORS, Tokenizer
 from ups.progress import beat
 from ups.tasks import Task, get_task

@@ -15,26 +15,45 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 import yaml
+from h5py import h5d, h5g, h5l, h5o
 
-from ups.data.hdf5 import node
 from ups.tasks import TASKS, Array, Task
 
 # at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
 GROUP_BYTES = 2**15
+LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
 
 @dataclass(frozen=True)
 class Layout:
     """How the files of a task are laid out. lead: axes of a stored array before those of one trajectory.
-    split: the order of the shares of trajectories, by PDEBench's convention."""
+    split: the order of the shares of trajectories, by PDEBench's convention. opening: how its description
+    begins."""
 
     task: Task
     lead: ClassVar[tuple[str, ...]]
     split: ClassVar[tuple[str, ...]]
+    opening: ClassVar[str]
 
     def axes(self, array: Array) -> tuple[str, ...]:
         """Axes of a stored array."""
         return self.lead + array.axes(self.task.axes)
+
+    def shape(self, array: Array, num: int, frames: int, resolution: int) -> tuple[int, ...]:
+        """Shape of a stored array."""
+        sizes = {"trajectory": num, "time": frames, "channel": array.channels}
+        return tuple(sizes.get(axis, resolution) for axis in self.axes(array))
+
+    def describe(self, num: int, frames: int, resolution: int) -> str:
+        """What a file must hold, in words: arrays, axes, shapes, coordinates, attributes."""
+        task = self.task
+        arrays = [f"{array.key} ({', '.join(self.axes(array))}) = "
+                  f"{self.shape(array, num, frames, resolution)} of floats" for array in task.arrays]
+        times = [] if task.is_steady else [f"{self.coordinate('t')} = ({frames},), the frames' times"]
+        parts = [*arrays, *times,
+                 *[f"{self.coordinate(axis)} = ({resolution},), optional" for axis in task.axes],
+                 *[f"attribute {', '.join(task.parameters)}"] * bool(task.parameters)]
+        return f"{self.opening.format(num)} {'; '.join(parts)}"
 
     def grid(self, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
         """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
@@ -52,9 +71,7 @@ class Arrays(Layout):
 
     lead = ("trajectory",)
     split = ("test", "val", "train")
-
-    def describe(self, num: int) -> str:
-        return "HDF5 arrays"
+    opening = "HDF5 arrays"
 
     def coordinate(self, axis: str, name: str = "") -> str:
         """Where the coordinate of an axis is."""
@@ -99,13 +116,9 @@ class Arrays(Layout):
         for axis, values in self.grid(settings, frames + 1).items():
             is_own = axis == "t" and task.has_own_times
             file[self.coordinate(axis)] = np.tile(values[:frames], (num, 1)) if is_own else values
-        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         for array in task.arrays:
-            sizes = {"trajectory": num, "time": frames, "channel": array.channels}
-            shape = tuple(sizes.get(axis, settings["resolution"]) for axis in self.axes(array))
-            file.create_dataset(array.key, shape, np.float32, dcpl=properties)
+            file.create_dataset(array.key, self.shape(array, num, frames, settings["resolution"]), np.float32,
+                                dcpl=allocated())
 
     def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
         """Where the trajectories u (n, time, channel, *space) from `first` on lie: (dataset, its rows, their
@@ -128,9 +141,7 @@ class Groups(Layout):
 
     lead = ()
     split = ("train", "val", "test")
-
-    def describe(self, num: int) -> str:
-        return f"{num} HDF5 groups 0000, 0001, .., one per trajectory, each with"
+    opening = "{} HDF5 groups 0000, 0001, .., one per trajectory, each with"
 
     def coordinate(self, axis: str, name: str = "") -> str:
         return f"{name}/grid/{axis}".lstrip("/")
@@ -188,6 +199,15 @@ class Groups(Layout):
             group.attrs["config"] = fixed_text(yaml.safe_dump(config))
 
 
+def allocated() -> h5py.h5p.PropDCID:
+    """How to make a dataset that has all its room at once, contiguous and not filled."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5d.FILL_TIME_NEVER)
+    return properties
+
+
 def layout_of(task: Task) -> Arrays | Groups:
     """The layout of the files of a task."""
     return {"arrays": Arrays, "groups": Groups}[task.layout](task)
@@ -199,8 +219,9 @@ def found_in(file: h5py.File) -> str:
     listing = [f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
                for key in keys[:8]]
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
+    could_be = [name for name, task in TASKS.items() if layout_of(task).fits(file)]
     return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
-            f"{', '.join(name for name, task in TASKS.items() if layout_of(task).fits(file)) or 'none of ours'}.")
+            f"{', '.join(could_be) or 'none of ours'}.")
 
 
 def plain(value: Any) -> Any:
@@ -214,3 +235,49 @@ def fixed_text(text: str) -> np.bytes_:
     """A text attribute of fixed length: of variable length, HDF5 may look for it in a damaged file for
     ever."""
     return np.bytes_(text.encode("ascii"))
+
+
+# ------------------------------------------------------------------------------------------------- nodes
+# HDF5 itself follows links and storage into any other file, and waits at a pipe: what is read here holds what
+# it shows.
+
+
+def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
+    """The group or dataset at `path` below `parent`, None if nothing lies there.
+
+    Raises ValueError, before anything is followed or read, for a link on the way and for a dataset whose
+    numbers lie in other files (external storage, virtual datasets).
+    """
+    here = parent.id
+    for name in path.encode().split(b"/"):
+        if not isinstance(here, h5g.GroupID) or not here.links.exists(name):
+            return None
+        kind = here.links.get_info(name).type
+        if kind != h5l.TYPE_HARD:
+            raise _refusal(parent, path, LINKS.get(kind, "a link of a user's kind"))
+        here = h5o.open(here, name)
+    if isinstance(here, h5g.GroupID):
+        return h5py.Group(here)
+    if not isinstance(here, h5d.DatasetID):
+        return None
+    layout = here.get_create_plist()
+    if layout.get_layout() == h5d.VIRTUAL:
+        raise _refusal(parent, path, "a view of other datasets (virtual)")
+    if layout.get_external_count():
+        raise _refusal(parent, path, "kept in another file "
+                                     f"({layout.get_external(0)[0].decode(errors='replace')!r:.200})")
+    return h5py.Dataset(here)
+
+
+def dataset(parent: h5py.Group, path: str) -> h5py.Dataset:
+    """The dataset that must lie at `path`. Raises KeyError where none does, and what `node` raises."""
+    found = node(parent, path)
+    if not isinstance(found, h5py.Dataset):
+        raise KeyError(f"no array {path}")
+    return found
+
+
+def _refusal(parent: h5py.Group, path: str, what: str) -> ValueError:
+    return ValueError(f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in "
+                      "the file itself, as only they can be checked. Copy them into it (h5py), or make or "
+                      "download the file again.")

@@ -19,8 +19,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.data.hdf5 import node
-from ups.data.layout import Layout, found_in, layout_of, plain
+from ups.data.layout import Layout, found_in, layout_of, node, plain
+from ups.data.reader import Reader
 from ups.tasks import TASKS, Array, Task, get_task
 
 # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
@@ -88,20 +88,9 @@ def make_room(path: Path, num_bytes: int) -> None:
 
 
 @dataclass(frozen=True)
-class Trajectories:
-    """One file in one of PDEBench's layouts: a `ups.data.reader.Reader`. squeezed: arrays with a leading axis
-    of length 1."""
+class Trajectories(Reader):
+    """One file in one of PDEBench's layouts. squeezed: arrays with a leading axis of length 1."""
 
-    path: Path
-    task: Task
-    num_trajectories: int
-    num_frames: int
-    space: tuple[int, ...]
-    dt: float
-    parameter: float | None
-    coordinates: dict[str, np.ndarray]
-    attributes: dict[str, Any]
-    notes: tuple[str, ...]
     space_stride: int = 1
     time_stride: int = 1
     first_frame: int = 0
@@ -131,19 +120,18 @@ class Trajectories:
         """Copy `dataset` from trajectory at[-1] on (the only one if `at` is empty) into out (n, time,
         channel, *space)."""
         task, stride, shape = self.task, self.space_stride, dataset.shape
-        if dataset.dtype.kind != "f":
-            raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype}; expected real "
-                             f"floating-point numbers, as in the first trajectory. {AGAIN}")
-        expected = tuple(-(-size // stride) for size in shape[len(at) + (not array.steady):][:task.ndim])
+        first = len(at) + (not array.steady)   # axis of space
+        expected = tuple(-(-size // stride) for size in shape[first:][:task.ndim])
         frames = (1 if array.steady else -(-(shape[len(at)] - self.first_frame) // self.time_stride)
                   if len(shape) > len(at) else 0)
-        channels = shape[len(at) + (not array.steady) + task.ndim:]
-        if (frames, expected, channels) != (self.num_frames, self.space, (array.channels,
-                                            ) if array.vector else ()):
-            raise ValueError(f"{self.path}: {dataset.name} has shape {shape}, unlike the first trajectory; "
-                             "expected one shape for all. Remove that trajectory, or download or generate "
-                             "the file again with `make data`.")
-        frame_bytes = int(np.prod(shape[-(task.ndim + array.vector):])) * dataset.dtype.itemsize
+        channels = (array.channels,) if array.vector else ()
+        if dataset.dtype.kind != "f" or (frames, expected, shape[first + task.ndim:]) != (
+                self.num_frames, self.space, channels):
+            raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype} of shape {shape}, unlike "
+                             "the first trajectory; expected real floating-point numbers of one shape for all. "
+                             "Remove that trajectory, or download or generate the file again with `make "
+                             "data`.")
+        frame_bytes = math.prod(shape[first:]) * dataset.dtype.itemsize
         num_frames = max(1, min(frames, BLOCK_BYTES // frame_bytes))
         num_rows = max(1, BLOCK_BYTES // (frame_bytes * frames)) if at else 1
         for row in range(0, len(out), num_rows):
@@ -153,9 +141,7 @@ class Trajectories:
                 start = self.first_frame + frame * self.time_stride
                 times = (() if array.steady
                          else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),))
-                block = dataset[(*rows, *times)]
-                block = block if at else block[None]
-                block = block[:, None] if array.steady else block
+                block = dataset[(*rows, *times)].reshape(-1, count, *shape[first:])
                 block = np.moveaxis(block, -1, 2) if array.vector else block[:, :, None]
                 out[row:row + num_rows,
                     frame:frame + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
@@ -291,20 +277,16 @@ def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str,
     """Coordinates present in the file, float64; the time coordinate is required of a time-dependent task."""
     spec, key = layout.task, partial(layout.coordinate, name=groups[0] if groups else "")
     expected = ({} if spec.is_steady else {"t": frames}) | dict(zip(spec.axes, space, strict=True))
-    found = {axis: node(file, key(axis)) for axis in expected}
-    if "t" in expected and found["t"] is None:
+    found = {axis: stored for axis in expected if (stored := node(file, key(axis))) is not None}
+    if "t" in expected and "t" not in found:
         raise ValueError(f"{path} has no {key('t')!r}; expected the frames' times, ({frames},) numbers in "
                          f"equal steps. Add that array with h5py. {found_in(file)}")
     coordinates = {}
-    for axis, size in expected.items():
-        if (stored := found[axis]) is None:
-            continue
-        shape = getattr(stored, "shape", None)
-        is_per_trajectory = axis == "t" and shape is not None and len(shape) == 2
-        is_number = isinstance(stored, h5py.Dataset) and stored.dtype.kind in "fiu"
-        fits = (bool(shape) and 0 not in shape
-                and shape[is_per_trajectory:] in ((size,), (size + (axis == "t"),)))
-        if not (is_number and fits):
+    for axis, stored in found.items():
+        size, shape = expected[axis], getattr(stored, "shape", ())
+        is_per_trajectory = axis == "t" and len(shape) == 2
+        if not (isinstance(stored, h5py.Dataset) and stored.dtype.kind in "fiu" and 0 not in shape
+                and shape[is_per_trajectory:] in ((size,), (size + (axis == "t"),))):
             raise ValueError(f"{path}: {key(axis)} has shape {shape}; expected "
                              f"({size},){' or one more' * (axis == 't')} to match the data, of numbers. "
                              f"{AGAIN}")

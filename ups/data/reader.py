@@ -5,6 +5,7 @@ ups/data/pdebench.py has the one for PDEBench's files; a reader of another forma
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 from ups.tasks import Task
 
 
+@dataclass(frozen=True)
 class Reader(Protocol):
     """One file of one task, described but not read. Holds no open file: safe to fork, pickle and share
     between threads.

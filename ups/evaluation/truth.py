@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ups.config import Config
-from ups.data.build_cache import open_sources, require_same_data
+from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
 from ups.data.pdebench import Trajectories
 
@@ -80,6 +80,5 @@ def open_truth(config: Config, name: str) -> Truth:
     """The evaluated trajectories of a task as `config` says, their data files checked against cache and
     configuration."""
     cache, settings = open_cache(config, name), config.evaluate
-    require_same_data(config, cache)
-    sources = open_sources(config, name)
-    return Truth(cache, sources, settings.split, config.context(name), settings.max_trajectories)
+    return Truth(cache, same_sources(config, cache), settings.split, config.context(name),
+                 settings.max_trajectories)
