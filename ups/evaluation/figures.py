@@ -15,21 +15,30 @@ from __future__ import annotations
 import base64
 import html
 import io
+import itertools
+import json
 import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 INK, LINE = "#1f2933", "#c5ccd3"  # replaced by the page's colours in SVG; as they are in PNG files
-FIELD_MAP, ERROR_MAP = "viridis", "RdBu_r"
+FIELD_MAP, ERROR_MAP, INPUT_MAP = "viridis", "RdBu_r", "cividis"
+SPREAD_MAP = "YlOrRd"  # light where the ensemble is sure
+UNSEEN = "#b9c0c7"     # cells that were not observed, or hold no number
+DASHED = (0, (3, 1.5))
 # Colour, dash and marker of every model, so that no line is told by its colour alone. Colours after Okabe and
 # Ito 2008, which stay apart for the colour-blind (a test simulates it); mid-tones, readable on white and on
 # black.
 LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#d55e00", (0, (5, 2)), "s"),
-         "corrector": ("#e377c2", "-", "D"), "student": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"),
+         "corrector": ("#e377c2", "-", "D"),
          "student_1": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"), "student_2": ("#56b4e9", (0, (3, 1)), "v"),
          "rival": ("#e69f00", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)), "P"), "fno": ("#e69f00", (0, (3, 1)), "P"),
          "unet": ("#8c6d46", (0, (7, 1.5, 1.5, 1.5)), "X"), "persistence": ("#8a939c", (0, (4, 2)), ""),
@@ -37,34 +46,30 @@ LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#
          "dressed": ("#8a939c", (0, (4, 2)), "x"), "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
          "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1")}
 SPARE = (("#a03c3c", (0, (2, 1)), "*"), ("#3c7a8c", (0, (2, 1)), "h"))   # models from elsewhere
-NAMES = {"operator": "UPS operator", "base": "base alone", "corrector": "UPS corrector", "student": "UPS "
-                                                                                                    "student",
-         "fno": "FNO",
-         "unet": "U-Net", "persistence": "persistence", "train_mean": "training mean", "codec_floor": "codec "
-                                                                                                      "floor",
-         "truth": "truth"}
-# of tasks
-CYCLE = [LOOKS[name]
-         for name in ("operator", "base", "student", "corrector", "rival", "student_2", "persistence")]
+NAMES = {"operator": "UPS operator", "base": "base alone", "fno": "FNO", "unet": "U-Net",
+         "persistence": "persistence", "train_mean": "training mean", "codec_floor": "codec floor"}
+CYCLE = [LOOKS[name] for name in ("operator", "base", "student_1", "corrector", "rival", "student_2",
+                                  "persistence")]   # of tasks
 # per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
 MAX_CELLS = 128
 COLUMNS = 5  # leads shown of a 2D field
+MAX_FRAMES = 24  # of the player
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.titlesize": 9,
-         "axes.labelsize": 9,
-         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "legend.frameon": False,
-         "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK,
-         "ytick.color": INK,
-         "axes.titlecolor": INK, "axes.facecolor": "none", "grid.color": LINE, "grid.linewidth": 0.6,
-         "lines.linewidth": 1.6}
+         "axes.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+         "legend.frameon": False, "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK,
+         "xtick.color": INK, "ytick.color": INK, "axes.titlecolor": INK, "axes.facecolor": "none",
+         "figure.constrained_layout.use": True, "image.origin": "lower", "image.interpolation": "none",
+         "grid.color": LINE, "grid.linewidth": 0.6, "lines.linewidth": 1.6}
+styled = matplotlib.rc_context(STYLE)   # decorator of what draws
+
+
+def _look(name: str) -> tuple:
+    return LOOKS.get(name, SPARE[sum(name.encode()) % len(SPARE)])
 
 
 def color(name: str) -> str:
     """The colour of a model."""
     return _look(name)[0]
-
-
-def _look(name: str) -> tuple:
-    return LOOKS.get(name, SPARE[sum(name.encode()) % len(SPARE)])
 
 
 def line(look: str | tuple, num_points: int) -> dict:
@@ -78,76 +83,63 @@ def lead_title(time: float) -> str:
     return f"lead {time:.3g}"
 
 
-def _figure(width: float, height: float, layout: str = "constrained") -> Figure:
-    return Figure(figsize=(width, height), layout=layout)
-
-
-def _styled(draw):
-    def wrapper(*args, **kwargs) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-    wrapper.__doc__ = draw.__doc__
-    return wrapper
-
-
-def to_png(fig: Figure, path) -> None:
-    """Write `fig` on white; the files a README or a slide uses."""
-    with matplotlib.rc_context(STYLE):
-        fig.savefig(path, dpi=130, facecolor="white")
-    fig.set_layout_engine("none")  # laid out now; a second pass for the SVG would only cost time
-
-
-def _smaller(match: re.Match) -> str:
-    """An embedded RGBA image as a palette one: a colour-mapped field has at most 256 colours, so nothing is
-    lost."""
-    image = Image.open(io.BytesIO(base64.b64decode(match.group(1)))).convert("RGB")
+def _data_uri(image: Image.Image) -> str:
     out = io.BytesIO()
-    image.quantize(256, dither=Image.Dither.NONE).save(out, "png", optimize=True)
+    image.save(out, "png", optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def to_svg(fig: Figure, alt: str) -> str:
-    """`fig` as an inline <svg> that scales with the page and takes its ink and font from it."""
-    out = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
-    text = text[text.index("<svg"):]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    text = re.sub(r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", _smaller, text)
-    text = re.sub(r"(font: [^;\"]*?px )[^;\"]*", r"\1system-ui, sans-serif", text)
-    text = text.replace(INK, "var(--ink)").replace(LINE, "var(--line)")
-    width = float(re.search(r'<svg[^>]* width="([\d.]+)pt"', text).group(1)) * 4 / 3
-    text = re.sub(r'(<svg[^>]*?) height="[\d.]+pt"', r"\1", text, count=1)
-    return re.sub(r'(<svg[^>]*?) width="[\d.]+pt"', rf'\1 role="img" aria-label="{html.escape(alt)}" '
-                  rf'style="width:100%;max-width:{width:.0f}px;height:auto"', text, count=1)
+def _smaller(match: re.Match) -> str:
+    """An embedded RGBA image as a palette one: a colour-mapped field has at most 256 colours."""
+    image = Image.open(io.BytesIO(base64.b64decode(match.group(1)))).convert("RGB")
+    return _data_uri(image.quantize(256, dither=Image.Dither.NONE))
 
 
-def to_html(fig: Figure | None, caption: str) -> str:
-    """`fig` as an HTML <figure> with its caption; nothing of no figure."""
+@styled
+def to_html(fig: Figure | None, caption: str, png: Path | None = None) -> str:
+    """`fig` as an HTML <figure> with its caption: an inline <svg> that scales with the page and takes its ink
+    and font from it; nothing of no figure. png: written too, on white; the file a README or a slide uses."""
     if fig is None:
         return ""
-    return f"<figure>{to_svg(fig, caption)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+    if png:
+        fig.savefig(png, dpi=130, facecolor="white")
+        fig.set_layout_engine("none")  # laid out now; a second pass for the SVG would only cost time
+    out = io.StringIO()
+    fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue().replace(INK, "var(--ink)").replace(LINE, "var(--line)")
+    width = float(re.search(r'<svg[^>]* width="([\d.]+)pt"', text).group(1)) * 4 / 3
+    for pattern, new in (
+            (r"(?s)^.*?(?=<svg)", ""), (r"(?s)<metadata>.*?</metadata>", ""),
+            (r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", _smaller),
+            (r"(font: [^;\"]*?px )[^;\"]*", r"\1system-ui, sans-serif"),
+            (r'(<svg[^>]*?) height="[\d.]+pt"', r"\1"),
+            (r'(<svg[^>]*?) width="[\d.]+pt"', rf'\1 role="img" aria-label="{html.escape(caption)}" '
+             rf'style="width:100%;max-width:{width:.0f}px;height:auto"')):
+        text = re.sub(pattern, new, text)
+    return f"<figure>{text}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
-def _shown(sample: dict, key: str, field: int) -> np.ndarray:
-    """(T, x) or (T, x, y): one field, the middle slice of a 3D one, strided to MAX_CELLS per axis."""
-    u = np.asarray(sample[key])[:, field]
-    if u.ndim == 4:
+def shown(sample: dict, u: Any, field: int) -> np.ndarray:
+    """(..., x[, y]) of u (..., C, *space): one field, a 3D one's middle slice, strided to MAX_CELLS."""
+    num_axes = len(sample["axes"])
+    u = np.asarray(u, dtype=float).take(field, axis=-1 - num_axes)
+    if num_axes == 3:
         u = u[..., u.shape[-1] // 2]
-    if u.ndim == 3 and list(sample["axes"]) == ["y", "x"]:
-        u = u.swapaxes(1, 2)
-    return u[(slice(None), *(slice(None, None, -(-n // MAX_CELLS)) for n in u.shape[1:]))]
+    if list(sample["axes"]) == ["y", "x"]:
+        u = u.swapaxes(-1, -2)
+    return u[(..., *(slice(None, None, -(-n // MAX_CELLS)) for n in u.shape[-min(num_axes, 2):]))]
+
+
+def _both(sample: dict, field: int) -> list[np.ndarray]:
+    """Truth and prediction as they are shown."""
+    return [shown(sample, sample[key], field) for key in ("u_ref", "u_pred")]
 
 
 def _extent(sample: dict) -> tuple[float, ...]:
     """Cell edges of the shown axes, x first, from the cell centres: x0, x1 [, y0, y1]."""
-    ends: list[float] = []
-    for _, axis in sorted(zip(sample["axes"], sample["coordinates"], strict=True),
-                          key=lambda pair: pair[0])[:2]:
-        half = (axis[1] - axis[0]) / 2 if len(axis) > 1 else 0.5
-        ends += [float(axis[0] - half), float(axis[-1] + half)]
-    return tuple(ends)
+    axes = sorted(zip(sample["axes"], sample["coordinates"], strict=True), key=lambda pair: pair[0])[:2]
+    halves = [(axis, (axis[1] - axis[0]) / 2 if len(axis) > 1 else 0.5) for _, axis in axes]
+    return tuple(float(edge) for axis, half in halves for edge in (axis[0] - half, axis[-1] + half))
 
 
 def field_errors(sample: dict) -> np.ndarray:
@@ -161,207 +153,247 @@ def field_errors(sample: dict) -> np.ndarray:
     return np.where(np.isfinite(squared), np.sqrt(squared / np.where(energy > 0, energy, np.nan)), np.inf)
 
 
-def _range(*arrays: np.ndarray) -> tuple[float, float]:
-    values = np.concatenate([a[np.isfinite(a)].ravel() for a in arrays])
-    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _error_limit(error: np.ndarray) -> float:
-    finite = np.abs(error[np.isfinite(error)])
-    return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-
-
 def pick_leads(num_frames: int, count: int) -> list[int]:
     """`count` frames spread evenly from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, num_frames - 1, count)})
 
 
-def _bar(fig: Figure, image, axes, label: str) -> None:
-    bar = fig.colorbar(image, ax=axes, label=label, fraction=0.05, pad=0.02, shrink=0.92)
-    bar.outline.set_visible(False)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(4))
+def colours(kind: str, *arrays: np.ndarray) -> dict[str, Any]:
+    """Keywords of `Axes.imshow`: the least to the largest finite value; of an error as far on both sides of
+    zero, of a spread from zero."""
+    values = np.concatenate([a[np.isfinite(a)].ravel() for a in arrays])
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    low = {ERROR_MAP: min(low, -high), SPREAD_MAP: 0.0}.get(kind, low)
+    high = max(high, -low) if kind == ERROR_MAP else high
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    return {"cmap": matplotlib.colormaps[kind].with_extremes(bad=UNSEEN), "vmin": low, "vmax": high}
 
 
-@_styled
+def _compared(ref: np.ndarray, pred: np.ndarray) -> list[tuple[str, np.ndarray, dict]]:
+    """(title, values, colours) of truth and prediction, which share one scale, and of the error."""
+    scale, error = colours(FIELD_MAP, ref, pred), pred - ref
+    return [("truth", ref, scale), ("prediction", pred, scale), ("error", error, colours(ERROR_MAP, error))]
+
+
+def maps(sample: dict, rows: Sequence[Sequence[tuple[np.ndarray, dict]]], names: Iterable[str],
+         titles: Iterable[str]) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes: rows of (values (x, y), colours), a name for each row and a title for each
+    column."""
+    x0, x1, y0, y1 = extent = _extent(sample)
+    height = 1.0 + len(rows) * (7.4 / len(rows[0])) * min((y1 - y0) / (x1 - x0), 2.0)
+    fig = Figure(figsize=(9.2, height))
+    axes = fig.subplots(len(rows), len(rows[0]), sharex=True, sharey=True, squeeze=False)
+    for ax, (values, scale) in zip(axes.flat, itertools.chain.from_iterable(rows), strict=True):
+        ax.imshow(values.T, extent=extent, **scale)
+        ax.tick_params(labelsize=7)
+        ax.locator_params(nbins=2)
+    for ax, name in zip(axes[:, 0], names, strict=True):
+        ax.set_ylabel(f"{name}\ny".lstrip())
+    for top, bottom, title in zip(axes[0], axes[-1], titles, strict=True):
+        top.set_title(title)
+        bottom.set_xlabel("x")
+    return fig, axes
+
+
+def bar(axes: Any, label: str, num_ticks: int = 4, **options: Any) -> None:
+    """A colour bar beside axes whose images share one scale."""
+    ax = np.ravel(axes)[0]
+    options = {"label": label, "ticks": MaxNLocator(num_ticks), "fraction": 0.05, "pad": 0.02, **options}
+    ax.figure.colorbar(ax.images[0], ax=axes, **options).outline.set_visible(False)
+
+
+def floats(values: Iterable) -> np.ndarray:
+    return np.array([np.nan if v is None else v for v in values], dtype=float)
+
+
+def finish(ax: Axes, **settings: Any) -> None:
+    """Titles, labels and scales of lines, and a grid behind them."""
+    ax.set(**settings)
+    ax.grid(axis="y")
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def curves(ax: Axes, models: dict, times: list[float], key: str, names: dict[str, str],
+           banded: Iterable[str], **settings: Any) -> None:
+    """A line for each model's list `key` by lead time; for those in `banded` its 95 % interval as a band."""
+    for name, row in models.items():
+        values = floats(row.get(key, ()))
+        if not (values > 0).any():   # not finite, or the spread of a single member
+            continue
+        ax.plot(times, values, label=names.get(name, name), **line(name, len(times)))
+        if f"{key}_low" in row and name in banded:
+            ax.fill_between(times, floats(row[f"{key}_low"]), floats(row[f"{key}_high"]), color=color(name),
+                            alpha=0.2, linewidth=0)
+    finish(ax, xlabel="lead time", **settings)
+
+
+@styled
 def space_time(sample: dict, field: int) -> Figure:
     """1D: truth, prediction and error over space and time, and both as lines at several leads."""
-    pred, ref = (_shown(sample, key, field).astype(float) for key in ("u_pred", "u_ref"))
-    times, name, (x0, x1) = np.asarray(sample["times"], dtype=float), sample["fields"][field], _extent(sample)
-    fig = _figure(9.2, 5.1)
+    ref, pred = _both(sample, field)
+    times, name, x = sample["times"], sample["fields"][field], shown(sample, sample["coordinates"], 0)
+    half = (times[1] - times[0]) / 2
+    extent = (*_extent(sample), times[0] - half, times[-1] + half)
+    fig = Figure(figsize=(9.2, 5.1))
     top, bottom = fig.subfigures(2, 1, height_ratios=(1.25, 1))
     fig.get_layout_engine().set(w_pad=0.08)
     axes = top.subplots(1, 3, sharey=True)
-    half = (times[1] - times[0]) / 2 if len(times) > 1 else 0.5
-    extent = (x0, x1, times[0] - half, times[-1] + half)
-    low, high = _range(pred, ref)
-    for ax, values, title in zip(axes, (ref, pred, pred - ref), ("truth", "prediction", "error"),
-                                 strict=True):
-        limits = {"vmin": low, "vmax": high, "cmap": FIELD_MAP}
-        if title == "error":
-            limit = _error_limit(pred - ref)
-            limits = {"vmin": -limit, "vmax": limit, "cmap": ERROR_MAP}
-        image = ax.imshow(values, origin="lower", aspect="auto", extent=extent, interpolation="none",
-                          **limits)
-        ax.set(title=title, xlabel="x")
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-        if title != "truth":
-            _bar(top, image, axes[:2] if title == "prediction" else ax,
-                 name if title == "prediction" else f"error in {name}")
-    axes[0].set_ylabel("lead time")
+    for ax, (title, values, scale) in zip(axes, _compared(ref, pred), strict=True):
+        ax.imshow(values, aspect="auto", extent=extent, **scale)
+        ax.set(title=title, xlabel="x", ylabel="lead time" if title == "truth" else "")
+        ax.locator_params(axis="x", nbins=4)
+    bar(axes[:2], name)
+    bar(axes[2], f"error in {name}")
     leads = pick_leads(len(times), 4)
-    x = np.asarray(sample["coordinates"][0])[::-(-np.asarray(sample["u_ref"]).shape[2] // MAX_CELLS)]
-    for column, (ax,
-                 lead) in enumerate(zip(np.atleast_1d(bottom.subplots(1, len(leads), sharey=True)), leads,
-                                        strict=True)):
+    for ax, lead in zip(bottom.subplots(1, len(leads), sharey=True), leads, strict=True):
         ax.plot(x, ref[lead], color=INK, label="truth")
-        ax.plot(x, pred[lead], color=color("operator"), linestyle=(0, (3, 1.5)), label="prediction")
-        ax.set(title=lead_title(times[lead]), xlabel="x", ylabel=name if column == 0 else "")
-        ax.grid(axis="y")
+        ax.plot(x, pred[lead], color=color("operator"), linestyle=DASHED, label="prediction")
+        finish(ax, title=lead_title(times[lead]), xlabel="x", ylabel=name if lead == leads[0] else "")
     bottom.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
 
-@_styled
+@styled
 def frames_2d(sample: dict, field: int) -> Figure:
     """2D: rows truth, prediction, error over columns of lead times; truth and prediction share one scale."""
-    pred, ref = (_shown(sample, key, field).astype(float) for key in ("u_pred", "u_ref"))
-    times, name, extent = np.asarray(sample["times"], dtype=float), sample["fields"][field], _extent(sample)
-    leads = pick_leads(len(times), COLUMNS)
-    aspect = (extent[3] - extent[2]) / (extent[1] - extent[0])
-    fig = _figure(9.2, 0.5 + 3 * 1.42 * min(aspect, 2.0))
-    axes = fig.subplots(3, len(leads), sharex=True, sharey=True, squeeze=False)
-    low, high = _range(pred[leads], ref[leads])
-    limit = _error_limit((pred - ref)[leads])
-    rows = (("truth", ref, FIELD_MAP, low, high), ("prediction", pred, FIELD_MAP, low, high),
-            ("error", pred - ref, ERROR_MAP, -limit, limit))
-    for row, (title, values, cmap, vmin, vmax) in enumerate(rows):
-        for ax, lead in zip(axes[row], leads, strict=True):
-            image = ax.imshow(values[lead].T, origin="lower", extent=extent, interpolation="none", cmap=cmap,
-                              vmin=vmin, vmax=vmax)
-            ax.tick_params(labelsize=7)
-            ax.xaxis.set_major_locator(MaxNLocator(2))
-            ax.yaxis.set_major_locator(MaxNLocator(2))
-            if row == 0:
-                ax.set_title(lead_title(times[lead]))
-        axes[row, 0].set_ylabel(f"{title}\ny")
-        if row:
-            _bar(fig, image, axes[0:2] if row == 1 else axes[2], name if row == 1 else f"error in {name}")
-    for ax in axes[2]:
-        ax.set_xlabel("x")
+    leads, name = pick_leads(len(sample["times"]), COLUMNS), sample["fields"][field]
+    rows = _compared(*(u[leads] for u in _both(sample, field)))
+    fig, axes = maps(sample, [[(u, scale) for u in values] for _, values, scale in rows],
+                     [title for title, _, _ in rows], [lead_title(sample["times"][lead]) for lead in leads])
+    bar(axes[:2], name)
+    bar(axes[2], f"error in {name}")
     return fig
 
 
-@_styled
+@styled
 def steady(sample: dict, field: int) -> Figure:
-    """Steady task: coefficient, truth, prediction and error side by side (lines instead of images in 1D)."""
-    pred, ref = (_shown(sample, key, field)[0].astype(float) for key in ("u_pred", "u_ref"))
-    inputs = {key: np.asarray(a) for key, a in sample.get("inputs", {}).items()}
-    name, low, high, limit = sample["fields"][field], *_range(pred, ref), _error_limit(pred - ref)
-    panels = [*((f"coefficient {key}", a, "cividis", *_range(a), key) for key, a in inputs.items()),
-              ("truth", ref, FIELD_MAP, low, high, name), ("prediction", pred, FIELD_MAP, low, high, name),
-              ("error", pred - ref, ERROR_MAP, -limit, limit, f"error in {name}")]
-    fig = _figure(9.2, 2.9, "compressed")
-    axes = fig.subplots(1, len(panels), squeeze=False)[0]
-    for ax, (title, values, cmap, vmin, vmax, label) in zip(axes, panels, strict=True):
-        if values.ndim == 1:
-            ax.plot(np.linspace(*_extent(sample), len(values)), values, color=color("operator"))
-            ax.set(title=title, xlabel="x", ylabel=label)
-            continue
-        values = values[..., values.shape[-1] // 2] if values.ndim == 3 else values
-        image = ax.imshow(values.T, origin="lower", extent=_extent(sample), interpolation="none", cmap=cmap,
-                          vmin=vmin, vmax=vmax)
-        ax.set(title=title, xlabel="x", ylabel="y" if ax is axes[0] else "")
-        ax.tick_params(labelsize=7)
-        fig.colorbar(image, ax=ax, label=label, orientation="horizontal",
-                     fraction=0.06).outline.set_visible(False)
+    """Steady task: coefficient, truth, prediction and error side by side."""
+    name = sample["fields"][field]
+    inputs = [(f"coefficient {key}", shown(sample, [a], 0)) for key, a in sample.get("inputs", {}).items()]
+    panels = [*((title, a, colours(INPUT_MAP, a)) for title, a in inputs),
+              *_compared(*(u[0] for u in _both(sample, field)))]
+    titles, fields, scales = zip(*panels, strict=True)
+    fig, axes = maps(sample, [list(zip(fields, scales, strict=True))], [""], titles)
+    for ax, title in zip(axes[0], titles, strict=True):
+        label = {"error": f"error in {name}", "truth": name, "prediction": name}.get(title, title.split()[-1])
+        bar(ax, label, orientation="horizontal", fraction=0.06)
     return fig
 
 
 def sample_figure(sample: dict, field: int) -> Figure:
     """The figure that fits the sample: steady, 1D over time, or frames of a 2D (or sliced 3D) field."""
-    if len(sample["times"]) == 1:
-        return steady(sample, field)
-    return space_time(sample, field) if np.asarray(sample["u_ref"]).ndim == 3 else frames_2d(sample, field)
+    draw = steady if len(sample["times"]) == 1 else space_time if len(sample["axes"]) == 1 else frames_2d
+    return draw(sample, field)
 
 
-def _floats(values: list) -> np.ndarray:
-    return np.array([np.nan if v is None else v for v in values], dtype=float)
-
-
-@_styled
+@styled
 def error_growth(models: dict, times: list[float]) -> Figure:
     """nRMSE per lead time of every model with its 95 % interval, logarithmic."""
-    fig = _figure(7.4, 3.1)
+    fig = Figure(figsize=(7.4, 3.1))
     ax = fig.subplots()
-    smallest = []
-    for name, row in models.items():
-        values = _floats(row["error_growth"])
-        if not (values > 0).any():
-            continue
-        if name != "persistence":
-            smallest.append(np.nanmin(values[values > 0]))
-        ax.plot(times, values, label=NAMES.get(name, name), **line(name, len(times)))
-        if "error_growth_low" in row:
-            ax.fill_between(times, _floats(row["error_growth_low"]), _floats(row["error_growth_high"]),
-                            color=color(name), alpha=0.22, linewidth=0)
-    ax.set(xlabel="lead time", ylabel="nRMSE", yscale="log", title="error growth over the rollout")
-    ax.grid(axis="y")
+    curves(ax, models, times, "error_growth", NAMES, models, ylabel="nRMSE", yscale="log",
+           title="error growth over the rollout")
     # a periodic truth passes through its first frame again; persistence would stretch the axis there
-    if smallest:
-        ax.set_ylim(bottom=0.4 * min(smallest))
+    known = [value for name, row in models.items() if name != "persistence" for value in row["error_growth"]
+             if value]
+    if known:
+        ax.set_ylim(bottom=0.4 * min(known))
         ax.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return fig
 
 
-@_styled
+@styled
 def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell: int) -> Figure:
     """Energy spectra of truth and models at the kept leads, up to the Nyquist shell."""
-    leads, wave = spectrum["leads"], _floats(spectrum["wavenumber"])
-    fig = _figure(9.2 if len(leads) > 1 else 4.6, 2.9)
-    shown = (wave >= 1) & (wave <= max_shell)
-    truth = np.stack([_floats(lead[field]) for lead in spectrum["truth"]])[:, shown]
-    positive = truth[truth > 0]
-    for column, (ax,
-                 lead) in enumerate(zip(fig.subplots(1, len(leads), sharey=True, squeeze=False)[0], leads,
-                                        strict=True)):
-        for key in [key for key in spectrum if key not in ("leads", "wavenumber")]:
+    leads, wave = spectrum["leads"], floats(spectrum["wavenumber"])
+    kept = (wave >= 1) & (wave <= max_shell)
+    energy = {key: [floats(lead[field])[kept] for lead in leads_of] for key, leads_of in spectrum.items()
+              if key not in ("leads", "wavenumber")}
+    positive = np.concatenate(energy["truth"])[np.concatenate(energy["truth"]) > 0]
+    fig = Figure(figsize=(9.2 if len(leads) > 1 else 4.6, 2.9))
+    axes = fig.subplots(1, len(leads), sharey=True, squeeze=False)[0]
+    for column, (ax, lead) in enumerate(zip(axes, leads, strict=True)):
+        for key, values in energy.items():
             style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
-            ax.loglog(wave[shown], _floats(spectrum[key][column][field])[shown], label=NAMES.get(key, key),
-                      **line(key, int(shown.sum())), **style)
-        ax.set(xlabel="wave number (cycles per box)", ylabel=f"energy of {name}" if column == 0 else "",
-               title=lead_title(times[lead]) if len(times) > 1 else "")
-        if positive.size:  # float32 fields carry no information below about 1e-14 of their largest energy
-            ax.set_ylim(max(positive.min() / 10, positive.max() * 1e-14), positive.max() * 4)
+            ax.loglog(wave[kept], values[column], label=NAMES.get(key, key), **line(key, int(kept.sum())),
+                      **style)
+        ax.set(xlabel="wave number (cycles per box)", title=lead_title(times[lead]) if len(times) > 1 else "")
         ax.grid(axis="y")
-        if column == 0:
-            ax.legend(fontsize=8, loc="lower left")
+    if positive.size:  # float32 fields carry no information below about 1e-14 of their largest energy
+        ax.set_ylim(max(positive.min() / 10, positive.max() * 1e-14), positive.max() * 4)
+    axes[0].set_ylabel(f"energy of {name}")
+    axes[0].legend(fontsize=8, loc="lower left")
     return fig
 
 
-@_styled
+@styled
 def training(history: list[dict]) -> Figure:
     """Losses, validation scores and the learning rate over the steps, from rows of metrics.jsonl (see
     ups.training.run, ups.training.track)."""
-    fig = _figure(9.2, 3.8)
-    panels = (("training loss", "train/loss"), ("validation", "validation/"),
-              ("learning rate / peak", "train/lr_factor"))
-    for ax, (title, prefix) in zip(fig.subplots(1, 3), panels, strict=True):
+    fig = Figure(figsize=(9.2, 3.8))
+    panels = (("training loss", "train/loss", "log"), ("validation", "validation/", "log"),
+              ("learning rate / peak", "train/lr_factor", "linear"))
+    for ax, (title, prefix, scale) in zip(fig.subplots(1, 3), panels, strict=True):
         names, looks = sorted({name for row in history for name in row if name.startswith(prefix)}), {}
         for name in names:
             rows = [row for row in history if name in row]
             label = name.split("/", 1)[1]
             # a task keeps its colour and marker; its base alone is dashed
-            group = label.split("/")[0]
-            shade, _, marker = looks.setdefault(group, CYCLE[len(looks) % len(CYCLE)])
-            dash = (0, (3, 1.5)) if label.endswith("/base") else "-"
-            style = line((shade, dash, marker if prefix == "validation/" else ""), len(rows))
-            ax.plot([row["step"] for row in rows], _floats([row[name] for row in rows]),
+            shade, _, marker = looks.setdefault(label.split("/")[0], CYCLE[len(looks) % len(CYCLE)])
+            style = line((shade, DASHED if label.endswith("/base") else "-",
+                          marker if title == "validation" else ""), len(rows))
+            ax.plot([row["step"] for row in rows], floats(row[name] for row in rows),
                     label=label.replace("/", ", "), linewidth=1.1, **style)
-        ax.set(title=title, xlabel="step (optimizer updates)",
-               yscale="linear" if prefix == "train/lr_factor" else "log")
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-        ax.grid(axis="y")
+        finish(ax, title=title, xlabel="step (optimizer updates)", yscale=scale)
         if len(names) > 1:
             ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)
     return fig
+
+
+# ---- player
+
+
+def sprite(frames: np.ndarray, cmap: Any, vmin: float, vmax: float) -> str:
+    """Frames (T, x, y) below one another in one palette PNG, as a data URI; what is not finite is magenta."""
+    known = np.isfinite(frames)
+    scaled = np.clip((np.where(known, frames, vmin) - vmin) / (vmax - vmin) * 254, 0, 254)
+    index = np.where(known, scaled.round(), 255).astype(np.uint8)
+    image = Image.fromarray(np.concatenate([frame.T[::-1] for frame in index]))
+    palette = (cmap(np.linspace(0, 1, 255))[:, :3] * 255).round().astype(np.uint8)
+    image.putpalette(palette.tobytes() + bytes((255, 0, 255)))
+    return _data_uri(image)
+
+
+def _lines(ref: np.ndarray, pred: np.ndarray, name: str) -> tuple[str, dict]:
+    """Body of a player of lines, and the heights of 0 to 999 that it draws."""
+    low, high = (colours(FIELD_MAP, ref)[end] for end in ("vmin", "vmax"))
+    margin = 0.1 * (high - low)
+    scaled = [np.clip((u - low + margin) / (high - low + 2 * margin) * 999, -99, 1099) for u in (ref, pred)]
+    rows = [[[round(v) if np.isfinite(v) else None for v in row] for row in u.tolist()] for u in scaled]
+    body = (f'<svg viewBox="0 0 {ref.shape[1] - 1} 999" preserveAspectRatio="none" role="img" '
+            f'aria-label="rollout of {name}"><polyline class="truth"/><polyline class="pred"/></svg><p '
+            f'class="note">{name} over x: <b class="truth">truth</b>, <b class="pred">prediction</b>; '
+            f'vertical range {low - margin:.3g} to {high + margin:.3g}</p>')
+    return body, dict(zip(("truth", "pred"), rows, strict=True))
+
+
+def player(sample: dict, field: int) -> str:
+    """HTML of a small animation: truth and prediction (2D: and error) frame by frame, a button and a slider,
+    no requests."""
+    frames = pick_leads(len(sample["times"]), MAX_FRAMES)
+    ref, pred = (u[frames] for u in _both(sample, field))
+    kind, data = "line", {"times": [f"{float(sample['times'][i]):.3g}" for i in frames]}
+    if ref.ndim == 2:
+        body, lines = _lines(ref, pred, html.escape(sample["fields"][field]))
+        data |= lines
+    else:
+        kind, some = "field", (..., *[slice(None, None, -(-max(ref.shape[1:]) // (MAX_CELLS // 2)))] * 2)
+        panels = [f'<figure><canvas width="{u.shape[1]}" height="{u.shape[2]}"></canvas><img alt="" '
+                  f'src="{sprite(u, **scale)}"><figcaption>{title} <span>{scale["vmin"]:.3g} to '
+                  f'{scale["vmax"]:.3g}</span></figcaption></figure>'
+                  for title, u, scale in _compared(ref[some], pred[some])]
+        body = f'<div class="panels">{"".join(panels)}</div>'
+    return (f'<div class="player {kind}">{body}<div class="controls"><button type="button" aria-label="play '
+            f'or pause">&#9654;</button><input type="range" min="0" max="{len(frames) - 1}" value="0" '
+            f'aria-label="frame"><output>lead {data["times"][0]}</output></div><script '
+            f'type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>')

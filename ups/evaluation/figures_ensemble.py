@@ -10,27 +10,15 @@ models: {model: row of ups.metrics.ensembles.summarise_ensemble}; what a row lac
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ups.evaluation import figures
-from ups.evaluation.figures import (
-    INK,
-    _extent,
-    _figure,
-    _floats,
-    _range,
-    _shown,
-    _styled,
-    color,
-    lead_title,
-    line,
-)
+from ups.evaluation.figures import DASHED, INK, color, floats, lead_title, line, shown, styled
 
 NAMES = {"operator": "operator alone", "dressed": "+ noise", "dressed_conditional": "+ conditional noise",
          "dressed_resampled": "+ drawn residual", "rival": "rival, no teacher", "corrector": "corrector",
@@ -38,8 +26,6 @@ NAMES = {"operator": "operator alone", "dressed": "+ noise", "dressed_conditiona
          "student_1": "student, 1 step", "student_2": "student, 2 steps"}
 FEATURED = ("corrector", "student_1", "dressed_conditional", "student_2", "rival", "dressed",
             "dressed_resampled")
-SPREAD_MAP = "YlOrRd"  # light where the ensemble is sure
-UNSEEN = "#b9c0c7"  # cells that were not observed
 NUM_LINES = 8       # members drawn as lines
 LEADS = 3
 
@@ -68,71 +54,35 @@ def case_name(case: str) -> str:
     return words.get(kind, case) if number or kind in ("none", "full") else case
 
 
-def _members(sample: dict, model: str, field: int) -> np.ndarray:
-    """(M, T, x) or (M, T, x, y): one field of every member as ups.evaluation.figures shows it."""
-    members = np.asarray(sample["members"][model])
-    return np.stack([_shown({**sample, "u": member}, "u", field) for member in members]).astype(float)
-
-
-def _bands(members: np.ndarray) -> dict[float, np.ndarray]:
-    """Central 90 % and 50 % intervals over members, (2, ...) each; positions i / (M + 1), at most the
-    range."""
-    return {level: np.quantile(members, [(1 - level) / 2, (1 + level) / 2], axis=0, method="weibull")
-            for level in (0.9, 0.5)}
-
-
-@_styled
+@styled
 def fan(sample: dict, field: int) -> Figure:
-    """1D: truth, operator, members and their central intervals over x, leads in columns and models in
-    rows."""
-    ref, times = _shown(sample, "u_ref", field).astype(float), np.asarray(sample["times"], dtype=float)
-    models, leads = featured(sample["members"], 3), figures.pick_leads(len(times), LEADS)
-    cells = np.asarray(sample["u_ref"]).shape[2]
-    x = np.asarray(sample["coordinates"][0])[::-(-cells // figures.MAX_CELLS)]
-    fig = _figure(9.2, 0.7 + 2.0 * len(models))
+    """1D: truth, operator, members and their central intervals (positions i / (M + 1), at most the range)
+    over x, leads in columns and models in rows."""
+    ref, x = shown(sample, sample["u_ref"], field), shown(sample, sample["coordinates"], 0)
+    models, leads = featured(sample["members"], 3), figures.pick_leads(len(ref), LEADS)
+    drawn = {model: shown(sample, sample["members"][model], field)
+             for model in {*models, "operator"} & sample["members"].keys()}
+    fig = Figure(figsize=(9.2, 0.7 + 2.0 * len(models)))
     axes = fig.subplots(len(models), len(leads), sharex=True, sharey="col", squeeze=False)
     for row, model in zip(axes, models, strict=True):
-        members, shade = _members(sample, model, field), color(model)
         for ax, lead in zip(row, leads, strict=True):
-            for level, (low, high) in _bands(members[:, lead]).items():
-                ax.fill_between(x, low, high, color=shade, alpha=0.2 if level > 0.5 else 0.34, linewidth=0,
+            members, shade = drawn[model][:, lead], color(model)
+            for level, alpha in ((0.9, 0.2), (0.5, 0.34)):
+                ends = np.quantile(members, [(1 - level) / 2, (1 + level) / 2], axis=0, method="weibull")
+                ax.fill_between(x, *ends, color=shade, alpha=alpha, linewidth=0,
                                 label=f"{100 * level:.0f} % of members")
-            for i, member in enumerate(members[:NUM_LINES, lead]):
-                ax.plot(x, member, color=shade, linewidth=0.5, alpha=0.75,
-                        label="members" if i == 0 else None)
-            if "operator" in sample["members"]:
-                ax.plot(x, _members(sample, "operator", field)[0, lead], color=color("operator"),
-                        linewidth=1.2, linestyle=(0, (3, 1.5)), label=label("operator"))
+            lines = ax.plot(x, members[:NUM_LINES].T, color=shade, linewidth=0.5, alpha=0.75)
+            lines[0].set_label("members")
+            if "operator" in drawn:
+                ax.plot(x, drawn["operator"][0, lead], color=color("operator"), linewidth=1.2,
+                        linestyle=DASHED, label=label("operator"))
             ax.plot(x, ref[lead], color=INK, linewidth=1.4, label="truth")
-            ax.grid(axis="y")
-            ax.xaxis.set_major_locator(MaxNLocator(4))
+            figures.finish(ax, title=lead_title(sample["times"][lead]) if model == models[0] else "",
+                           xlabel="x" if model == models[-1] else "")
         row[0].set_ylabel(f"{label(model)}\n{sample['fields'][field]}")
-    for top, bottom, lead in zip(axes[0], axes[-1], leads, strict=True):
-        top.set_title(lead_title(times[lead]))
-        bottom.set_xlabel("x")
     handles, names = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, names, loc="outside lower center", ncols=len(names))
     return fig
-
-
-def _panel(ax: Axes, values: np.ndarray, sample: dict, cmap: str, low: float, high: float):
-    tones = matplotlib.colormaps[cmap].with_extremes(bad=UNSEEN)
-    image = ax.imshow(values.T, origin="lower", extent=_extent(sample), interpolation="none", cmap=tones,
-                      vmin=low, vmax=high)
-    ax.tick_params(labelsize=7)
-    ax.xaxis.set_major_locator(MaxNLocator(2))
-    ax.yaxis.set_major_locator(MaxNLocator(2))
-    return image
-
-
-def _bars(fig: Figure, groups) -> None:
-    """A colour bar below each of (image, its columns of axes, label)."""
-    for image, axes, text in groups:
-        columns = axes.shape[1]
-        bar = fig.colorbar(image, ax=axes, label=text, orientation="horizontal", fraction=0.03, pad=0.02,
-                           aspect=12 * columns)
-        bar.outline.set_visible(False)
-        bar.ax.xaxis.set_major_locator(MaxNLocator(3 * columns))
 
 
 def _logarithmic(axis) -> None:
@@ -144,42 +94,40 @@ def _logarithmic(axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _height(sample: dict, rows: int, columns: int) -> float:
-    x0, x1, y0, y1 = _extent(sample)
-    return 1.0 + rows * (7.4 / columns) * min((y1 - y0) / (x1 - x0), 2.0)
+def _moments(members: np.ndarray, ref: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean of members (M, ...), their spread (nothing of one) and the error of the mean."""
+    mean = members.mean(0)
+    return mean, members.std(0, ddof=1) if len(members) > 1 else 0 * mean, np.abs(mean - ref)
 
 
-@_styled
+@styled
 def members_2d(sample: dict, model: str, field: int) -> Figure:
     """2D: truth, mean, two members, spread and error of the mean, leads in rows; the last two share one
     scale."""
-    ref, members = _shown(sample, "u_ref", field).astype(float), _members(sample, model, field)
-    times, name = np.asarray(sample["times"], dtype=float), sample["fields"][field]
-    leads = figures.pick_leads(len(times), LEADS)
-    mean = members.mean(0)
-    spread, error = members.std(0, ddof=1) if len(members) > 1 else 0 * mean, np.abs(mean - ref)
-    shown = [("truth", ref), ("mean", mean),
-             *[(f"member {i + 1}", member) for i, member in enumerate(members[:2])]]
-    columns = len(shown) + 2
-    fig = _figure(9.2, _height(sample, len(leads), columns))
-    axes = fig.subplots(len(leads), columns, sharex=True, sharey=True, squeeze=False)
-    low, high = _range(ref[leads], members[:, leads])
-    top = _range(np.zeros(1), spread[leads], error[leads])[1]
-    for row, lead in zip(axes, leads, strict=True):
-        for ax, (_, values) in zip(row, shown, strict=False):
-            image = _panel(ax, values[lead], sample, figures.FIELD_MAP, low, high)
-        for ax, values in zip(row[-2:], (spread, error), strict=True):
-            other = _panel(ax, values[lead], sample, SPREAD_MAP, 0.0, top)
-        row[0].set_ylabel(f"{lead_title(times[lead])}\ny" if len(times) > 1 else "y")
-    for ax, title in zip(axes[0], [*[title for title, _ in shown], "spread", "error of mean"], strict=True):
-        ax.set_title(title)
-    for ax in axes[-1]:
-        ax.set_xlabel("x")
-    _bars(fig, ((image, axes[:, :-2], name), (other, axes[:, -2:], f"in {name}")))
+    leads, name = figures.pick_leads(len(sample["times"]), LEADS), sample["fields"][field]
+    ref, members = (shown(sample, u, field)[..., leads, :, :]
+                    for u in (sample["u_ref"], sample["members"][model]))
+    mean, spread, error = _moments(members, ref)
+    field_scale = figures.colours(figures.FIELD_MAP, ref, members)
+    spread_scale = figures.colours(figures.SPREAD_MAP, spread, error)
+    panels = [("truth", ref, field_scale), ("mean", mean, field_scale),
+              *((f"member {i + 1}", member, field_scale) for i, member in enumerate(members[:2])),
+              ("spread", spread, spread_scale), ("error of mean", error, spread_scale)]
+    fig, axes = figures.maps(sample, [[(u[i], scale) for _, u, scale in panels] for i in range(len(leads))],
+                             [lead_title(sample["times"][lead]) for lead in leads],
+                             [title for title, _, _ in panels])
+    _bar_below(axes[:, :-2], name)
+    _bar_below(axes[:, -2:], f"in {name}")
     return fig
 
 
-@_styled
+def _bar_below(axes: np.ndarray, text: str) -> None:
+    """A colour bar as wide as its columns."""
+    columns = axes.shape[1]
+    figures.bar(axes, text, 3 * columns, orientation="horizontal", fraction=0.03, aspect=12 * columns)
+
+
+@styled
 def by_lead(models: dict, times: list[float]) -> Figure | None:
     """CRPS, nRMSE of the ensemble mean and spread over skill of every model against the lead time; None
     without leads."""
@@ -189,93 +137,80 @@ def by_lead(models: dict, times: list[float]) -> Figure | None:
               if any(len(row.get(key, ())) > 1 for row in models.values())]
     if not panels:
         return None
-    fig = _figure(9.2, 3.4)
+    fig = Figure(figsize=(9.2, 3.4))
+    models = {model: models[model] for model in ordered(models)}
     for ax, (title, key, scale) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for model in [model for model in ordered(models) if models[model].get(key)]:
-            values, row = _floats(models[model][key]), models[model]
-            if key == "ssr_by_lead" and not (values > 0).any():  # a single member has no spread
-                continue
-            ax.plot(times, values, label=label(model), **line(model, len(times)))
-            # eight bands on top of one another show nothing
-            if f"{key}_low" in row and model in featured(models, 2):
-                ax.fill_between(times, _floats(row[f"{key}_low"]), _floats(row[f"{key}_high"]),
-                                color=color(model), alpha=0.15, linewidth=0)
-        if key == "ssr_by_lead":
-            ax.axhspan(0.9, 1.1, color=figures.LINE, alpha=0.5, linewidth=0)
-            ax.set_ylim(bottom=0)
-        ax.set(title=title, xlabel="lead time", yscale=scale)
+        # eight bands on top of one another show nothing
+        figures.curves(ax, models, times, key, NAMES, featured(models, 2), title=title, yscale=scale)
         if scale == "log":
             _logarithmic(ax.yaxis)
-        ax.grid(axis="y")
-        ax.xaxis.set_major_locator(MaxNLocator(4))
+        else:
+            ax.axhspan(0.9, 1.1, color=figures.LINE, alpha=0.5, linewidth=0)
+            ax.set_ylim(bottom=0)
     handles = {name: handle for ax in fig.axes
                for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
     return fig
 
 
-def _grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    """Small panels of equal axes, at most four in a row."""
-    columns = min(count, 4)
-    rows = -(-count // columns)
-    fig = _figure(9.2 * max(columns, 2) / 4 if columns < 4 else 9.2, 0.4 + height * rows)
+def _small_panels(models: dict, key: str, is_shown: Callable[[np.ndarray], bool], height: float,
+                  xlabel: str) -> tuple[Figure | None, dict[str, Axes]]:
+    """A panel of equal axes for each model whose list `key` can be shown, at most four in a row; no figure
+    without any."""
+    kept = [model for model in ordered(models) if is_shown(floats(models[model].get(key, ())))]
+    if not kept:
+        return None, {}
+    columns = min(len(kept), 4)
+    rows = -(-len(kept) // columns)
+    fig = Figure(figsize=(9.2 * max(columns, 2) / 4, 0.4 + height * rows))
     axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for ax in axes[count:]:
-        ax.set_visible(False)
-    for ax in axes[max(0, count - columns):count]:  # the lowest of each column
-        ax.tick_params(labelbottom=True)
-    return fig, list(axes[:count])
+    for i, ax in enumerate(axes):
+        ax.set_visible(i < len(kept))
+        ax.tick_params(labelbottom=i >= len(kept) - columns)   # the lowest of each column
+    for ax, model in zip(axes, kept, strict=False):
+        ax.set_title(label(model), color=color(model))
+    fig.supxlabel(xlabel, fontsize=9)
+    return fig, dict(zip(kept, axes, strict=False))
 
 
-@_styled
+@styled
 def spread_and_skill(models: dict, times: list[float]) -> Figure | None:
     """Spread and error of the ensemble mean against the lead time, one panel per model: they coincide where
     it is calibrated."""
-    kept = [model for model in ordered(models) if len(models[model].get("spread_by_lead", ())) > 1
-            and (_floats(models[model]["spread_by_lead"]) > 0).any()]
-    if not kept:
-        return None
-    fig, axes = _grid(len(kept), 1.7)
-    for ax, model in zip(axes, kept, strict=True):
-        ax.plot(times, _floats(models[model]["rmse_by_lead"]), color=INK, label="error of the mean")
-        ax.plot(times, _floats(models[model]["spread_by_lead"]), color=color(model), linestyle=(0, (3, 1.5)),
+    fig, axes = _small_panels(models, "spread_by_lead", lambda u: len(u) > 1 and (u > 0).any(), 1.7,
+                              "lead time")
+    for model, ax in axes.items():
+        ax.plot(times, floats(models[model]["rmse_by_lead"]), color=INK, label="error of the mean")
+        ax.plot(times, floats(models[model]["spread_by_lead"]), color=color(model), linestyle=DASHED,
                 label="spread")
-        ax.set_title(label(model), color=color(model))
-        ax.grid(axis="y")
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-    axes[0].set_ylim(bottom=0)
-    axes[0].legend(fontsize=8, loc="best", handlelength=1.6)
-    fig.supxlabel("lead time", fontsize=9)
+        figures.finish(ax)
+    if fig:
+        fig.axes[0].set_ylim(bottom=0)
+        fig.axes[0].legend(fontsize=8, loc="best", handlelength=1.6)
     return fig
 
 
-@_styled
+@styled
 def rank_histograms(models: dict) -> Figure | None:
     """Share of truths in each gap between sorted members over the expected share: flat at 1 where members are
     exchangeable."""
-    kept = [model for model in ordered(models) if len(models[model].get("rank_histogram", ())) > 2]
-    kept = [model for model in kept if np.isfinite(_floats(models[model]["rank_histogram"])).all()]
-    if not kept:
-        return None
-    fig, axes = _grid(len(kept), 1.6)
-    for ax, model in zip(axes, kept, strict=True):
-        counts = _floats(models[model]["rank_histogram"])
-        position = (np.arange(len(counts)) + 0.5) / len(counts)
-        ax.bar(position, counts / counts.sum() * len(counts), width=0.92 / len(counts), color=color(model),
-               alpha=0.85)
+    fig, axes = _small_panels(models, "rank_histogram", lambda u: len(u) > 2 and np.isfinite(u).all(), 1.6,
+                              "rank of the truth among the members")
+    for model, ax in axes.items():
+        counts = floats(models[model]["rank_histogram"])
+        ax.bar((np.arange(len(counts)) + 0.5) / len(counts), counts / counts.sum() * len(counts),
+               width=0.92 / len(counts), color=color(model), alpha=0.85)
         ax.axhline(1.0, color=INK, linewidth=1.0)
-        ax.set_title(label(model), color=color(model))
         ax.set_xticks([0, 0.5, 1], ["below", "", "above"])
         ax.tick_params(axis="x", length=0)
-    top = max(ax.get_ylim()[1] for ax in axes)
-    # the end bars of a confident ensemble may be many times the rest: cut, the table has them
-    axes[0].set_ylim(0, min(top, 6.0))
-    fig.supxlabel("rank of the truth among the members", fontsize=9)
-    fig.supylabel("frequency / flat", fontsize=9)
+    if fig:
+        # the end bars of a confident ensemble may be many times the rest: cut, the table has them
+        fig.axes[0].set_ylim(0, min(6.0, fig.axes[0].get_ylim()[1]))
+        fig.supylabel("frequency / flat", fontsize=9)
     return fig
 
 
-@_styled
+@styled
 def reliability(models: dict) -> Figure | None:
     """Error of the mean against predicted spread in bins of equally many points, logarithmic; the diagonal is
     right."""
@@ -283,20 +218,17 @@ def reliability(models: dict) -> Figure | None:
             if len(models[model].get("spread_skill_bins", {}).get("spread", ())) > 1}
     if not kept:
         return None
-    fig = _figure(6.6, 3.5)
+    fig = Figure(figsize=(6.6, 3.5))
     ax = fig.subplots()
-    every = []
     for model, bins in kept.items():
-        spread, rmse = _floats(bins["spread"]), _floats(bins["rmse"])
         slope = "" if bins["slope"] is None else f" (slope {bins['slope']:.2f})"
-        ax.plot(spread, rmse, linewidth=1.2, label=label(model) + slope, **line(model, len(spread)))
-        every += [*spread[spread > 0], *rmse[rmse > 0]]
+        ax.plot(floats(bins["spread"]), floats(bins["rmse"]), linewidth=1.2, label=label(model) + slope,
+                **line(model, len(bins["spread"])))
+    every = [value for bins in kept.values() for value in (*bins["spread"], *bins["rmse"]) if value]
     ends = [min(every) / 1.3, max(every) * 1.3]
     ax.plot(ends, ends, color=INK, linewidth=0.8)
-    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", anchor="W", ylabel="error of "
-                                                                                                "the mean / "
-                                                                                                "RMS",
-           xlabel="predicted spread / RMS of the truth")
+    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", anchor="W",
+           xlabel="predicted spread / RMS of the truth", ylabel="error of the mean / RMS")
     _logarithmic(ax.xaxis)
     _logarithmic(ax.yaxis)
     ax.grid()
@@ -304,67 +236,52 @@ def reliability(models: dict) -> Figure | None:
     return fig
 
 
-@_styled
+@styled
 def spectrum_errors(models: dict) -> Figure | None:
     """Decades by which the energy of members, and of sampled residuals (the operator has none), is off; 95 %
     intervals."""
-    panels = [(title, key)
-              for title, key in (("members", "spectrum_error"),
-                                 ("sampled residuals", "residual_spectrum_error"))
+    panels = [(title, key) for title, key in (("members", "spectrum_error"),
+                                              ("sampled residuals", "residual_spectrum_error"))
               if any(row.get(key, {}).get("value") is not None for row in models.values())]
     if not panels:
         return None
-    fig = _figure(9.2, 0.9 + 0.24 * len(models))
+    fig, names = Figure(figsize=(9.2, 0.9 + 0.24 * len(models))), ordered(models)
     axes = fig.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    names = ordered(models)
     for ax, (title, key) in zip(axes, panels, strict=True):
         for i, model in enumerate(names):
             value, low, high = (models[model].get(key, {}).get(part) for part in ("value", "low", "high"))
             if value is not None and not (model == "operator" and key == "residual_spectrum_error"):
                 ax.barh(i, value, color=color(model), alpha=0.85, height=0.66)
                 ax.plot([low, high], [i, i], color=INK, linewidth=1.2)
-        ax.set(title=f"spectrum of {title}", xlabel="mean |log₁₀ (energy / true energy)|",
-               yticks=range(len(names)))
-        ax.set_yticklabels([label(model) for model in names])
+        ax.set(title=f"spectrum of {title}", xlabel="mean |log₁₀ (energy / true energy)|", axisbelow=True)
+        ax.set_yticks(range(len(names)), [label(model) for model in names])
         ax.grid(axis="x")
-        ax.set_axisbelow(True)
         ax.tick_params(axis="y", length=0)
     axes[0].invert_yaxis()
     return fig
 
 
-@_styled
+@styled
 def steady_cases(sample: dict, field: int) -> Figure:
     """Steady 2D prior: per observation case (rows) what was seen, truth, mean, one member, spread, error of
     the mean; the last two on a scale of the case."""
-    cases, name = sample["cases"], sample["fields"][field]
-    titles = ("observed", "truth", "mean", "one member", "spread", "error of mean")
-    fig = _figure(9.2, _height(sample, len(cases), len(titles)))
-    axes = fig.subplots(len(cases), len(titles), sharex=True, sharey=True, squeeze=False)
-    shown = {}
-    for case, entry in cases.items():
-        members = np.asarray(entry["members"], dtype=float)[:, field]
-        mean, ref = members.mean(0), np.asarray(entry["u_ref"], dtype=float)[field]
-        spread = members.std(0, ddof=1) if len(members) > 1 else 0 * mean
-        shown[case] = [np.asarray(entry["observed"], dtype=float), ref, mean, members[0], spread,
-                       np.abs(mean - ref)]
-    seen = _range(*[panels[0] for panels in shown.values()])
-    low, high = _range(*[u for panels in shown.values() for u in panels[1:4]])
-    for row, (case, panels) in zip(axes, shown.items(), strict=True):
-        # of this case: what is certain and what is not differ by decades
-        top = _range(np.zeros(1), *panels[4:])[1]
-        limits = [("cividis", *seen), *[(figures.FIELD_MAP, low, high)] * 3, *[(SPREAD_MAP, 0.0, top)] * 2]
-        images = [_panel(ax, u, sample, *limit) for ax, u, limit in zip(row, panels, limits, strict=True)]
-        row[0].set_ylabel(f"{case_name(case)}\ny")
-        bar = fig.colorbar(images[4], ax=row[4:], fraction=0.05, pad=0.02, aspect=12)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=7)
-        bar.ax.yaxis.set_major_locator(MaxNLocator(3))
-    for ax, title in zip(axes[0], titles, strict=True):
-        ax.set_title(title)
-    for ax in axes[-1]:
-        ax.set_xlabel("x")
-    _bars(fig, ((images[0], axes[:, :1], "observed"), (images[1], axes[:, 1:4], name)))
+    panels = []
+    for entry in sample["cases"].values():
+        members, ref = (shown(sample, entry[key], field) for key in ("members", "u_ref"))
+        mean, spread, error = _moments(members, ref)
+        panels.append([shown(sample, [entry["observed"]], 0), ref, mean, members[0], spread, error])
+    seen = figures.colours(figures.INPUT_MAP, *[row[0] for row in panels])
+    scale = figures.colours(figures.FIELD_MAP, *[u for row in panels for u in row[1:4]])
+    # of each case: what is certain and what is not differ by decades
+    own = [figures.colours(figures.SPREAD_MAP, *row[4:]) for row in panels]
+    rows = [list(zip(row, [seen, scale, scale, scale, last, last], strict=True))
+            for row, last in zip(panels, own, strict=True)]
+    fig, axes = figures.maps(sample, rows, map(case_name, sample["cases"]),
+                             ("observed", "truth", "mean", "one member", "spread", "error of mean"))
+    for row in axes:
+        figures.bar(row[4:], "", 3, aspect=12)
+    _bar_below(axes[:, :1], "observed")
+    _bar_below(axes[:, 1:4], sample["fields"][field])
     return fig
 
 
@@ -373,4 +290,4 @@ def field_to_show(sample: dict) -> int:
     model = (featured(sample["members"], 1) or list(sample["members"]))[0]
     errors = figures.field_errors({"u_ref": sample["u_ref"],
                                    "u_pred": np.asarray(sample["members"][model], dtype=float).mean(0)})
-    return int(np.argmax(np.nan_to_num(errors, nan=-1.0, posinf=math.inf)))
+    return int(np.argmax(np.nan_to_num(errors, nan=-1.0, posinf=np.inf)))

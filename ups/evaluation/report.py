@@ -29,16 +29,16 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from ups.evaluation import figures
 from ups.evaluation.bench_rows import NETWORKS
 from ups.evaluation.gates import BASELINES
-from ups.evaluation.player import player
 from ups.evaluation.summary import overview, verdict, verdicts
 from ups.evaluation.tables import COSTS, COUNTS, cell, is_interval, metric_name, number, table
 from ups.files import write_atomic
@@ -133,19 +133,8 @@ def _flat(group: dict, prefix: str = "") -> list[tuple[str, Any]]:
     return out
 
 
-class _Figures:
-    """Writes each figure as PNG into the folder and returns it as an HTML <figure>."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def __call__(self, figure: Any, name: str, caption: str) -> str:
-        figures.to_png(figure, self.folder / f"{name}.png")
-        return figures.to_html(figure, caption)
-
-
-def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) -> str:
+def _task_section(name: str, task: dict, samples: list[dict],
+                  draw: Callable[[Figure, str, str], str]) -> str:
     steady, times = len(task["times"]) == 1, task["times"]
     facts = [task["equation"]] if task.get("equation") else []
     facts += [f"{task['num_trajectories']:,} trajectories", f"{' × '.join(map(str, task['grid']))} cells",
@@ -164,7 +153,7 @@ def _task_section(name: str, task: dict, samples: list[dict], draw: _Figures) ->
                        f"{'' if steady else 'over all frames '}{number(float(errors[field]))}.")
             out.append(draw(figures.sample_figure(sample, int(field)), file, caption))
         if rank == 0 and not steady:
-            out.append(f"<figure>{player(sample, int(order[0]))}<figcaption>Rollout of "
+            out.append(f"<figure>{figures.player(sample, int(order[0]))}<figcaption>Rollout of "
                        f"{html.escape(label)}, "
                        f"{html.escape(sample['fields'][order[0]])}.</figcaption></figure>")
     if not steady:
@@ -188,7 +177,12 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
     (title, HTML body) placed after the tasks.
     """
     validate_results(results)
-    draw = _Figures(Path(path).parent / "figures")
+    folder = Path(path).parent / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def draw(figure: Figure, name: str, caption: str) -> str:
+        return figures.to_html(figure, caption, folder / f"{name}.png")
+
     failed = sum(not gate["passed"] for gate in results["gates"])
     passed = f"{len(results['gates']) - failed} of {len(results['gates'])} gates pass"
     unusable = [name for name, entry in results["verdicts"].items() if not entry["usable"]]
