@@ -43,7 +43,7 @@ from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
 from ups.seeds import generator
 from ups.tasks import get_task
-from ups.tasks.darcy_grf_posterior import LinearObservation
+from ups.tasks.darcy_grf import LinearObservation
 
 NOISY, FIRM, STEADY = "burgers1d", "advection1d", "darcy2d_grf"
 CELLS, SIDE = 8, 4

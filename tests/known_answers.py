@@ -34,6 +34,7 @@ from ups.generative.student import draw_members, draw_starts, endpoint_loss, ens
 from ups.metrics.pairs import pairing
 from ups.metrics.proper import energy_distance, fair_crps
 from ups.seeds import generator
+from ups.tasks.darcy_grf import LinearObservation, apply_covariance
 from ups.training.optim import EMA
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
@@ -41,6 +42,15 @@ STEPS = 16            # of the sampler: 32 evaluations
 MID_ANGLE = 1.1
 BATCH = 1024
 Generator = torch.Generator
+
+
+def posterior(observation: LinearObservation) -> tuple[Tensor, Tensor]:
+    """Mean m (n, n) and covariance P (n^2, n^2) of g given the observation, float64; for grids whose n^2 x
+    n^2 fits."""
+    n, (cross, factor) = observation.resolution, observation.factors()
+    gain = torch.cholesky_solve(cross, factor)
+    prior = apply_covariance(torch.eye(n * n, dtype=torch.float64).view(n * n, n, n)).flatten(-2)
+    return (observation.values.double() @ gain).view(n, n), prior - cross.T @ gain
 
 
 def stream(*keys: int | str) -> Generator:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from known_answers import posterior
 from torch import Tensor
 
 from ups.generative.observation import (
@@ -25,7 +26,6 @@ from ups.generative.observation import (
     row_generators,
 )
 from ups.tasks import darcy_grf
-from ups.tasks.darcy_grf_posterior import posterior
 
 
 def field(*shape: int) -> Tensor:

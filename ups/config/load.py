@@ -24,29 +24,22 @@ from ups.tasks import TASKS, get_task
 DEFAULT = ROOT / "configs" / "default.yaml"
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice in one mapping."""
-
-
 class _DuplicateError(ValueError):
     """A key written twice."""
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict:
-    seen: set[str] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=deep)
-        if key in seen:
-            mark = key_node.start_mark
-            raise _DuplicateError(
-                f"duplicate key {_show(key)} in FILE line {mark.line + 1}; expected each key once. Remove "
-                "one of the two."
-            )
-        seen.add(key)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice in one mapping."""
 
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        data = super().construct_mapping(node, deep=True)
+        if len(data) < len(node.value):
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            key, line = next((key, node.value[place][0].start_mark.line + 1) for place, key in enumerate(keys)
+                             if key in keys[:place])
+            raise _DuplicateError(f"duplicate key {_show(key)} in {self.name} line {line}; expected each key "
+                                  "once. Remove one of the two.")
+        return data
 
 
 def read_yaml(path: str | Path) -> dict:
@@ -58,19 +51,18 @@ def read_yaml(path: str | Path) -> dict:
                                 "with --config (CONFIG= of make): "
                                 f"{', '.join(near) or f'{path.parent} has none'}.")
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except _DuplicateError as error:
-        raise ValueError(str(error).replace("FILE", str(path), 1)) from None
+        with path.open(encoding="utf-8") as file:
+            data = yaml.load(file, _Loader)
+    except _DuplicateError:
+        raise
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # a date that is none, unhashable keys, depth
         raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that "
                          "line.") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
+    if not isinstance(data, (dict, type(None))):
         raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
                          "'run:'. See configs/small.yaml for one.")
-    return data
+    return data or {}
 
 
 def _merge(base: Any, overlay: Any) -> Any:

@@ -29,20 +29,8 @@ class Bound:
 Positive = Bound(lambda value: value > 0, "a positive number", "Set {key} above zero.")
 Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
 WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
-Odd = Bound(lambda value: value % 2 == 1, "an odd number", "Use 5 or 7.")
-Kept = Bound(lambda value: value >= 2, "at least 2 (the newest may be damaged)", "Raise it.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
-Angle = Bound(lambda value: 0 < value < 1.57, "an angle in (0, 1.57)", "Use 1.1.")
-Fourfold = Bound(lambda value: value > 0 and value % 4 == 0,
-                 "a multiple of 4: a quarter is replaced at a time")
-AboveOne = Bound(lambda value: value > 1, "a number above 1", "Use 1.15.")
-Interval = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound",
-                 "Use [0.5, 2.0].")
-Split = Bound(lambda value: value >= 3, "at least 3 (training, validation, test)", "Raise it.")
-Energy = Bound(lambda value: 0 < value <= 1, "a share in (0, 1]", "Use 1.0 to keep all.")
-Reserve = Bound(lambda value: 0 <= value < 1, "a share in [0, 1)",
-                "Use 0.5, or 0 for a task that is not corrected.")
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,8 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    num_trajectories: Annotated[int, Split]
+    num_trajectories: Annotated[
+        int, Bound(lambda value: value >= 3, "at least 3 (training, validation, test)", "Raise it.")]
     resolution: Annotated[int, Positive]
     num_frames: Annotated[int, Positive]
     t_end: float
@@ -85,14 +74,15 @@ class TaskConfig:
     first_frame: int
     patch: Annotated[int, Positive]
     dim: int
-    energy: Annotated[float, Energy]
+    energy: Annotated[float, Bound(lambda value: 0 < value <= 1, "a share in (0, 1]", "Use 1.0 to keep all.")]
     train_from: int
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
     base: list[Literal["persistence", "propagator", "transport", "elliptic"]]
     degree: int
     reach: int
-    reserve: Annotated[float, Reserve]
+    reserve: Annotated[float, Bound(lambda value: 0 <= value < 1,
+        "a share in [0, 1)", "Use 0.5, or 0 for a task that is not corrected.")]
 
 
 @dataclass(frozen=True)
@@ -106,7 +96,7 @@ class ModelConfig:
     width: Annotated[int, Positive]
     depth: Annotated[int, Positive]
     modes: Annotated[int, Positive]
-    kernel_size: Annotated[int, Odd]
+    kernel_size: Annotated[int, Bound(lambda value: value % 2 == 1, "an odd number", "Use 5 or 7.")]
     mlp_ratio: Annotated[float, Positive]
 
 
@@ -135,7 +125,8 @@ class TrainConfig:
     validate_every: int
     validate_trajectories: Annotated[int, Positive]
     save_every: int
-    keep: Annotated[int, Kept]
+    keep: Annotated[
+        int, Bound(lambda value: value >= 2, "at least 2 (the newest may be damaged)", "Raise it.")]
     patience: int
     max_skips: Annotated[int, Positive]
     hang_s: Annotated[float, Positive]
@@ -159,25 +150,19 @@ class OperatorConfig:
 
 
 @dataclass(frozen=True)
-class DiffusionConfig:
+class SteadyConfig:
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
     noises: Annotated[int, Positive]
     scale_steps: Annotated[int, Positive]
     sampler_steps: Annotated[int, Positive]
-    min_residual_ratio: Annotated[float, Positive]
-    max_whitened_std: Annotated[float, AboveOne]
 
 
 @dataclass(frozen=True)
-class ConsistencyConfig:
-    optim: OptimConfig
-    train: TrainConfig
-    pool_batches: Annotated[int, Fourfold]
-    mid_angle: Annotated[float, Angle]
-    members: Annotated[int, Members]
-    tune_fraction: Annotated[float, Share]
+class DiffusionConfig(SteadyConfig):
+    min_residual_ratio: Annotated[float, Positive]
+    max_whitened_std: Annotated[float, Bound(lambda value: value > 1, "a number above 1", "Use 1.15.")]
 
 
 @dataclass(frozen=True)
@@ -188,13 +173,11 @@ class RivalConfig:
 
 
 @dataclass(frozen=True)
-class SteadyConfig:
-    model: ModelConfig
-    optim: OptimConfig
-    train: TrainConfig
-    noises: Annotated[int, Positive]
-    scale_steps: Annotated[int, Positive]
-    sampler_steps: Annotated[int, Positive]
+class ConsistencyConfig(RivalConfig):
+    pool_batches: Annotated[int, Bound(lambda value: value > 0 and value % 4 == 0,
+        "a multiple of 4: a quarter is replaced at a time")]
+    mid_angle: Annotated[float, Bound(lambda value: 0 < value < 1.57, "an angle in (0, 1.57)", "Use 1.1.")]
+    tune_fraction: Annotated[float, Share]
 
 
 @dataclass(frozen=True)
@@ -218,7 +201,8 @@ class EvaluateConfig:
     conserve: bool
     max_crps_ratio: float
     max_student_ratio: float
-    spread_skill: Annotated[list[float], Interval]
+    spread_skill: Annotated[list[float], Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1],
+        "a lower and an upper bound", "Use [0.5, 2.0].")]
     min_initial_conditions: int
 
 

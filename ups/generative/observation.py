@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ups.seeds import generator
-from ups.tasks.darcy_grf_posterior import LinearObservation
+from ups.tasks.darcy_grf import LinearObservation
 
 # of the rows of training batches
 SHARES = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}

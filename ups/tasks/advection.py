@@ -7,30 +7,21 @@ learnt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ups.boundary import PERIODIC
 from ups.lazy import Tensor, np, torch
-from ups.tasks.initial import cell_centres, check_request, frame_times, sample_wave
+from ups.tasks.initial import cell_centres, sample_wave, solver
 from ups.tasks.task import Array, Finding, Task
 
 
-def simulate(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
-    t_end: float,
-) -> Tensor:
-    """u at the cell centres, (n, num_frames, 1, resolution), float32.
-
-    parameter: beta > 0, domain lengths per unit of time. Raises ValueError as `initial.check_request` lists.
-    """
-    check_request(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
-                  t_end=t_end, parameter_name="beta")
-    origin = cell_centres(resolution) - parameter * frame_times(num_frames, t_end)[:, None]
-    u = torch.empty(len(indices), num_frames, 1, resolution, dtype=torch.float32)
-    for row, index in enumerate(indices):
-        u[row, :, 0] = sample_wave(seed, index)(origin)
-    return u
+@solver("beta")
+def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: float,
+             t_end: float) -> Tensor:
+    """u at the cell centres, (num_frames, 1, resolution). parameter: beta, domain lengths per time."""
+    times = torch.linspace(0.0, t_end, num_frames, dtype=torch.float64)[:, None, None]
+    return sample_wave(seed, index)(cell_centres(resolution) - parameter * times)
 
 
 def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
@@ -61,32 +52,30 @@ def _transport_error(data: Any, speed: float) -> float:
     return float(np.median(np.linalg.norm(u[:, frame] - moved, axis=-1) / scale))
 
 
-PUBLISHED = {
-    "1D_Advection_Sols_beta0.1.hdf5": (255672, "b4be2fc3383f737c76033073e6d2ccfb"),
-    "1D_Advection_Sols_beta0.2.hdf5": (255671, "d47b52c1be4b6bcaa8748a8df2f5fbb8"),
-    "1D_Advection_Sols_beta0.4.hdf5": (255674, "d595bbfd2c659df995a93cd40d6ea568"),
-    "1D_Advection_Sols_beta0.7.hdf5": (255666, "f89030c240a1e90b55649776854a84c2"),
-    "1D_Advection_Sols_beta1.0.hdf5": (255675, "1fe41923a4123db55bf4e89bea32e142"),
-    "1D_Advection_Sols_beta2.0.hdf5": (255677, "0e9beff98693089c38e213a1f2b9ac43"),
-    "1D_Advection_Sols_beta4.0.hdf5": (255676, "a87b03ff425496360e2732921805f47d"),
-    "1D_Advection_Sols_beta7.0.hdf5": (255664, "72a286ad2fcba574bd20bc045ba82d58"),
-}
-
-# first editions, which move at twice beta (PDEBench issue 46); replaced in 2023
-WITHDRAWN = {
-    "1D_Advection_Sols_beta0.1.hdf5": "183cd9b7",
-    "1D_Advection_Sols_beta0.2.hdf5": "e6b6997e",
-    "1D_Advection_Sols_beta0.4.hdf5": "99d57a5a",
-    "1D_Advection_Sols_beta1.0.hdf5": "91a599ed",
-    "1D_Advection_Sols_beta2.0.hdf5": "24bb9795",
-    "1D_Advection_Sols_beta4.0.hdf5": "73ec4f79",
-}
-
 ADVECTION = Task(
     "advection1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Advection_Sols_beta{}.hdf5",
     ("beta",),
     equation="∂u/∂t + beta ∂u/∂x = 0", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
-    is_bounded=True, published=PUBLISHED, withdrawn=WITHDRAWN, simulate=simulate, checks=(moves_at_beta,),
+    is_bounded=True, simulate=simulate, checks=(moves_at_beta,),
+    published={
+        "1D_Advection_Sols_beta0.1.hdf5": (255672, "b4be2fc3383f737c76033073e6d2ccfb"),
+        "1D_Advection_Sols_beta0.2.hdf5": (255671, "d47b52c1be4b6bcaa8748a8df2f5fbb8"),
+        "1D_Advection_Sols_beta0.4.hdf5": (255674, "d595bbfd2c659df995a93cd40d6ea568"),
+        "1D_Advection_Sols_beta0.7.hdf5": (255666, "f89030c240a1e90b55649776854a84c2"),
+        "1D_Advection_Sols_beta1.0.hdf5": (255675, "1fe41923a4123db55bf4e89bea32e142"),
+        "1D_Advection_Sols_beta2.0.hdf5": (255677, "0e9beff98693089c38e213a1f2b9ac43"),
+        "1D_Advection_Sols_beta4.0.hdf5": (255676, "a87b03ff425496360e2732921805f47d"),
+        "1D_Advection_Sols_beta7.0.hdf5": (255664, "72a286ad2fcba574bd20bc045ba82d58"),
+    },
+    # first editions, which move at twice beta (PDEBench issue 46); replaced in 2023
+    withdrawn={
+        "1D_Advection_Sols_beta0.1.hdf5": "183cd9b7",
+        "1D_Advection_Sols_beta0.2.hdf5": "e6b6997e",
+        "1D_Advection_Sols_beta0.4.hdf5": "99d57a5a",
+        "1D_Advection_Sols_beta1.0.hdf5": "91a599ed",
+        "1D_Advection_Sols_beta2.0.hdf5": "24bb9795",
+        "1D_Advection_Sols_beta4.0.hdf5": "73ec4f79",
+    },
     # strides: those of PDEBench's benchmark; ten frames tell beta, and a shift is linear in u
     defaults={"space_stride": 4, "time_stride": 5, "history": 10, "degree": 1},
 )

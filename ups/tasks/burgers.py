@@ -14,12 +14,12 @@ PDEBench's finite-volume files hold, and the mean of u is conserved to rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ups.boundary import PERIODIC
 from ups.lazy import Tensor, np, torch
-from ups.tasks.initial import Wave, check_request, sample_wave
+from ups.tasks.initial import Wave, sample_wave, solver
 from ups.tasks.task import Array, Finding, Task
 
 BLOCK = 64  # targets that share one reference value: one matrix product sums for all of them
@@ -165,26 +165,20 @@ def evolve(
     return frames
 
 
-def simulate(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
-    t_end: float,
-) -> Tensor:
-    """Cell averages of u, (n, num_frames, 1, resolution), float32.
+@solver("nu")
+def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: float,
+             t_end: float) -> Tensor:
+    """Cell averages of u, (num_frames, 1, resolution).
 
-    parameter: nu > 0, PDEBench's file name parameter; the diffusion coefficient is nu / pi. Raises ValueError
-    as `initial.check_request` lists, and for nu so small that the solution cannot be resolved.
+    parameter: nu, PDEBench's file name parameter; the diffusion coefficient is nu / pi. Raises ValueError too
+    for nu so small that the solution cannot be resolved.
     """
-    check_request(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
-                  t_end=t_end, parameter_name="nu")
     num_faces = resolution
     while num_faces < MIN_FINE:
         num_faces *= 2
-    u = torch.empty(len(indices), num_frames, 1, resolution, dtype=torch.float32)
-    for row, index in enumerate(indices):
-        psi, mean = potential(sample_wave(seed, index), num_faces)
-        u[row, :, 0] = evolve(psi, mean, diffusivity=parameter / math.pi, dt=t_end / max(num_frames - 1, 1),
-                              num_frames=num_frames, resolution=resolution)
-    return u
+    psi, mean = potential(sample_wave(seed, index), num_faces)
+    return evolve(psi, mean, diffusivity=parameter / math.pi, dt=t_end / max(num_frames - 1, 1),
+                  num_frames=num_frames, resolution=resolution)[:, None]
 
 
 def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
@@ -194,41 +188,39 @@ def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
                                "flux (PDEBench issue 51)", str(data.path), "delete it and run `make data`")
 
 
-PUBLISHED = {
-    "1D_Burgers_Sols_Nu0.001.hdf5": (268190, "44cb784d5a07aa2b1c864cabdcf625f9"),
-    "1D_Burgers_Sols_Nu0.002.hdf5": (268193, "edf1cd13622d151dfde3e4e5af7a95b4"),
-    "1D_Burgers_Sols_Nu0.004.hdf5": (268191, "435e1fecb8a64a0b4563bb8d09f81c33"),
-    "1D_Burgers_Sols_Nu0.01.hdf5": (281363, "e6d9a4f62baf9a29121a816b919e2770"),
-    "1D_Burgers_Sols_Nu0.02.hdf5": (268189, "7c8c717a3a7818145877baa57106b090"),
-    "1D_Burgers_Sols_Nu0.04.hdf5": (281362, "16f4c7afaf8c16238be157e54c9297c7"),
-    "1D_Burgers_Sols_Nu0.1.hdf5": (268185, "660ba1008d3843bf4e28d2895eb607ce"),
-    "1D_Burgers_Sols_Nu0.2.hdf5": (268187, "01d9333254dff2f3cad090b61f5cf695"),
-    "1D_Burgers_Sols_Nu0.4.hdf5": (268192, "58327a6107e8f9defb5075677cc42533"),
-    "1D_Burgers_Sols_Nu1.0.hdf5": (281365, "9021eba35332d127306f11ef84c1a60f"),
-    "1D_Burgers_Sols_Nu2.0.hdf5": (281364, "70fe0c24d9313e70f6059e5212bdb3d7"),
-    "1D_Burgers_Sols_Nu4.0.hdf5": (268188, "8af7f70166c00ffad377c80fa477d81f"),
-}
-
-# first editions, with a wrong flux and domain (PDEBench issue 51); replaced in 2024
-WITHDRAWN = {
-    "1D_Burgers_Sols_Nu0.001.hdf5": "5f7242c8",
-    "1D_Burgers_Sols_Nu0.002.hdf5": "eb7cc49d",
-    "1D_Burgers_Sols_Nu0.004.hdf5": "e1c40dd4",
-    "1D_Burgers_Sols_Nu0.01.hdf5": "0a49257a",
-    "1D_Burgers_Sols_Nu0.02.hdf5": "79047cf2",
-    "1D_Burgers_Sols_Nu0.04.hdf5": "4aea3340",
-    "1D_Burgers_Sols_Nu0.1.hdf5": "f50828c7",
-    "1D_Burgers_Sols_Nu0.2.hdf5": "e9791092",
-    "1D_Burgers_Sols_Nu0.4.hdf5": "3389b8dd",
-    "1D_Burgers_Sols_Nu1.0.hdf5": "69c1890c",
-    "1D_Burgers_Sols_Nu2.0.hdf5": "fe6a312a",
-    "1D_Burgers_Sols_Nu4.0.hdf5": "f9f84827",
-}
-
 BURGERS = Task(
     "burgers1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Burgers_Sols_Nu{}.hdf5", ("Nu",),
     equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
-    is_bounded=True, published=PUBLISHED, withdrawn=WITHDRAWN, simulate=simulate, checks=(starts_at_zero,),
+    is_bounded=True, simulate=simulate, checks=(starts_at_zero,),
+    published={
+        "1D_Burgers_Sols_Nu0.001.hdf5": (268190, "44cb784d5a07aa2b1c864cabdcf625f9"),
+        "1D_Burgers_Sols_Nu0.002.hdf5": (268193, "edf1cd13622d151dfde3e4e5af7a95b4"),
+        "1D_Burgers_Sols_Nu0.004.hdf5": (268191, "435e1fecb8a64a0b4563bb8d09f81c33"),
+        "1D_Burgers_Sols_Nu0.01.hdf5": (281363, "e6d9a4f62baf9a29121a816b919e2770"),
+        "1D_Burgers_Sols_Nu0.02.hdf5": (268189, "7c8c717a3a7818145877baa57106b090"),
+        "1D_Burgers_Sols_Nu0.04.hdf5": (281362, "16f4c7afaf8c16238be157e54c9297c7"),
+        "1D_Burgers_Sols_Nu0.1.hdf5": (268185, "660ba1008d3843bf4e28d2895eb607ce"),
+        "1D_Burgers_Sols_Nu0.2.hdf5": (268187, "01d9333254dff2f3cad090b61f5cf695"),
+        "1D_Burgers_Sols_Nu0.4.hdf5": (268192, "58327a6107e8f9defb5075677cc42533"),
+        "1D_Burgers_Sols_Nu1.0.hdf5": (281365, "9021eba35332d127306f11ef84c1a60f"),
+        "1D_Burgers_Sols_Nu2.0.hdf5": (281364, "70fe0c24d9313e70f6059e5212bdb3d7"),
+        "1D_Burgers_Sols_Nu4.0.hdf5": (268188, "8af7f70166c00ffad377c80fa477d81f"),
+    },
+    # first editions, with a wrong flux and domain (PDEBench issue 51); replaced in 2024
+    withdrawn={
+        "1D_Burgers_Sols_Nu0.001.hdf5": "5f7242c8",
+        "1D_Burgers_Sols_Nu0.002.hdf5": "eb7cc49d",
+        "1D_Burgers_Sols_Nu0.004.hdf5": "e1c40dd4",
+        "1D_Burgers_Sols_Nu0.01.hdf5": "0a49257a",
+        "1D_Burgers_Sols_Nu0.02.hdf5": "79047cf2",
+        "1D_Burgers_Sols_Nu0.04.hdf5": "4aea3340",
+        "1D_Burgers_Sols_Nu0.1.hdf5": "f50828c7",
+        "1D_Burgers_Sols_Nu0.2.hdf5": "e9791092",
+        "1D_Burgers_Sols_Nu0.4.hdf5": "3389b8dd",
+        "1D_Burgers_Sols_Nu1.0.hdf5": "69c1890c",
+        "1D_Burgers_Sols_Nu2.0.hdf5": "fe6a312a",
+        "1D_Burgers_Sols_Nu4.0.hdf5": "f9f84827",
+    },
     # strides: those of PDEBench's benchmark
     defaults={"space_stride": 4, "time_stride": 5, "base": ["persistence", "propagator", "transport"],
               "reach": 96},

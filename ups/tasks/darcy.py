@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ups.boundary import DIRICHLET
 from ups.lazy import Tensor, np, torch
-from ups.tasks.initial import cell_centres, check_request, random_stream
+from ups.tasks.initial import cell_centres, random_stream, solver
 from ups.tasks.task import Array, Finding, Task
 
 NUM_BUMPS = 5
@@ -166,24 +166,15 @@ def solve(
     return u.reshape(a.shape)
 
 
-def simulate(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
-    t_end: float, sample: Callable[[int, int, int], Tensor] = sample_coefficient, is_smooth: bool = False,
-) -> Tensor:
-    """Channels (a, u), space axes (x, y): (n, 1, 2, resolution, resolution), float32.
+@solver("beta", channels=2, ndim=2, is_steady=True)
+def simulate(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
+    """Channels (a, u), space axes (x, y): (1, 2, resolution, resolution).
 
-    parameter: beta > 0, the constant source. u is proportional to it; a does not depend on it. The problem is
-    steady: the answer is one frame whatever num_frames and t_end are. sample: a of (seed, index, resolution),
-    float64. is_smooth: see `solve`. Raises ValueError as `initial.check_request` lists.
+    parameter: beta, the constant source. u is proportional to it; a does not depend on it. The problem is
+    steady: the answer is one frame whatever num_frames and t_end are.
     """
-    check_request(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
-                  t_end=1.0, parameter_name="beta")
-    fields = torch.empty(len(indices), 1, 2, resolution, resolution, dtype=torch.float32)
-    for row, index in enumerate(indices):
-        a = sample(seed, index, resolution)
-        fields[row, 0, 0] = a
-        fields[row, 0, 1] = solve(a, torch.full_like(a, parameter), is_smooth=is_smooth)
-    return fields
+    a = sample_coefficient(seed, index, resolution)
+    return torch.stack([a, solve(a, torch.full_like(a, parameter))])[None]
 
 
 def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
@@ -204,19 +195,18 @@ def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
                       str(data.path), DARCY.remedy)
 
 
-PUBLISHED = {
-    "2D_DarcyFlow_beta0.01_Train.hdf5": (133217, "d05c287d4c0b7d3178b0097084238251"),
-    "2D_DarcyFlow_beta0.1_Train.hdf5": (133218, "294f9a03a4aa16b0e386469ca8b471be"),
-    "2D_DarcyFlow_beta1.0_Train.hdf5": (133219, "81694ed31306ff2e5f6b76349b0b4389"),
-    "2D_DarcyFlow_beta10.0_Train.hdf5": (133220, "a7f23cf8011fc211b180828af39b7d1a"),
-    "2D_DarcyFlow_beta100.0_Train.hdf5": (133221, "7c09f3b1bb097737d3fd52ffb0c6f1c8"),
-}
-
 DARCY = Task(
     "darcy2d", ("u",), 2, DIRICHLET, "arrays", (Array("nu", steady=True), Array("tensor")),
     "2D_DarcyFlow_beta{}_Train.hdf5",
     ("beta",), equation="-∇·(a ∇u) = beta", inputs=("a",), t_end=0.0, num_frames=1, is_symmetric=True,
-    published=PUBLISHED, simulate=simulate, checks=(is_solution,),
+    simulate=simulate, checks=(is_solution,),
+    published={
+        "2D_DarcyFlow_beta0.01_Train.hdf5": (133217, "d05c287d4c0b7d3178b0097084238251"),
+        "2D_DarcyFlow_beta0.1_Train.hdf5": (133218, "294f9a03a4aa16b0e386469ca8b471be"),
+        "2D_DarcyFlow_beta1.0_Train.hdf5": (133219, "81694ed31306ff2e5f6b76349b0b4389"),
+        "2D_DarcyFlow_beta10.0_Train.hdf5": (133220, "a7f23cf8011fc211b180828af39b7d1a"),
+        "2D_DarcyFlow_beta100.0_Train.hdf5": (133221, "7c09f3b1bb097737d3fd52ffb0c6f1c8"),
+    },
     defaults={"space_stride": 2},   # that of PDEBench's benchmark
 )
 FAMILY = (DARCY,)

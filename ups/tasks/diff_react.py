@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 from ups.boundary import NO_FLUX
 from ups.lazy import Tensor, torch
-from ups.tasks.initial import cell_centres, check_request, random_stream
+from ups.tasks.initial import cell_centres, random_stream, solver
 from ups.tasks.task import Array, Task
 
 DIFFUSION_U, DIFFUSION_V = 1e-3, 5e-3
@@ -95,30 +94,23 @@ def sample_noise(seed: int, index: int, resolution: int) -> Tensor:
     return torch.from_numpy(random_stream(seed, index).standard_normal((2, resolution, resolution)))
 
 
-def simulate(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
-    t_end: float,
-) -> Tensor:
-    """Channels (u, v), space axes (y, x): (n, num_frames, 2, resolution, resolution), float32.
+@solver(channels=2, ndim=2)
+def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: None,
+             t_end: float) -> Tensor:
+    """Channels (u, v), space axes (y, x): (num_frames, 2, resolution, resolution).
 
-    parameter: None, the equation's constants are fixed. The time step is the frame spacing divided by the
-    smallest whole number that brings it to MAX_DT or below, and FIRST_FRAME_FACTOR times finer up to the
-    first frame. Raises ValueError as `initial.check_request` lists.
+    The time step is the frame spacing divided by the smallest whole number that brings it to MAX_DT or below,
+    and FIRST_FRAME_FACTOR times finer up to the first frame.
     """
-    check_request(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
-                  t_end=t_end, parameter_name=None)
-    spacing = t_end / max(num_frames - 1, 1)
-    num_steps = max(1, math.ceil(spacing / MAX_DT * (1 - 1e-12)))
-    num_first = FIRST_FRAME_FACTOR * num_steps
-    states = torch.empty(len(indices), num_frames, 2, resolution, resolution, dtype=torch.float32)
-    for row, index in enumerate(indices):
-        noise = sample_noise(seed, index, resolution)
-        states[row, 0] = noise
-        if num_frames > 1:
-            first = evolve(noise, dt=spacing / num_first, num_steps=num_first, num_frames=2)[1]
-            states[row, 1:] = evolve(first, dt=spacing / num_steps, num_steps=num_steps,
-                                     num_frames=num_frames - 1)
-    return states
+    frames = sample_noise(seed, index, resolution)[None]
+    if num_frames > 1:
+        spacing = t_end / (num_frames - 1)
+        num_steps = max(1, math.ceil(spacing / MAX_DT * (1 - 1e-12)))
+        num_first = FIRST_FRAME_FACTOR * num_steps
+        first = evolve(frames[0], dt=spacing / num_first, num_steps=num_first, num_frames=2)[1]
+        rest = evolve(first, dt=spacing / num_steps, num_steps=num_steps, num_frames=num_frames - 1)
+        frames = torch.cat([frames, rest])
+    return frames
 
 
 FAMILY = (

@@ -6,8 +6,9 @@ code, because the published files do.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ups.lazy import Tensor, np, torch
@@ -23,44 +24,57 @@ WINDOW_FIRST, WINDOW_RANGE = 0.1, 0.35  # left edge = first + range * (the numbe
 MIN_RESOLUTION = 8
 
 
-def check_request(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
-    t_end: float, parameter_name: str | None,
-) -> None:
-    """Checks the arguments all solvers share; `parameter_name` is None for an equation without a parameter.
+def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 1,
+           is_steady: bool = False) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Makes a task's `simulate` (ups/tasks/task.py) of what gives one trajectory, the function it decorates:
 
-    Raises ValueError for resolution < 8, num_frames < 1, negative indices or seed, t_end not positive where
-    there is more than one frame, and a parameter that is missing, superfluous or not a positive finite
-    number.
+        trajectory(seed, index, resolution=, num_frames=, parameter=, t_end=) -> (num_frames, channel, *space)
+
+    parameter_name: None for an equation without a parameter. What it makes raises ValueError for resolution <
+    8, num_frames < 1, negative indices or seed, t_end not positive where there is more than one frame, and a
+    parameter that is missing, superfluous or not a positive finite number.
     """
-    if resolution < MIN_RESOLUTION:
-        raise ValueError(f"resolution = {resolution} cells per axis; expected at least {MIN_RESOLUTION} "
-                         "(simulate); choose a larger data resolution.")
-    if num_frames < 1:
-        raise ValueError(f"num_frames = {num_frames}; expected at least 1, the initial state (simulate); "
-                         "choose how many frames from t = 0 to t_end to keep.")
-    if num_frames > 1 and not (math.isfinite(t_end) and t_end > 0):
-        raise ValueError(f"t_end = {t_end} with {num_frames} frames; expected a positive time (simulate); "
-                         "give the length of a trajectory, or ask for one frame.")
-    if seed < 0 or any(index < 0 for index in indices):
-        raise ValueError(f"seed = {seed} or one of the trajectory indices is negative; expected numbers >= 0 "
-                         "(simulate); count trajectories from 0.")
-    if parameter_name is None:
-        if parameter is not None:
-            raise ValueError(f"parameter = {parameter} for an equation without one; expected None "
-                             "(simulate); leave the parameter out.")
-    elif parameter is None or not (math.isfinite(parameter) and parameter > 0):
-        raise ValueError(f"{parameter_name} = {parameter}; expected a positive number (simulate); "
-                         "give one of the values the published files use.")
+    def decorate(trajectory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(trajectory)
+        def simulate(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int,
+                     parameter: float | None, t_end: float) -> Tensor:
+            is_time = math.isfinite(t_end) and t_end > 0
+            is_right = {
+                f"resolution = {resolution} cells per axis; expected at least {MIN_RESOLUTION} (simulate); "
+                "choose a larger data resolution.": resolution >= MIN_RESOLUTION,
+                f"num_frames = {num_frames}; expected at least 1, the initial state (simulate); choose how "
+                "many frames from t = 0 to t_end to keep.": num_frames >= 1,
+                f"t_end = {t_end} with {num_frames} frames; expected a positive time (simulate); give the "
+                "length of a trajectory, or ask for one frame.": is_time or is_steady or num_frames == 1,
+                f"seed = {seed} or one of the trajectory indices is negative; expected numbers >= 0 "
+                "(simulate); count trajectories from 0.": min((seed, *indices)) >= 0,
+                f"parameter = {parameter} for an equation without one; expected None (simulate); leave the "
+                "parameter out.": parameter is None or parameter_name is not None,
+                f"{parameter_name} = {parameter}; expected a positive number (simulate); give one of the "
+                "values the published files use.": parameter_name is None
+                or (parameter is not None and math.isfinite(parameter) and parameter > 0),
+            }
+            if wrong := [text for text, fine in is_right.items() if not fine]:
+                raise ValueError(wrong[0])
+            u = torch.empty(len(indices), 1 if is_steady else num_frames, channels, *[resolution] * ndim)
+            for row, index in enumerate(indices):
+                u[row] = trajectory(seed, index, resolution=resolution, num_frames=num_frames,
+                                    parameter=parameter, t_end=t_end)
+            return u
+
+        return simulate
+
+    return decorate
 
 
-def random_stream(seed: int, index: int) -> np.random.Generator:
+def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> np.random.Generator:
     """The random numbers of trajectory `index`: a counter-based stream keyed by a hash of (seed, index).
+    spawn_key: sets other streams of the same two apart.
 
     numpy's Philox with a 128-bit key and not a torch.Generator: torch's CPU generator keeps only the low 32
     bits of its seed, so among 10 000 hashed seeds two are equal with a probability of one per cent.
     """
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, index))))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, index), spawn_key=spawn_key)))
 
 
 @dataclass(frozen=True)
@@ -136,19 +150,6 @@ def sample_wave(seed: int, index: int) -> Wave:
     )
 
 
-def initial_waves(indices: Sequence[int], seed: int, x: Tensor) -> Tensor:
-    """u0 of several trajectories at the same points: (n, *x.shape), float64."""
-    values = torch.empty(len(indices), *x.shape, dtype=torch.float64)
-    for row, index in enumerate(indices):
-        values[row] = sample_wave(seed, index)(x)
-    return values
-
-
 def cell_centres(resolution: int) -> Tensor:
     """(i + 1/2) / resolution, (resolution,), float64."""
     return (torch.arange(resolution, dtype=torch.float64) + 0.5) / resolution
-
-
-def frame_times(num_frames: int, t_end: float) -> Tensor:
-    """linspace(0, t_end, num_frames), float64."""
-    return torch.linspace(0.0, t_end, num_frames, dtype=torch.float64)

@@ -16,11 +16,10 @@ same limiter. It takes h at the centres of the cells, so that its thousand traje
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from ups.boundary import OUTFLOW
 from ups.lazy import Tensor, torch
-from ups.tasks.initial import check_request, random_stream
+from ups.tasks.initial import random_stream, solver
 from ups.tasks.task import Array, Task
 
 GRAVITY = 1.0
@@ -112,22 +111,12 @@ def sample_radius(seed: int, index: int) -> float:
     return RADIUS_FIRST + RADIUS_RANGE * float(random_stream(seed, index).uniform())
 
 
-def simulate(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float | None,
-    t_end: float,
-) -> Tensor:
-    """h at the cells, space axes (x, y): (n, num_frames, 1, resolution, resolution), float32.
-
-    parameter: None, there is one equation. Raises ValueError as `initial.check_request` lists.
-    """
-    check_request(indices, seed=seed, resolution=resolution, num_frames=num_frames, parameter=parameter,
-                  t_end=t_end, parameter_name=None)
-    h = torch.empty(len(indices), num_frames, 1, resolution, resolution, dtype=torch.float32)
-    for row, index in enumerate(indices):
-        state = dam(sample_radius(seed, index), resolution)
-        h[row, :, 0] = evolve(state, width=SIDE / resolution, dt=t_end / max(num_frames - 1, 1),
-                              num_frames=num_frames)[:, 0]
-    return h
+@solver(ndim=2)
+def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: None,
+             t_end: float) -> Tensor:
+    """h at the cells, space axes (x, y): (num_frames, 1, resolution, resolution)."""
+    return evolve(dam(sample_radius(seed, index), resolution), width=SIDE / resolution,
+                  dt=t_end / max(num_frames - 1, 1), num_frames=num_frames)[:, :1]
 
 
 FAMILY = (
