@@ -49,7 +49,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from ups.config import DEFAULT, Config, load_config, save_config, to_dict
+from ups.config import DEFAULT, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import MAGIC, SEAL_BYTES, open_cache, write_seal
 from ups.data.doctor import examine
@@ -289,7 +289,7 @@ def read_config(folder: Path) -> str:
     config = load_config(folder / "config.yaml")
     if re.search(r"\b(nan|inf)\b", repr(config)):
         raise Finding("a number that is not finite was taken")
-    save_config(config, folder / "saved.yaml")
+    (folder / "saved.yaml").write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
     if load_config(folder / "saved.yaml") != config:
         raise Finding("the resolved configuration is not the configuration")
     return "same" if config == sound_config(folder.parent / "sound") else "other"

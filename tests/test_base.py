@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import TaskConfig
-from ups.config.bases import BASES as RULES
+from ups.config.checks import BASES as RULES
 from ups.models.bases import BASES, Elliptic, Persistence, Propagator, Transport
 from ups.models.bases.propagator import dictionary, monomials
 from ups.models.known import Known

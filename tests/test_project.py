@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ups.config import Config, load_config, read_yaml, save_config
+from ups.config import Config, load_config, read_yaml, to_dict
 from ups.interpreter import what_lacks
 from ups.tasks import TASKS
 
@@ -47,7 +47,7 @@ def make(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_loads_and_its_resolved_form_is_the_same_configuration(path, tmp_path):
     config = load_config(path)
-    save_config(config, tmp_path / "saved.yaml")
+    (tmp_path / "saved.yaml").write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
     assert load_config(tmp_path / "saved.yaml") == config
     assert config.run.name == path.stem  # what make takes for the name of the run
     assert config.run.root == "runs"     # where make looks for it

@@ -1,7 +1,7 @@
 """The configuration: what it may say (schema), how it is read (load), what no configuration may say
 (checks)."""
 
-from ups.config.load import DEFAULT, load_config, parse_arguments, read_yaml, save_config, to_dict
+from ups.config.load import DEFAULT, load_config, parse_arguments, read_yaml, to_dict
 from ups.config.schema import (
     ROOT,
     Config,
@@ -20,5 +20,5 @@ from ups.config.schema import (
 __all__ = [
     "DEFAULT", "ROOT", "Config", "DiffusionConfig", "EvaluateConfig", "ModelConfig", "OperatorConfig", "OptimConfig",
     "SamplingConfig", "SteadyConfig", "TaskConfig", "TrackerConfig", "TrainConfig", "load_config",
-    "parse_arguments", "read_yaml", "save_config", "to_dict",
+    "parse_arguments", "read_yaml", "to_dict",
 ]

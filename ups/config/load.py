@@ -8,8 +8,11 @@ nearest spelling.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
+import functools
+import math
 import reprlib
 import typing
 from pathlib import Path
@@ -31,15 +34,18 @@ class _DuplicateError(ValueError):
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice in one mapping."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        data = super().construct_mapping(node, deep=True)
-        if len(data) < len(node.value):
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            key, line = next((key, node.value[place][0].start_mark.line + 1) for place, key in enumerate(keys)
-                             if key in keys[:place])
-            raise _DuplicateError(f"duplicate key {_show(key)} in {self.name} line {line}; expected each key "
-                                  "once. Remove one of the two.")
-        return data
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    for place, key in enumerate(keys):
+        if key in keys[:place]:
+            raise _DuplicateError(f"duplicate key {_show(key)} in {loader.name} line "
+                                  f"{node.value[place][0].start_mark.line + 1}; expected each key once. Remove "
+                                  "one of the two.")
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def read_yaml(path: str | Path) -> dict:
@@ -100,43 +106,29 @@ _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 80, 80, 
 
 def _convert(value: Any, kind: Any, key: str) -> Any:
     """`value` as the declared type `kind`, or ValueError naming the dotted `key`."""
-    origin = typing.get_origin(kind)
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, f"{key}.")
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise _wrong(key, value, "a mapping")
-        inner = typing.get_args(kind)[1]
-        return _convert_all((str(k), v, inner, f"{key}.{k}") for k, v in value.items())
-    if origin is list:
-        if not isinstance(value, list):
-            raise _wrong(key, value, "a list such as [1, 2]")
-        return [_convert(v, typing.get_args(kind)[0], f"{key}[{i}]") for i, v in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return _convert_all((str(k), v, arguments[1], f"{key}.{k}") for k, v in value.items())
+    if origin is list and isinstance(value, list):
+        return [_convert(v, arguments[0], f"{key}[{i}]") for i, v in enumerate(value)]
     if origin is Literal:
-        choices = typing.get_args(kind)
-        if value is False and "no" in choices:   # YAML reads a bare no as false
-            return "no"
-        if value not in choices or isinstance(value, bool):
-            raise _wrong(key, value, f"one of {', '.join(map(repr, choices))}")
+        value = "no" if value is False and "no" in arguments else value   # YAML reads a bare no as false
+        if value in arguments and not isinstance(value, bool):
+            return value
+    if kind is bool and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if kind in (int, float) and not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(float(value)) and (kind is float or float(value).is_integer()):
+                return kind(value if isinstance(value, int) else float(value))
+    if kind is str and isinstance(value, str):
         return value
-    if kind is bool:
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
-        if not isinstance(value, bool):
-            raise _wrong(key, value, "true or false")
-        return value
-    if kind in (int, float):
-        try:
-            number = float(value) if not isinstance(value, (bool, list, dict)) and value is not None else None
-        except (ValueError, OverflowError):
-            number = None
-        if number is None or number != number or abs(number) == float("inf") or (kind is int
-                                                                                 and number != int(number)):
-            raise _wrong(key, value, "a whole number" if kind is int else "a finite number")
-        return kind(value) if isinstance(value, int) else kind(number)
-    if not isinstance(value, str):
-        raise _wrong(key, value, "text (in a file: in quotes)")
-    return value
+    raise _wrong(key, value, {
+        dict: "a mapping", list: "a list such as [1, 2]", Literal: f"one of {', '.join(map(repr, arguments))}",
+        bool: "true or false", int: "a whole number", float: "a finite number",
+        str: "text (in a file: in quotes)"}[origin])
 
 
 def _convert_all(entries: typing.Iterable[tuple[str, Any, Any, str]],
@@ -198,30 +190,21 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     An overlay may start with `include: other.yaml` (relative to itself). Raises ValueError or
     FileNotFoundError for anything a user can get wrong, before any process group or file exists.
     """
-    data = read_yaml(DEFAULT)
-    for overlay in _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []:
-        data = _merge(data, overlay)
-    data, named = _with_settings(data)
+    overlays = _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
+    data = functools.reduce(_merge, overlays, read_yaml(DEFAULT))
+    named = set(data["task"]) if isinstance(data["task"], dict) else set()   # tasks that it has sections of
+    for name in named:
+        get_task(str(name))
+    data["task"] = _merge({name: task.settings for name, task in TASKS.items()}, data["task"])
     for text in overrides:
         _override(data, text)
     named |= {text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task.")}
     tasks = data["data"].get("tasks") if isinstance(data["data"], dict) else None
     if isinstance(data["task"], dict) and isinstance(tasks, list):
-        data["task"] = {name: section for name, section in data["task"].items() if name in tasks
-                        or name in named}
+        data["task"] = {name: data["task"][name] for name in data["task"] if name in tasks or name in named}
     config = _build(Config, data)
     check(config)
     return config
-
-
-def _with_settings(data: dict) -> tuple[dict, set[str]]:
-    """`data` with a full section for every task, what it says laid over the task's settings; the tasks it has
-    sections of."""
-    said = data["task"]
-    named = set(said) if isinstance(said, dict) else set()
-    for name in named:
-        get_task(str(name))
-    return {**data, "task": _merge({name: task.settings for name, task in TASKS.items()}, said)}, named
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:
@@ -255,8 +238,3 @@ def to_dict(config: Any) -> dict:
     """The configuration as plain YAML-able values; feeding it back to `load_config` gives the same
     configuration."""
     return dataclasses.asdict(config)
-
-
-def save_config(config: Config, path: str | Path) -> None:
-    """Write the resolved configuration as YAML; the file is itself a valid overlay."""
-    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
