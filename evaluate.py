@@ -37,8 +37,7 @@ from ups.evaluation.transient import assess_transient
 from ups.evaluation.truth import open_truth
 from ups.files import value_hash, write_sealed
 from ups.generative.corrector import load_corrector
-from ups.generative.residuals import TransientResiduals
-from ups.generative.steady import SteadyResiduals
+from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.training.environment import describe_environment
 from ups.training.stage import DONE

@@ -19,15 +19,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor
 
-from ups.chain import parents_of
-from ups.config.load import parse_arguments
-from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.residuals import Residuals, TransientResiduals, require_tasks, schedule_of
+from ups.generative.residuals import Residuals, TransientResiduals, schedule_of
 from ups.generative.student import (
     Solved,
     SolvedPool,
@@ -39,51 +35,36 @@ from ups.generative.student import (
     score_noise,
     scores,
     solve,
+    twin_of,
     validate,
     words_of,
 )
 from ups.models.operator import load_operator
+from ups.setup import opened, started
 from ups.training.ending import main_guard
-from ups.training.run import Run
 
 STAGE, TUNING = "consistency", "tuning.json"
 
 
-class Tuning(NamedTuple):
-    """What the last steps add: residuals whose fields are scored, noise (batch, M, ...) of the members."""
-
-    source: Residuals
-    noise: Tensor
-
-
-def loss_of(student: Corrector, solved: Solved, tuning: Tuning | None) -> tuple:
-    """Loss and metrics of solved rows: the pair loss; with tuning half of it, and half of the scores."""
+def loss_of(student: Corrector, source: Residuals, solved: Solved, noise: Tensor | None) -> tuple:
+    """Loss and metrics of solved rows: the pair loss; in the last steps, with noise (batch, M, ...), half
+    of it and half of their scores."""
     name = solved.condition.name
     pair = endpoint_loss(student.velocity(solved.condition), solved.x, solved.angle, solved.y).mean()
-    if tuning is None:
+    if noise is None:
         return pair, {f"{name}/pair": pair}
-    score = scores(student, tuning.source, solved.condition, solved.r, tuning.noise).mean()
+    score = scores(student, source, solved.condition, solved.r, noise).mean()
     return 0.5 * pair + 0.5 * score, {f"{name}/pair": pair, f"{name}/score": score}
 
 
 @main_guard
 def main() -> None:
-    # ---- config
-    config, is_dry_run = parse_arguments(__doc__)
-    section, names, seed = config.consistency, config.corrected(is_steady=False), config.run.seed
+    # ---- config, setup
+    config, caches = opened(__doc__, STAGE)
+    run = started(config, STAGE, caches)
+    section, seed = config.consistency, config.run.seed
     train, size = section.train, section.train.batch_size
     tuned_from = max(1, round((1 - section.tune_fraction) * train.steps))
-    if is_dry_run:
-        from ups.dry_run import print_corrector_plan
-        print_corrector_plan(config, STAGE)
-        raise SystemExit(0)
-
-    # ---- setup
-    require_tasks(names, STAGE)
-    caches = {name: open_cache(config, name) for name in names}
-    run = Run.start(config, STAGE, train, section.optim, parents_of(config, STAGE, caches))
-    if run.is_finished:
-        return run.print(f"{run.directory} is finished and up to date: nothing to do")
 
     # ---- data: batches of residuals, solved by the teacher
     operator = load_operator(config.run_dir / "operator", run.device)
@@ -100,16 +81,13 @@ def main() -> None:
 
     # ---- model: starts as the teacher
     run.seed_all()
-    student = Corrector(teacher.description | {"mid_angle": section.mid_angle})
-    student.load_state_dict(teacher.state_dict())
-    student = run.attach(student)
+    student = run.attach(twin_of(teacher, mid_angle=section.mid_angle))
 
     def loss_at(step: int, number: int, oldest: int, part: slice) -> tuple:
-        solved, tuning = pool.get(number, part, oldest), None
+        solved, noise = pool.get(number, part, oldest), None
         if step >= tuned_from:
             noise = score_noise(solved.r, solved.within, size, section.members, seed, step)
-            tuning = Tuning(residuals[solved.condition.name], noise)
-        return loss_of(student, solved, tuning)
+        return loss_of(student, residuals[solved.condition.name], solved, noise)
 
     number = schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
     share = len(schedule.batch(number).share(run.rank, run.world))

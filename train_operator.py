@@ -19,15 +19,14 @@ from functools import partial
 
 from torch import Tensor
 
-from ups.chain import parents_of
-from ups.config import Config, parse_arguments
-from ups.data.cache import Cache, open_cache, place
+from ups.config import Config
+from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.models.choose import fit_base, spread
-from ups.models.loss import operator_loss
+from ups.models.loss import operator_loss, pooled, score_of, squared_errors
 from ups.models.operator import Operator, over_bases
-from ups.models.validation import pooled, score_of, squared_errors
 from ups.models.windows import Windows
+from ups.setup import opened, started
 from ups.training.ending import main_guard
 from ups.training.fitted import fit_once
 from ups.training.run import Run
@@ -57,29 +56,18 @@ def validate(operator: Operator, caches: dict[str, Cache], config: Config,
 
 @main_guard
 def main() -> None:
-    # ---- config
-    config, is_dry_run = parse_arguments(__doc__)
-    train = config.operator.train
-    if is_dry_run:
-        from ups.dry_run import operator_work, print_plan
-        parents = {config.cache_path(name): "cache" for name in config.data.tasks}
-        print_plan(config, STAGE, train, config.operator.model, config.data.tasks, operator_work(config),
-                   parents)
-        raise SystemExit(0)
-
-    # ---- setup
-    caches = {name: open_cache(config, name) for name in config.data.tasks}
+    # ---- config, setup
+    config, caches = opened(__doc__, STAGE)
+    train, seed = config.operator.train, config.run.seed
     contexts = {name: config.context(name) for name in caches}
-    windows = Windows(caches, config.task, contexts, config.operator, config.sampling, config.run.seed)
-    run = Run.start(config, STAGE, train, config.operator.optim, parents_of(config, STAGE, caches))
-    if run.is_finished:
-        return run.print(f"{run.directory} is finished and up to date: nothing to do")
+    windows = Windows(caches, config.task, contexts, config.operator, config.sampling, seed)
+    run = started(config, STAGE, caches)
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
     run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
 
     # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
-    fits = {name: partial(fit_base, cache, config.operator.base_steps, config.context(name), config.run.seed,
-                          run.device) for name, cache in caches.items()}
+    fits = {name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)
+            for name, cache in caches.items()}
     bases = fit_once(run, "bases", fits, "fitting the bases")
     for name, (fact, _) in bases.items():
         best = min((v, k) for k, v in fact["validation_nrmse"].items() if v is not None)
@@ -100,13 +88,11 @@ def main() -> None:
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 errors = validate(operator, caches, config, run)
-            score = score_of(errors)
-            run.validated({"score": score,
+            run.validated({"score": score_of(errors),
                            **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}})
-            run.keep_best(score)
-            shown = ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
-                              for name, e in errors.items())
-            run.print(f"step {run.step}: validation nRMSE {shown}")
+            run.keep_best(score_of(errors))
+            run.print(f"step {run.step}: validation nRMSE " + ", ".join(
+                f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items()))
 
     # ---- finish: the network serves a task only where it helps
     run.take_best()

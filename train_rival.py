@@ -18,17 +18,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from ups.chain import parents_of
-from ups.config.load import parse_arguments
-from ups.data.cache import open_cache
 from ups.data.schedule import Batch
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.residuals import Residuals, TransientResiduals, require_tasks, schedule_of
-from ups.generative.student import held_out_of, metrics_of, score_noise, scores, validate, words_of
+from ups.generative.residuals import Residuals, TransientResiduals, schedule_of
+from ups.generative.student import held_out_of, metrics_of, score_noise, scores, twin_of, validate, words_of
 from ups.models.operator import load_operator
 from ups.seeds import generator
+from ups.setup import opened, started
 from ups.training.ending import main_guard
-from ups.training.run import Run
 
 STAGE = "rival"
 
@@ -36,10 +33,9 @@ STAGE = "rival"
 def loss_of(network: Corrector, source: Residuals, batch: Batch, size: int, num_members: int, seed: int,
             step: int, part: slice) -> tuple:
     """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
-    r, tokens, facts = source.draw("reserved", batch.rows[part], batch.starts[part],
-                                   generator(seed, STAGE, "augment", step), is_disturbed=True)
-    condition = network.condition(batch.task, tokens, facts)
-    r = network.whiten(r, condition)
+    r, condition = network.shown(batch.task, source.draw(
+        "reserved", batch.rows[part], batch.starts[part], generator(seed, STAGE, "augment", step),
+        is_disturbed=True))
     noise = score_noise(r, batch.within(part), size, num_members, seed, step)
     score = scores(network, source, condition, r, noise).mean()
     return score, {f"{batch.task}/score": score}
@@ -47,21 +43,11 @@ def loss_of(network: Corrector, source: Residuals, batch: Batch, size: int, num_
 
 @main_guard
 def main() -> None:
-    # ---- config
-    config, is_dry_run = parse_arguments(__doc__)
-    section, names, seed = config.rival, config.corrected(is_steady=False), config.run.seed
+    # ---- config, setup
+    config, caches = opened(__doc__, STAGE)
+    run = started(config, STAGE, caches)
+    section, seed = config.rival, config.run.seed
     train, size = section.train, section.train.batch_size
-    if is_dry_run:
-        from ups.dry_run import print_corrector_plan
-        print_corrector_plan(config, STAGE)
-        raise SystemExit(0)
-
-    # ---- setup
-    require_tasks(names, STAGE)
-    caches = {name: open_cache(config, name) for name in names}
-    run = Run.start(config, STAGE, train, section.optim, parents_of(config, STAGE, caches))
-    if run.is_finished:
-        return run.print(f"{run.directory} is finished and up to date: nothing to do")
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
@@ -72,21 +58,18 @@ def main() -> None:
 
     # ---- model: starts as the corrector
     run.seed_all()
-    network = Corrector(corrector.description)
-    network.load_state_dict(corrector.state_dict())
-    network = run.attach(network)
+    network = run.attach(twin_of(corrector))
 
-    def loss_at(number: int, batch: Batch) -> partial:
-        return partial(loss_of, network, residuals[batch.task], batch, size, section.members, seed, number)
+    def loss_at(step: int) -> tuple[partial, int]:
+        batch = schedule.batch(step).share(run.rank, run.world)
+        source = residuals[batch.task]
+        return partial(loss_of, network, source, batch, size, section.members, seed, step), len(batch)
 
-    largest = schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
-    batch = schedule.batch(largest).share(run.rank, run.world)
-    run.probe(loss_at(largest, batch), len(batch))
+    run.probe(*loss_at(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})))
 
     # ---- loop
     for step in run.steps():
-        batch = schedule.batch(step).share(run.rank, run.world)
-        run.update(loss_at(step, batch), len(batch))
+        run.update(*loss_at(step))
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 found = validate(network, residuals, held_out, run.ranks)

@@ -17,53 +17,33 @@ from __future__ import annotations
 
 from functools import partial
 
-from ups.chain import parents_of
-from ups.config import parse_arguments
-from ups.data.cache import open_cache
 from ups.data.schedule import Batch
 from ups.generative.corrector import Corrector
 from ups.generative.diffusion import diffusion_loss
-from ups.generative.fitting import Noised, metrics_of, noised, validate, words_of
-from ups.generative.residuals import (
-    corrector_of,
-    put_scales,
-    require_tasks,
-    scale_fits,
-    schedule_of,
-    validation,
-)
-from ups.generative.steady import SteadyResiduals
+from ups.generative.fitting import metrics_of, noised, scaled_corrector, validate
+from ups.generative.residuals import Residuals, SteadyResiduals, schedule_of, validation
 from ups.models.operator import load_operator
+from ups.setup import opened, started
 from ups.training.ending import main_guard
-from ups.training.fitted import fit_once
-from ups.training.run import Run
 
 STAGE = "steady"
 
 
-def loss_of(corrector: Corrector, given: Noised) -> tuple:
-    """Loss and metrics of noised residuals."""
+def loss_of(corrector: Corrector, source: Residuals, batch: Batch, size: int, noises: int, seed: int,
+            step: int, part: slice) -> tuple:
+    """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
+    given = noised(corrector, source, batch, part, size, noises, seed, step)
     loss = diffusion_loss(corrector.velocity(given.condition), given.r, given.noise, given.angle)
     return loss.mean(), metrics_of(loss, given)
 
 
 @main_guard
 def main() -> None:
-    # ---- config
-    config, is_dry_run = parse_arguments(__doc__)
-    section, names, seed = config.steady, config.corrected(is_steady=True), config.run.seed
+    # ---- config, setup
+    config, caches = opened(__doc__, STAGE)
+    run = started(config, STAGE, caches)
+    section, seed = config.steady, config.run.seed
     train, size = section.train, section.train.batch_size
-    if is_dry_run:
-        from ups.dry_run import print_corrector_plan
-        print_corrector_plan(config, STAGE)
-        raise SystemExit(0)
-
-    # ---- setup
-    require_tasks(names, STAGE)
-    caches = {name: open_cache(config, name) for name in names}
-    run = Run.start(config, STAGE, train, section.optim, parents_of(config, STAGE, caches))
-    if run.is_finished:
-        return run.print(f"{run.directory} is finished and up to date: nothing to do")
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
@@ -73,31 +53,23 @@ def main() -> None:
     # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
     # leave
     run.seed_all()
-    corrector = corrector_of(residuals, section.model, train.precision, section.sampler_steps)
-    fits = fit_once(run, "scales", scale_fits(residuals, section, seed), "fitting the scale of the residuals")
-    scales = put_scales(corrector, fits, config.diffusion.min_residual_ratio,
-                        config.diffusion.max_whitened_std)
+    corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
-    run.print("\n".join(words_of(name, facts) for name, facts in scales.items()))
     corrector = run.attach(corrector)
     held_out = {name: validation(source, seed, train.validate_trajectories)
                 for name, source in residuals.items()}
 
-    def loss_at(step: int, batch: Batch, part: slice) -> tuple:
-        return loss_of(corrector,
-                       noised(corrector, residuals[batch.task], batch, part, size, section.noises, seed,
-                              step))
+    def loss_at(step: int) -> tuple[partial, int]:
+        batch = schedule.batch(step).share(run.rank, run.world)
+        source = residuals[batch.task]
+        return partial(loss_of, corrector, source, batch, size, section.noises, seed, step), len(batch)
 
-    batch = schedule.batch(schedule.step_of_largest({name: cache.frame_bytes
-                                                     for name, cache in caches.items()}))
-    batch = batch.share(run.rank, run.world)
-    run.probe(partial(loss_at, 0, batch), len(batch))
+    run.probe(*loss_at(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})))
 
     # ---- loop
     for step in run.steps():
-        batch = schedule.batch(step).share(run.rank, run.world)
-        run.update(partial(loss_at, step, batch), len(batch))
+        run.update(*loss_at(step))
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 losses = validate(corrector, held_out, seed, run.ranks)

@@ -22,11 +22,10 @@ import torch
 from ups.config import load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
-from ups.generative import conditions
 from ups.generative import residuals as residual
 from ups.metrics import ensembles as probabilistic
+from ups.models.bases.base import Known
 from ups.models.choose import spread
-from ups.models.known import Known
 from ups.models.operator import load_operator
 
 ROOT = Path("bench/out/disturbance")
@@ -44,13 +43,13 @@ def put_in(variant: str) -> None:
     """Make this process's correctors be trained, and run, as the variant says."""
     residual.DISTURBED, residual.SMALLEST, residual.LARGEST, has_memory = VARIANTS[variant]
     if not has_memory:
-        see = conditions.StateConditions.predict
+        see = residual.StateConditions.predict
 
-        def forget(self: conditions.StateConditions, z: torch.Tensor, known: Known) -> tuple:
+        def forget(self: residual.StateConditions, z: torch.Tensor, known: Known) -> tuple:
             z = z[:, -self.head.history :]
             return see(self, torch.cat([z[:, :1], z], 1), known)   # nothing changed before
 
-        conditions.StateConditions.predict = forget
+        residual.StateConditions.predict = forget
 
 
 def train(script: str, arguments: list[str], variant: str | None = None) -> None:

@@ -20,9 +20,8 @@ from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
 from ups.models.choose import base_error, candidates, fitted_part, residual_scale, spread
 from ups.models.head import TaskHead
-from ups.models.loss import operator_loss
+from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
-from ups.models.validation import pooled, squared_errors
 from ups.models.windows import Windows
 from ups.training.fit import fit
 from ups.training.optim import EMA, build_optimizer, learning_rate

@@ -14,8 +14,8 @@ from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import TaskConfig
 from ups.config.checks import BASES as RULES
 from ups.models.bases import BASES, Elliptic, Persistence, Propagator, Transport
+from ups.models.bases.base import Known
 from ups.models.bases.propagator import dictionary, monomials
-from ups.models.known import Known
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 from ups.tasks import burgers, darcy
 

@@ -25,7 +25,7 @@ from ups.evaluation.steady import assess_steady
 from ups.evaluation.truth import open_truth
 from ups.generative.corrector import load_corrector
 from ups.generative.observation import observe_case, row_generators
-from ups.generative.steady import SteadyResiduals
+from ups.generative.residuals import SteadyResiduals
 from ups.models.operator import load_operator
 from ups.models.rollout import member_noise
 from ups.seeds import generator

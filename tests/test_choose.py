@@ -22,6 +22,7 @@ from ups.data.cache import Cache, open_cache
 from ups.files import DamagedError
 from ups.models import choose
 from ups.models.bases import Persistence
+from ups.models.bases.base import Known
 from ups.models.choose import (
     base_error,
     base_settings,
@@ -33,7 +34,6 @@ from ups.models.choose import (
     spread,
 )
 from ups.models.head import TaskHead
-from ups.models.known import Known
 from ups.training.fitted import find_fit, fit_once
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from ups.generative.corrector import (
     load_corrector,
 )
 from ups.generative.diffusion import NOISE, diffusion_loss, draw_angles, sample
-from ups.generative.residuals import refuse
+from ups.generative.fitting import refuse
 from ups.generative.student import (
     GAIN,
     SolvedPool,

@@ -19,8 +19,7 @@ from ups.boundary import NO_FLUX, PERIODIC
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
-from ups.generative.residuals import TransientResiduals
-from ups.generative.steady import SteadyResiduals
+from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.choose import choose_base, fitted_part
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator, load_operator, over_bases

@@ -27,15 +27,13 @@ import ups.training.run
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
-from ups.models.augment import augment
+from ups.models.bases.base import Known
 from ups.models.choose import spread
 from ups.models.head import describe_tokenizer
-from ups.models.known import Known
-from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field_error
+from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field_error, score_of, squared_errors
 from ups.models.operator import BOUNDARIES, Operator, load_operator
 from ups.models.rollout import rollout
-from ups.models.validation import score_of, squared_errors
-from ups.models.windows import Windows
+from ups.models.windows import Windows, augment
 from ups.tasks import TASKS, darcy, diff_react, get_task
 from ups.training.optim import build_optimizer
 

@@ -20,15 +20,9 @@ def minutes(text):
     return float(number) * {"h": 60, "min": 1, "s": 1 / 60}[unit]
 
 
-def operator_plan(config, parents):
-    settings, names = config.operator, config.data.tasks
-    plan.print_plan(config, "operator", settings.train, settings.model, names, plan.operator_work(config), parents)
-
-
 def stages(config):
-    operator_plan(config, {config.cache_path(name): "cache" for name in config.data.tasks})
-    for stage in ("diffusion", "consistency", "steady"):
-        plan.print_corrector_plan(config, stage)
+    for stage in ("operator", "diffusion", "consistency", "steady"):
+        plan.print_training_plan(config, stage)
     plan.print_report_plan(config)
 
 
@@ -59,7 +53,7 @@ def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):
 
     def operator(*overrides):
         config = load_config(ROOT / "configs" / "small.yaml", overrides)
-        operator_plan(config, {})
+        plan.print_training_plan(config, "operator")
         return minutes(capsys.readouterr().out)
 
     once = operator("operator.unroll_fraction=0")

@@ -13,7 +13,7 @@ from ups import progress
 from ups.config import ROOT
 from ups.models import choose
 from ups.models.bases import Transport, base
-from ups.models.known import Known
+from ups.models.bases.base import Known
 from ups.progress import Bar, note, position
 
 

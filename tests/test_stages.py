@@ -36,17 +36,24 @@ from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
 from ups.evaluation.posterior import case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.files import file_hash, value_hash, write_sealed
-from ups.generative.conditions import SPREAD_FLOOR
 from ups.generative.corrector import load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.draws import load_sampler, sample_solutions, sample_states
 from ups.generative.observation import observe_case, row_generators, seen
-from ups.generative.residuals import DISTURBED, LARGEST, SMALLEST, TransientResiduals, schedule_of, validation
-from ups.generative.steady import SteadyResiduals
-from ups.models.augment import augment
+from ups.generative.residuals import (
+    DISTURBED,
+    LARGEST,
+    SMALLEST,
+    SPREAD_FLOOR,
+    SteadyResiduals,
+    TransientResiduals,
+    schedule_of,
+    validation,
+)
 from ups.models.choose import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, rollout
+from ups.models.windows import augment
 from ups.seeds import generator
 from ups.training.optim import split_parameters
 from ups.training.stage import RECORDED, finished_stage

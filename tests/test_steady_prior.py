@@ -14,8 +14,7 @@ import torch
 from known_answers import stream
 from torch import Tensor
 
-from ups.generative.guess import LinearGuess
-from ups.generative.observation import Observation
+from ups.generative.observation import LinearGuess, Observation
 
 pytestmark = pytest.mark.drawn
 

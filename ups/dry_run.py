@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.chain import STAGES
-from ups.config import Config, ModelConfig, TrainConfig, to_dict
+from ups.config import Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done
@@ -31,6 +31,7 @@ from ups.models.backbone import Backbone
 from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.environment import asks_for_cpu
+from ups.training.stage import DONE
 
 STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
@@ -59,26 +60,27 @@ class _Network(nn.Module):
         return self.out(self.backbone(self.into(x), condition, boundary))
 
 
-def operator_work(config: Config) -> Work:
-    settings = config.operator
-    return Work(1 + settings.unroll_fraction * (settings.unroll_steps - 1))
-
-
-def corrector_work(config: Config, stage: str) -> Work:
-    """Of diffusion, consistency, rival or steady; two evaluations per sampler step, a solved batch every
-    fourth step."""
+def _work(config: Config, stage: str) -> Work:
+    """Of a training stage; two evaluations per sampler step, a solved batch every fourth step."""
+    if stage == "operator":
+        return Work(1 + config.operator.unroll_fraction * (config.operator.unroll_steps - 1))
     if stage in ("diffusion", "steady"):
         settings = getattr(config, stage)
         return Work(settings.noises, evaluated=1, fitted=settings.scale_steps)
     if stage == "rival":
         return Work(config.rival.members, evaluated=1)
     settings = config.consistency
-    return Work(1 + settings.tune_fraction * settings.members, evaluated=2 * config.diffusion.sampler_steps / 4)
+    return Work(1 + settings.tune_fraction * settings.members,
+                evaluated=2 * config.diffusion.sampler_steps / 4)
 
 
-def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfig, names: list[str],
-               work: Work, parents: dict[Path, str]) -> None:
-    """Batch, parents (file: make target), parameters, memory, disk and time of a training stage."""
+def print_training_plan(config: Config, stage: str) -> None:
+    """Batch, parents, parameters, memory, disk and time of a training stage."""
+    is_operator, train, work = stage == "operator", getattr(config, stage).train, _work(config, stage)
+    model = getattr(config, stage if stage in ("operator", "steady") else "diffusion").model
+    names, parents = STAGES[stage].tasks(config), STAGES[stage].parents
+    parents = ({config.run_dir / parent / DONE: parent for parent in parents}      # file: make target
+               or {config.cache_path(name): "cache" for name in names})
     if not names:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
         return
@@ -93,12 +95,12 @@ def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfi
           f"micro-batches of {micro}")
     count, seconds, tokens = 0, [], 0
     for name in names:
-        network, x = _network(config, name, model, is_operator=stage == "operator")
+        network, x = _network(config, name, model, is_operator)
         count += sum(p.numel() for p in [*network.into.parameters(), *network.out.parameters()])
         seconds.append(_seconds(network, x, micro, get_task(name).boundary, train.precision))
         tokens = max(tokens, math.prod(x))
     with torch.device("meta"):   # what the tasks share, and a row of the embedding each
-        kind = Operator if stage == "operator" else Corrector
+        kind = Operator if is_operator else Corrector
         shared = kind({"model": to_dict(model), "precision": train.precision, "tasks": []})
     count += sum(p.numel() for p in shared.parameters()) + len(names) * model.width
     state = STATE_COPIES * 4 * count
@@ -112,14 +114,6 @@ def print_plan(config: Config, stage: str, train: TrainConfig, model: ModelConfi
     device = "the GPU" if _device().type == "cuda" else f"{torch.get_num_threads()} thread(s) of this CPU"
     print(f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now "
           f"on {device}; bases and validation come on top")
-
-
-def print_corrector_plan(config: Config, stage: str) -> None:
-    """`print_plan` of a stage on the operator's errors."""
-    kind = STAGES[stage]
-    model = config.steady.model if stage == "steady" else config.diffusion.model
-    print_plan(config, stage, getattr(config, stage).train, model, kind.tasks(config), corrector_work(config, stage),
-               {config.run_dir / parent / "done.json": parent for parent in kind.parents})
 
 
 def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., object],

@@ -28,7 +28,7 @@ from ups.evaluation.truth import Truth
 from ups.generative.corrector import load_corrector
 from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises
 from ups.generative.residuals import TransientResiduals, schedule_of
-from ups.models.augment import symmetry
+from ups.models.windows import symmetry
 from ups.seeds import generator
 
 BANK = 1024           # residuals that B3 draws from

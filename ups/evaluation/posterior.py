@@ -12,7 +12,7 @@ from ups.generative.corrector import Corrector
 from ups.generative.diffusion import sample
 from ups.generative.draws import draw_solutions
 from ups.generative.observation import as_linear, observe_case, row_generators
-from ups.generative.steady import FLOOR, SteadyResiduals
+from ups.generative.residuals import FLOOR, SteadyResiduals
 from ups.metrics.proper import energy_distance
 from ups.models.rollout import member_noise
 from ups.seeds import generator

@@ -14,7 +14,7 @@ from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
 from ups.generative.observation import CASES, observe_case, row_generators
-from ups.generative.steady import SteadyResiduals
+from ups.generative.residuals import SteadyResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
 from ups.models.rollout import member_noise

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
-from ups.generative.guess import LinearGuess
-from ups.models.backbone import make_backbone
+from ups.generative.observation import LinearGuess
+from ups.models.backbone import Backbone
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
 from ups.training.fit import fit
@@ -36,6 +36,8 @@ FREQUENCIES = (1, 2, 4, 8, 16)
 # |h| stays below: a coefficient known to 1e-4 of its marginal spread is known
 LARGEST_LOG_SCALE = math.log(1e4)
 STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
+
+Drawn = tuple[Tensor, Tensor, Tensor]   # residuals r, tokens, facts of a batch
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class CorrectorHead(nn.Module):
         self.guess = LinearGuess(**description["guess"]) if "guess" in description else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
-        self.gaussian = make_backbone(model)
+        self.gaussian = Backbone(model)
         self.gaussian_out = nn.Linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
         self.out = nn.Linear(model.width, dim)
@@ -110,7 +112,7 @@ class Corrector(nn.Module):
         for head in self.heads.values():
             for part in head.gaussian_parts():
                 part.requires_grad_(False)
-        self.backbone = make_backbone(model)
+        self.backbone = Backbone(model)
         self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
         self.facts = nn.Sequential(nn.Linear(MAX_FACTS, model.width), nn.SiLU(),
                                    nn.Linear(model.width, model.width))
@@ -132,6 +134,12 @@ class Corrector(nn.Module):
         """r (batch, *tokens, dim), latent units, to r~."""
         head = self.heads[condition.name]
         return (r - head.r_mean) / head.r_std * torch.exp(-condition.log_scale) - condition.mean
+
+    def shown(self, name: str, drawn: Drawn) -> tuple[Tensor, Condition]:
+        """(r~, its condition) of residuals, tokens and facts of task `name`."""
+        r, tokens, facts = drawn
+        condition = self.condition(name, tokens, facts)
+        return self.whiten(r, condition), condition
 
     def unwhiten(self, r: Tensor, condition: Condition) -> Tensor:
         """r~ to latent units."""
@@ -166,10 +174,7 @@ def gaussian_nll(r: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
     return (0.5 * (r * torch.exp(-log_scale) - mean).square() + log_scale).flatten(1).mean(1)
 
 
-Draw = Callable[[int], tuple[Tensor, Tensor, Tensor]]   # step -> (r, tokens, facts) of a batch
-
-
-def fit_head(head: CorrectorHead, draw: Draw, validation: Sequence[tuple[Tensor, Tensor, Tensor]], steps: int,
+def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequence[Drawn], steps: int,
              optim: OptimConfig, num_rows: tuple[int, int]) -> dict[str, float]:
     """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and
     the initial weights.

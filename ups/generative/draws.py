@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ups.generative.conditions import FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
+from ups.generative.residuals import FieldConditions, StateConditions
 from ups.generative.student import sample_student
 from ups.models.operator import Operator
 from ups.models.rollout import conserve, ensemble_rollout, member_noise

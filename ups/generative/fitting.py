@@ -1,21 +1,97 @@
-"""What the stages that fit a diffusion to residuals share: noised batches, what is logged of them, and
-validation."""
+"""What the stages that fit a diffusion to residuals share: the fit of their scale, noised batches, what is
+logged of them, and validation."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ups.data.schedule import Batch
-from ups.generative.corrector import Condition, Corrector
+from ups.config import DiffusionConfig, SteadyConfig, to_dict
+from ups.data.schedule import Batch, Schedule
+from ups.generative.corrector import Condition, Corrector, CorrectorHead, Drawn, fit_head
 from ups.generative.diffusion import diffusion_loss, draw_angles
-from ups.generative.residuals import Ranks, Residuals
+from ups.generative.residuals import Ranks, Residuals, schedule_of, validation
 from ups.seeds import generator
+from ups.training.fitted import Fit, fit_once
 
 STREAM = "diffusion"   # of the random numbers
 BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}   # of angles, in the log
+NATURAL_BATCHES = 16   # from which the marginal spread is taken
+
+
+def scaled_corrector(run: Any, residuals: dict[str, Residuals], section: DiffusionConfig | SteadyConfig,
+                     limits: DiffusionConfig, seed: int) -> tuple[Corrector, dict[str, dict]]:
+    """A corrector whose heads have their statistics, conditional mean and scale, fitted once by the ranks of
+    `run`, its diffusion not yet trained; and task -> the statistics of `fit_head`. A collective.
+
+    Raises as `refuse` for statistics beyond `limits`.
+    """
+    corrector = Corrector({"model": to_dict(section.model), "precision": section.train.precision,
+                           "sampler_steps": section.sampler_steps,
+                           "tasks": [source.description for source in residuals.values()]})
+    fits = fit_once(run, "scales", {name: partial(_fit_scale, source, section, seed)
+                                    for name, source in residuals.items()},
+                    "fitting the scale of the residuals")
+    for name, (facts, weights) in fits.items():
+        corrector.heads[name].load_state_dict(weights, strict=False)
+        refuse(name, facts, limits.min_residual_ratio, limits.max_whitened_std)
+    scales = {name: facts for name, (facts, _) in fits.items()}
+    run.print("\n".join(
+        f"residual of {name}: RMS {facts['rms_val']:.2e}, reserved / validation {facts['ratio']:.2f}, "
+        f"whitened std {facts['std_train']:.2f} / {facts['std_val']:.2f}, largest mode "
+        f"{facts['largest_std']:.1f}, excess kurtosis {facts['kurtosis']:.1f}"
+        for name, facts in scales.items()))
+    return corrector, scales
+
+
+def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, seed: int) -> Fit:
+    name, steps, size = residuals.name, section.scale_steps, section.train.batch_size
+    torch.manual_seed(generator(seed, "scale", name).initial_seed())
+    head = CorrectorHead(residuals.description, section.model).to(residuals.device)
+    schedule = schedule_of({name: residuals}, "reserved", size, seed + 2)
+    anywhere = Schedule({name: residuals.windows("reserved")}, size, seed + 6)
+
+    def draw(step: int) -> Drawn:
+        # statistics: batches after those that are fitted
+        batch = schedule.batch(step if step >= 0 else steps - step)
+        return residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "scale", name, step),
+                              step >= 0)
+
+    natural = [residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "natural", name, i))[0]
+               for i, batch in enumerate(map(anywhere.batch, range(NATURAL_BATCHES)))]
+    r = torch.cat(natural).flatten(0, -2)
+    head.marginal_mean.copy_(r.mean(0))
+    head.marginal_std.copy_(r.std(0))
+    facts = fit_head(head, draw, validation(residuals, seed, size), steps, section.optim,
+                     (residuals.windows("reserved")[0], residuals.windows("val")[0]))
+    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
+    return facts, {key: value for key, value in head.state_dict().items() if key.startswith(kept)}
+
+
+def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> None:
+    """Raise ValueError for residual statistics that would make a corrector dishonest: the operator is better
+    where the corrector trains (it was trained there), or whitening does not carry over to validation."""
+    # and so by more than chance: two standard errors below no difference
+    is_small = facts["ratio"] < least and facts["ratio"] * (1 + 2 * facts["ratio_error"]) < max(1.0, least)
+    if is_small or not math.isfinite(facts["ratio"]):
+        raise ValueError(f"the operator's residuals of {name} where the corrector trains are "
+                         f"{facts['ratio']:.3f} times those of validation (standard error "
+                         f"{facts['ratio_error']:.3f}); expected at least {least} "
+                         "(diffusion.min_residual_ratio): it would learn too small a spread. Reserve "
+                         f"trajectories with task.{name}.reserve and train the operator again.")
+    error = 2 * facts["std_val_error"]
+    # false for NaN
+    is_near = facts["std_val"] - error <= largest and facts["std_val"] + error >= 1 / largest
+    if not (0.95 <= facts["std_train"] <= 1.05 and is_near):
+        raise ValueError(f"the whitened residual of {name} has a standard deviation of "
+                         f"{facts['std_train']:.3f} in training and {facts['std_val']:.3f} (standard error "
+                         f"{facts['std_val_error']:.3f}) in validation; expected 0.95 to 1.05 and "
+                         f"{1 / largest:.2f} to {largest} (diffusion.max_whitened_std). Reserve more "
+                         f"trajectories (task.{name}.reserve) or lower scale_steps.")
 
 
 class Noised(NamedTuple):
@@ -30,10 +106,10 @@ class Noised(NamedTuple):
 def noised(corrector: Corrector, source: Residuals, batch: Batch, part: slice, size: int, noises: int,
            seed: int, step: int) -> Noised:
     """The rows `part` of a share `batch` of a global batch of `size` rows, each under `noises`."""
-    r, tokens, facts = source.draw("reserved", batch.rows[part], batch.starts[part],
-                                   generator(seed, STREAM, "augment", step), is_disturbed=True)
-    condition = corrector.condition(batch.task, tokens, facts)
-    r, largest = corrector.whiten(r, condition), float(corrector.heads[batch.task].largest_std)
+    r, condition = corrector.shown(batch.task, source.draw(
+        "reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", step),
+        is_disturbed=True))
+    largest = float(corrector.heads[batch.task].largest_std)
     again, mine = torch.arange(len(r), device=r.device).repeat_interleave(noises), batch.within(part)
     angle = draw_angles(size * noises, generator(seed, STREAM, "angle", step), largest).view(size, noises)
     noise = torch.randn(size, noises, *r.shape[1:], generator=generator(seed, STREAM, "noise", step))
@@ -57,22 +133,13 @@ def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: 
         sums = torch.zeros(len(held_out), 2, dtype=torch.float64, device=ranks.device)
         for index, (name, batches) in enumerate(held_out.items()):
             for number in range(ranks.rank, len(batches), ranks.world):
-                r, tokens, facts = batches[number]
-                condition = corrector.condition(name, tokens, facts)
+                r, condition = corrector.shown(name, batches[number])
                 draw = generator(seed, STREAM, "validate", number)
                 angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
-                loss = diffusion_loss(corrector.velocity(condition), corrector.whiten(r, condition),
-                                      noise.to(r.device), angle.to(r.device))
-                sums[index] += torch.stack([loss.double().sum(),
-                                            torch.tensor(float(len(r)), device=r.device)])
+                loss = diffusion_loss(corrector.velocity(condition), r, noise.to(r.device),
+                                      angle.to(r.device)).double()
+                sums[index] += torch.stack([loss.sum(), loss.new_tensor(len(r))])
         return sums
 
     sums = ranks.reduce_sum(ranks.agreed(local, "validating"))
     return {name: float(total / count) for name, (total, count) in zip(held_out, sums, strict=True)}
-
-
-def words_of(name: str, facts: dict[str, float]) -> str:
-    """The statistics of a scale, in a line."""
-    return (f"residual of {name}: RMS {facts['rms_val']:.2e}, reserved / validation {facts['ratio']:.2f}, "
-            f"whitened std {facts['std_train']:.2f} / {facts['std_val']:.2f}, largest mode "
-            f"{facts['largest_std']:.1f}, excess kurtosis {facts['kurtosis']:.1f}")

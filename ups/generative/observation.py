@@ -1,5 +1,5 @@
 """Partial observations of the input field of a steady task, for training and evaluating the conditional
-prior.
+prior, and the linear guess of the field from them, which travels with the weights of the prior.
 
     values = mask * (S v + noise * eta)
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ups.seeds import generator
 from ups.tasks.darcy_grf import LinearObservation
@@ -30,6 +30,7 @@ COVERAGE = (0.01, 0.5)   # share of the cells that "points" sees, log-uniform
 NOISE = (0.05, 1.0)      # standard deviation of "noisy" in normalised units (v has 1), log-uniform
 BLOCKS = (2, 4, 8)       # cells per axis that "coarse" averages, those that divide the grid equally likely
 FACTS = ("coverage", "noise", "log2_block")
+MODES = 96               # of the coefficient, in its linear guess
 
 # case: (share of the cells seen, noise, cells per axis averaged)
 CASES: dict[str, tuple[float, float, int]] = {
@@ -47,8 +48,6 @@ class Levels:
     noise: Tensor
     block: Tensor
 
-    def __len__(self) -> int:
-        return len(self.block)
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,10 @@ def observe(v: Tensor, levels: Levels, generators: Sequence[torch.Generator]) ->
     A row that is seen at all is seen in at least one cell. Raises ValueError for another number of rows than
     levels or generators and for blocks that do not divide the grid.
     """
-    if not len(v) == len(levels) == len(generators):
-        raise ValueError(f"{len(v)} fields, {len(levels)} levels and {len(generators)} generators; expected "
-                         "one of each per row (ups.generative.observation.observe). Draw the levels with "
-                         "the same generators.")
+    if not len(v) == len(levels.block) == len(generators):
+        raise ValueError(f"{len(v)} fields, {len(levels.block)} levels and {len(generators)} generators; "
+                         "expected one of each per row (ups.generative.observation.observe). Draw the levels "
+                         "with the same generators.")
     space = v.shape[2:]
     seen, masks, eta = v, [], torch.zeros(v.shape)
     for block in sorted(set(levels.block.tolist()) - {1}):
@@ -166,6 +165,76 @@ def block_average(v: Tensor, block: int) -> Tensor:
     for axis in range(2, v.ndim):
         v = v.unflatten(axis, (-1, block)).mean(axis + 1).repeat_interleave(block, axis)
     return v
+
+
+class LinearGuess(nn.Module):
+    """Best linear guess of a field from part of it: the posterior mean of a Gaussian fitted to training
+    fields.
+
+    v = mean + U s + e, s ~ N(0, diag(variance)) the leading MODES of the training fields, e what they leave,
+    independent per cell (probabilistic principal components, Tipping and Bishop 1999). shape: (C, *space) of
+    a field. least: of a solution; below it, its logarithm is not taken.
+    """
+
+    def __init__(self, shape: Sequence[int], num_modes: int):
+        super().__init__()
+        self.shape, cells = tuple(shape), torch.Size(shape).numel()
+        for name, size in (("mean", (cells,)), ("variance", (num_modes,)), ("basis", (cells, num_modes)),
+                           ("left", (cells,)), ("least", ())):
+            self.register_buffer(name, torch.zeros(size))
+        self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def fit(cls, fields: Tensor, least: float = 0.0) -> LinearGuess:
+        """Of training fields (n, C, *space), on their device."""
+        flat = fields.flatten(1)
+        mean = flat.mean(0)
+        _, singular, rows = torch.linalg.svd(flat - mean, full_matrices=False)
+        guess = cls(fields.shape[1:], min(MODES, len(rows) - 1)).to(fields)
+        kept = len(guess.variance)
+        guess.mean, guess.variance, guess.basis = mean, singular[:kept].square() / len(flat), rows[:kept].mT
+        guess.left = (flat.var(0) - guess.basis.square() @ guess.variance).clamp_min(1e-6)
+        guess.least.fill_(least)
+        return guess
+
+    @property
+    def description(self) -> dict:
+        return {"shape": list(self.shape), "num_modes": len(self.variance)}
+
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """(guess, its standard deviation), each (B, C, *space), of an observation.
+
+        Block means are those of mean and U; every cell of a block then bears its share of the mean's
+        precision.
+        """
+        values, mask = observation.values, observation.mask.expand_as(observation.values)
+        noise, block = observation.facts[:, 1], (2.0 ** observation.facts[:, 2]).round().long()
+        # precision of each cell
+        weight = mask.flatten(1) / (self.left + noise.square()[:, None])
+        guess, spread = torch.empty_like(weight), torch.empty_like(weight)
+        for size in block.unique().tolist():
+            rows = block == size
+            mean, basis = self._averaged(size)
+            w, y = weight[rows], values.flatten(1)[rows] - mean
+            # (rows, modes, modes)
+            gram = (basis.mT * w[:, None]) @ basis + torch.diag(1 / self.variance)
+            factor = torch.linalg.cholesky(gram)
+            s = torch.cholesky_solve(((w * y) @ basis)[..., None], factor)[..., 0]
+            # (rows, cells, modes)
+            half = self.basis @ torch.cholesky_inverse(factor)
+            guess[rows] = self.mean + s @ self.basis.mT
+            spread[rows] = ((half * self.basis).sum(2) + self.left).sqrt()
+        guess, spread = guess.view_as(values), spread.view_as(values)
+        is_exact = (mask > 0) & ((noise == 0) & (block == 1)).view(-1, *[1] * (values.ndim - 1))
+        return torch.where(is_exact, values, guess), torch.where(is_exact, torch.zeros_like(spread), spread)
+
+    def _averaged(self, block: int) -> tuple[Tensor, Tensor]:
+        """Mean and basis over blocks of `block` cells per axis, spread over the block again."""
+        if block not in self._blocks:
+            both = torch.cat([self.mean[None], self.basis.mT]).view(-1, *self.shape)
+            averaged = block_average(both, block).flatten(1)
+            self._blocks[block] = averaged[0], averaged[1:].mT.contiguous()
+        return self._blocks[block]
 
 
 def _draw_mask(coverage: float, num_cells: int, source: torch.Generator) -> Tensor:

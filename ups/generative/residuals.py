@@ -1,28 +1,43 @@
-"""Residuals of a frozen operator on trajectories it was not trained on: what the corrector and its student
-learn."""
+"""Residuals: what a frozen operator leaves, under what a corrector is shown beside the operator's prediction.
+
+Conditions are made from an operator (and, for a steady task, the linear guess that travels with the prior)
+alone: no cache. Residuals, which correctors, students and priors learn, are those of trajectories that the
+operator was not trained on.
+
+    in time   r = z_ref - O(z)
+    steady    r = log u - log O(v_guess),  the solution u given a partly observed coefficient
+
+v is the normalised coefficient, v_guess the linear guess of it from what was seen, O the frozen operator. The
+solution of a diffusion equation with a positive source is positive, and where little is known its size varies
+by factors: hence the logarithm. The conditional mean and scale of ups/generative/corrector.py and a diffusion
+do the rest, from certainty to the spread of all solutions. A fully observed steady equation has one answer,
+so calibration is judged on partial observations of a task whose exact posterior is known
+(ups/evaluation/posterior.py).
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ups.config import DiffusionConfig, ModelConfig, SteadyConfig, to_dict
 from ups.data.cache import Cache
 from ups.data.schedule import Schedule
-from ups.generative.conditions import StateConditions
-from ups.generative.corrector import Corrector, CorrectorHead, fit_head
-from ups.models.augment import augment
+from ups.data.tokenizer import patchify
+from ups.generative.corrector import Drawn
+from ups.generative.observation import LinearGuess, Observation, draw_levels, observe, row_generators
+from ups.models.bases.base import Known
 from ups.models.operator import Operator
+from ups.models.windows import augment
 from ups.seeds import generator
-from ups.training.fitted import Fit
 
+SPREAD_FLOOR = 1e-3    # of the coefficient, in normalised units: what is seen exactly
+FLOOR = 1e-3           # of a solution's mean: a guess is lifted to it before its logarithm is taken
+SIZED = 64             # training solutions behind that mean
 VALIDATION_BATCHES = 8
-NATURAL_BATCHES = 16   # from which the marginal spread is taken
 START_ROWS = 32        # trajectories from which the residual's size at each start is taken
 DISTURBED = 0.75       # share of the states in training that carry an error as a rollout's own would
 # its size over that of a residual, log-uniform; a sampler of a small run leaves some 5 %
@@ -43,34 +58,91 @@ class Ranks(Protocol):
         """The sum over ranks."""
 
 
-class Residuals(Protocol):
-    """The residuals of one task: description of its head, schedule of its rows, and the draw itself."""
+class StateConditions:
+    """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
 
-    name: str
-    cache: Cache
-    description: dict[str, Any]
+    Conditions: the operator's history, the change that led to it (zero where no frame is before) and the
+    predicted change as tokens; standardised log-parameters and log dt as facts. The change before is what a
+    member knows of its own past: where a parameter is hidden it says which one the member follows, without it
+    every call would draw it anew.
+    """
 
-    def windows(self, split: str) -> tuple[int, int]:
-        """(rows, starts) of a split, for `Schedule`."""
+    def __init__(self, operator: Operator, name: str):
+        self.operator, self.name, self.head = operator, name, operator.head(name)
+        self.device = self.head.scale.device
+        dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
+        self.description: dict[str, Any] = {"name": name, "dim": bundle * dim,
+                                            "num_conditions": (history + 1 + bundle) * dim}
 
-    def start_weights(self) -> dict[str, Tensor]:
-        """What `Schedule` draws window starts by in training; empty: all alike."""
+    def predict(self, z: Tensor, known: Known) -> tuple[Tensor, Tensor, Tensor]:
+        """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
+        facts)."""
+        before, z = z[:, :1], z[:, -self.head.history :]
+        full, _ = self.operator.predict(z, self.name, known)
+        parts = (z, z[:, :1] - before, full - z[:, -1:])
+        tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in parts], -1)
+        dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
+        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([known.standard, dt], 1)
+
+    def frames(self, r: Tensor) -> Tensor:
+        """(..., *tokens, bundle * dim) to frames of latents (..., bundle, *tokens, dim)."""
+        return r.unflatten(-1, (self.head.bundle, -1)).movedim(-2, -2 - self.head.task.ndim)
 
     def decode(self, r: Tensor) -> Tensor:
-        """Residual latents (..., *tokens, dim) to the field; linear."""
+        """(..., *tokens, bundle * dim) to normalised fields (..., bundle, C, *space); linear."""
+        return self.head.codec.decode(self.frames(r))
 
-    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
-             is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(r, tokens, facts) of rows `places` (positions in the split) and window starts; draw: augmentation,
-        None: none.
 
-        is_disturbed: as a network is trained. A state then may carry an error such as it has in a rollout of
-        its own.
-        """
+class FieldConditions:
+    """A steady solution given part of its coefficient: r = log u - log O(v_guess), (batch, *tokens, dim).
+
+        c = (mask * v, v_guess, its spread, mask, log O(v_guess)),  facts = (how much, how noisy, how coarse)
+
+    v is the normalised coefficient, v_guess its linear guess from what was seen (v itself where all is seen).
+    """
+
+    def __init__(self, operator: Operator, name: str, linear: LinearGuess):
+        self.operator, self.name, self.head, self.linear = operator, name, operator.head(name), linear
+        self.device = self.head.scale.device
+        codec, dim = self.head.input_codec, self.head.codec.dim
+        num_conditions = 3 * codec.width + codec.patch**self.head.task.ndim + dim
+        self.description: dict[str, Any] = {"name": name, "dim": dim, "num_conditions": num_conditions,
+                                            "guess": linear.description}
+
+    def predict(self, observation: Observation, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(log O(v_guess) (batch, *tokens, dim), tokens, facts) of an observation in normalised units."""
+        codec, ndim = self.head.input_codec, self.head.task.ndim
+        v_guess, spread = self.linear(observation)
+        z = self.operator(codec.encode(v_guess)[:, None], self.name, parameters)[:, 0]
+        guess = self.logarithm(self.head.physical(z))
+        fields = (observation.values, v_guess, (spread + SPREAD_FLOOR).log(), observation.mask)
+        tokens = torch.cat([*[patchify(part, ndim, codec.patch) for part in fields], guess], -1)
+        return guess, tokens, observation.facts
+
+    def logarithm(self, u: Tensor) -> Tensor:
+        """log u as tokens: (batch, C, *space), physical units, to (batch, *tokens, dim); linear in log u."""
+        return self.head.codec.encode(u.clamp_min(self.linear.least).log())
+
+    def solution(self, guess: Tensor, r: Tensor) -> Tensor:
+        """Physical u = O exp(r): guess (batch, *tokens, dim) of `predict` and r (..., *tokens, dim) in
+        tokens."""
+        return self.decode(guess + r).exp()
+
+    def decode(self, r: Tensor) -> Tensor:
+        """(..., *tokens, dim) to fields of log u, (..., C, *space); linear."""
+        return self.head.codec.decode(r)
 
 
 class TransientResiduals(StateConditions):
-    """Residuals along the trajectories of a cache."""
+    """Residuals along the trajectories of a cache: what a stage on the operator's errors is trained and
+    validated on, as are `SteadyResiduals`.
+
+    windows(split): (rows, starts), for `Schedule`. start_weights: what it draws window starts by in training;
+    empty: all alike. decode: residual latents to the field, linear. draw(split, places, starts, draw,
+    is_disturbed): (r, tokens, facts) of rows `places` (positions in the split) and window starts; draw:
+    augmentation, None: none; is_disturbed: as a network is trained, a state then may carry an error such as
+    it has in a rollout of its own.
+    """
 
     def __init__(self, operator: Operator, cache: Cache):
         operator.serve(cache)
@@ -136,7 +208,7 @@ class TransientResiduals(StateConditions):
 
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
-             is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+             is_disturbed: bool = False) -> Drawn:
         rows, history = self.cache.split[split][places], self.head.history
         frames = starts + self.train_from
         # the first frame itself: no change
@@ -153,6 +225,54 @@ class TransientResiduals(StateConditions):
         return z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts
 
 
+class SteadyResiduals(FieldConditions):
+    """Residuals of a steady task of a cache under random observations of its coefficient.
+
+    linear: of a trained prior; None: fitted here to the cache's training fields.
+    """
+
+    def __init__(self, operator: Operator, cache: Cache, linear: LinearGuess | None = None):
+        head, self.cache = operator.serve(cache), cache
+        if linear is None:
+            rows, device = cache.split["train"], head.scale.device
+            known = head.input_codec.decode(cache.inputs(rows, device)[:, 0])
+            mean = head.physical(cache.batch(rows[:SIZED], 0, 1, device)).mean()
+            linear = LinearGuess.fit(known, FLOOR * float(mean))
+        super().__init__(operator, cache.task.name, linear)
+
+    def windows(self, split: str) -> tuple[int, int]:
+        return len(self.cache.split[split]), 1
+
+    def start_weights(self) -> dict[str, Tensor]:
+        return {}
+
+    def fields(self, split: str, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim),
+        parameters)."""
+        rows = self.cache.split[split][places]
+        return (self.cache.inputs(rows, self.device), self.cache.batch(rows, 0, 1, self.device),
+                self.cache.parameters[rows])
+
+    @torch.no_grad()
+    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
+             is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(r, tokens, facts) of rows `places` (positions in the split); draw: symmetry and observations,
+        never None.
+
+        is_disturbed changes nothing: no state is fed back.
+        """
+        z_in, z_ref, parameters = self.fields(split, places)
+        z_in, z_ref = augment(self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
+        v = self.head.input_codec.decode(z_in[:, 0])
+        sources = row_generators(draw.initial_seed(), rows=places.tolist())
+        guess, tokens, facts = self.predict(observe(v, draw_levels(v.shape[2:], sources), sources),
+                                            parameters)
+        return self.logarithm(self.head.physical(z_ref[:, 0])) - guess, tokens, facts
+
+
+Residuals = TransientResiduals | SteadyResiduals
+
+
 def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int) -> Schedule:
     """Batches of residuals: tasks in turn, starts by `start_weights`."""
     weights = {name: value for residuals in all_residuals.values()
@@ -161,86 +281,9 @@ def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int
                     start_weights=weights)
 
 
-def validation(residuals: Residuals, seed: int, batch_size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def validation(residuals: Residuals, seed: int, batch_size: int) -> list[Drawn]:
     """A fixed set of validation residuals, in batches."""
     schedule = schedule_of({residuals.name: residuals}, "val", batch_size, seed + 1)
     batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
     return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i))
             for i, batch in enumerate(batches)]
-
-
-def corrector_of(residuals: dict[str, Residuals], model: ModelConfig, precision: str,
-                 sampler_steps: int) -> Corrector:
-    """An untrained corrector; sampler_steps: it will be drawn with."""
-    return Corrector({"model": to_dict(model), "precision": precision, "sampler_steps": sampler_steps,
-                      "tasks": [source.description for source in residuals.values()]})
-
-
-def scale_fits(residuals: dict[str, Residuals], section: DiffusionConfig | SteadyConfig,
-               seed: int) -> dict[str, Callable[[], Fit]]:
-    """Task -> the fit of its head: (statistics of `fit_head`, weights)."""
-    return {name: partial(_fit_scale, source, section, seed) for name, source in residuals.items()}
-
-
-def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, seed: int) -> Fit:
-    steps, batch_size = section.scale_steps, section.train.batch_size
-    torch.manual_seed(generator(seed, "scale", residuals.name).initial_seed())
-    head = CorrectorHead(residuals.description, section.model).to(residuals.device)
-    schedule = schedule_of({residuals.name: residuals}, "reserved", batch_size, seed + 2)
-    anywhere = Schedule({residuals.name: residuals.windows("reserved")}, batch_size, seed + 6)
-
-    def draw(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        # statistics: batches after those that are fitted
-        batch = schedule.batch(step if step >= 0 else steps - step)
-        return residuals.draw("reserved", batch.rows, batch.starts,
-                              generator(seed, "scale", residuals.name, step), step >= 0)
-
-    natural = [residuals.draw("reserved", batch.rows, batch.starts,
-                              generator(seed, "natural", residuals.name, i))[0]
-               for i, batch in enumerate(anywhere.batch(i) for i in range(NATURAL_BATCHES))]
-    r = torch.cat(natural).flatten(0, -2)
-    head.marginal_mean.copy_(r.mean(0))
-    head.marginal_std.copy_(r.std(0))
-    facts = fit_head(head, draw, validation(residuals, seed, batch_size), steps, section.optim,
-                     (residuals.windows("reserved")[0], residuals.windows("val")[0]))
-    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
-    return facts, {name: value for name, value in head.state_dict().items() if name.startswith(kept)}
-
-
-def put_scales(corrector: Corrector, fits: dict[str, Fit], least_ratio: float,
-               largest_std: float) -> dict[str, dict]:
-    """Fill the heads of `corrector`; task -> the statistics. Raises as `refuse`."""
-    for name, (facts, weights) in fits.items():
-        corrector.heads[name].load_state_dict(weights, strict=False)
-        refuse(name, facts, least_ratio, largest_std)
-    return {name: facts for name, (facts, _) in fits.items()}
-
-
-def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> None:
-    """Raise ValueError for residual statistics that would make a corrector dishonest: the operator is better
-    where the corrector trains (it was trained there), or whitening does not carry over to validation."""
-    # and so by more than chance: two standard errors below no difference
-    is_small = facts["ratio"] < least and facts["ratio"] * (1 + 2 * facts["ratio_error"]) < max(1.0, least)
-    if is_small or not math.isfinite(facts["ratio"]):
-        raise ValueError(f"the operator's residuals of {name} where the corrector trains are "
-                         f"{facts['ratio']:.3f} times those of validation (standard error "
-                         f"{facts['ratio_error']:.3f}); expected at least {least} "
-                         "(diffusion.min_residual_ratio): it would learn too small a spread. Reserve "
-                         f"trajectories with task.{name}.reserve and train the operator again.")
-    error = 2 * facts["std_val_error"]
-    # false for NaN
-    is_near = facts["std_val"] - error <= largest and facts["std_val"] + error >= 1 / largest
-    if not (0.95 <= facts["std_train"] <= 1.05 and is_near):
-        raise ValueError(f"the whitened residual of {name} has a standard deviation of "
-                         f"{facts['std_train']:.3f} in training and {facts['std_val']:.3f} (standard error "
-                         f"{facts['std_val_error']:.3f}) in validation; expected 0.95 to 1.05 and "
-                         f"{1 / largest:.2f} to {largest} (diffusion.max_whitened_std). Reserve more "
-                         f"trajectories (task.{name}.reserve) or lower scale_steps.")
-
-
-def require_tasks(names: Sequence[str], stage: str) -> None:
-    """Raise ValueError where no task has trajectories for a stage on the operator's errors."""
-    if not names:
-        raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve "
-                         "above 0 for at least one of data.tasks. Set it and train the operator again.")
-

@@ -63,6 +63,13 @@ def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0,
     return denoise(student, diffuse(y, second, angle), angle)
 
 
+def twin_of(network: Corrector, **facts: float) -> Corrector:
+    """Another network with the same weights and description, to train on; facts: added to the description."""
+    twin = Corrector(network.description | facts)
+    twin.load_state_dict(network.state_dict())
+    return twin
+
+
 # ---------------------------------------------------------------- pairs solved by the teacher
 
 
@@ -103,10 +110,9 @@ def solve(teacher: Corrector, source: Residuals, batch: Batch, part: slice, size
           number: int) -> Solved:
     """The rows `part` of a share `batch` of the global batch `number` of `size` rows."""
     mine = batch.within(part)
-    draw = source.draw("reserved", batch.rows[part], batch.starts[part],
-                       generator(seed, STREAM, "augment", number), is_disturbed=True)
-    condition = teacher.condition(batch.task, *draw[1:])
-    r = teacher.whiten(draw[0], condition)
+    r, condition = teacher.shown(batch.task, source.draw(
+        "reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", number),
+        is_disturbed=True))
     largest = float(teacher.heads[batch.task].largest_std)
     angle = draw_starts(size, generator(seed, STREAM, "angle", number), largest)[mine].to(r.device)
     noise = torch.randn(size, *r.shape[1:],
@@ -204,12 +210,9 @@ def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size:
     for name, source in residuals.items():
         batches = validation(source, seed, batch_size)
         for number in range(ranks.rank, len(batches), ranks.world):
-            r, tokens, facts = batches[number]
-            condition = teacher.condition(name, tokens, facts)
-            r = teacher.whiten(r, condition)
+            r, condition = teacher.shown(name, batches[number])
             noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
-                                generator=generator(seed, STREAM, "validate", number))
-            noise = noise.to(r.device)
+                                generator=generator(seed, STREAM, "validate", number)).to(r.device)
             ends = [sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"])
                     for i in (0, 1)]
             held_out.setdefault(name, []).append((condition, r, noise, *ends))

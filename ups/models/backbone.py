@@ -12,7 +12,6 @@ task tried.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
@@ -77,12 +76,13 @@ class LocalMixing(nn.Module):
         h = x.movedim(-1, 1)
         if h.ndim == 3:
             h = h.unsqueeze(2)
-        ndim, (width, _, kernel_size) = h.ndim - 2, self.weight.shape
-        convolve, weight, total = F.conv3d if ndim == 3 else F.conv2d, self.weight.to(x.dtype), 0.0
-        for axis in range(x.ndim - 2):          # counted from the last, as F.pad does
+        ndim, weight, total = h.ndim - 2, self.weight.to(x.dtype), 0.0
+        width, _, kernel_size = weight.shape
+        convolve, pad = (nn.functional.conv3d if ndim == 3 else nn.functional.conv2d), nn.functional.pad
+        for axis in range(x.ndim - 2):          # counted from the last, as nn.functional.pad does
             pads, sizes = [0] * (2 * ndim), [1] * ndim
             pads[2 * axis : 2 * axis + 2], sizes[ndim - 1 - axis] = (self.side, self.side), kernel_size
-            total = total + convolve(F.pad(h, pads, mode=mode), weight.view(width, 1, *sizes), groups=width)
+            total = total + convolve(pad(h, pads, mode=mode), weight.view(width, 1, *sizes), groups=width)
         return total.movedim(1, -1).reshape(x.shape)
 
 
@@ -106,17 +106,16 @@ class Block(nn.Module):
         shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
         shift1, scale1, gate1, shift2, scale2, gate2 = (m.view(shape)
                                                         for m in self.modulation(condition).chunk(6, -1))
-        h = F.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
+        h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
         x = x + gate1 * self.spectral(h, boundary)
-        h = F.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
+        h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
         gate, value = self.up(h + self.local(h, boundary)).chunk(2, -1)
-        return x + gate2 * self.down(F.silu(gate) * value)
+        return x + gate2 * self.down(nn.functional.silu(gate) * value)
 
 
 class Backbone(nn.Module):
-    """Blocks over tokens, all on one level."""
-
-    kind = "flat"
+    """Blocks over tokens, all on one level: x (batch, *tokens, width), a condition (batch, width) and a
+    boundary to (batch, *tokens, width)."""
 
     def __init__(self, model: ModelConfig):
         super().__init__()
@@ -126,13 +125,4 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
         for block in self.blocks:
             x = block(x, condition, boundary)
-        return F.rms_norm(x, x.shape[-1:])
-
-
-BACKBONES: dict[str, type[nn.Module]] = {backbone.kind: backbone for backbone in (Backbone,)}
-
-
-def make_backbone(model: ModelConfig, kind: str = Backbone.kind) -> nn.Module:
-    """A backbone: x (batch, *tokens, width), a condition (batch, width) and a boundary to (batch, *tokens,
-    width)."""
-    return BACKBONES[kind](model)
+        return nn.functional.rms_norm(x, x.shape[-1:])

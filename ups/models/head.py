@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases import BASES
-from ups.models.known import Known
+from ups.models.bases.base import Known
 from ups.tasks import get_task
 
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."

@@ -1,14 +1,19 @@
-"""What the operator is trained on: errors relative to what its base leaves, along an unrolled window."""
+"""What the operator is trained on, errors relative to what its base leaves along an unrolled window; and what
+it is kept and judged by meanwhile, rollouts of held-out trajectories. Both from latents."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
+from ups.data.cache import Cache
 from ups.models.operator import Operator
 
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 FLOOR = 1e-4
+PARTS = {"network": "full", "base": "base"}   # of the operator: name in the log -> part of a rollout
 
 
 def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
@@ -58,3 +63,37 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, param
         if call + 1 < calls:
             z = torch.cat([z, full], 1)[:, -head.history :]
     return loss / calls, {"network": network / calls, "base": base / calls}
+
+
+@torch.no_grad()
+def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
+                   device: torch.device) -> Tensor:
+    """Sums over `rows` and space of u_ref^2 and of the squared rollout errors of operator and base: (3, T,
+    C), float64."""
+    head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
+    if len(rows) == 0:   # fewer trajectories than processes
+        return torch.zeros(1 + len(PARTS), num_frames, head.codec.num_channels, dtype=torch.float64,
+                           device=device)
+    given = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, 0, context, device)
+    u_ref = head.physical(cache.batch(rows, context, num_frames, device)).double()
+    over = (0, *range(3, u_ref.ndim))
+    sums = [u_ref.square().sum(over)]
+    for part in PARTS.values():
+        z_pred = operator.rollout(given, head.name, cache.parameters[rows], num_frames, part)
+        sums.append((head.physical(z_pred).double() - u_ref).square().sum(over))
+    return torch.stack(sums)
+
+
+def pooled(sums: Tensor) -> dict[str, float]:
+    """Pooled nRMSE of network and base, mean over frames and channels, from `squared_errors`; inf where one
+    blew up."""
+    reference, *squares = sums
+    values = [float((square / reference).sqrt().mean()) for square in squares]
+    return {name: value if math.isfinite(value) else math.inf
+            for name, value in zip(PARTS, values, strict=True)}
+
+
+def score_of(errors: dict[str, dict[str, float]]) -> float:
+    """Geometric mean over tasks of the better of network and base; what early stopping and the export go
+    by."""
+    return math.exp(sum(math.log(max(min(e.values()), 1e-12)) for e in errors.values()) / len(errors))

@@ -6,9 +6,8 @@ All act on normalised fields. Which one a task gets is decided by rollouts on va
 in ups/config/checks.py.
 """
 
-from ups.models.bases.base import Base
+from ups.models.bases.base import Base, Persistence
 from ups.models.bases.elliptic import Elliptic
-from ups.models.bases.persistence import Persistence
 from ups.models.bases.propagator import Propagator
 from ups.models.bases.transport import Transport
 

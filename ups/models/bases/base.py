@@ -1,16 +1,41 @@
-"""What a base predictor is, what it is fitted on, and how gradient steps fit those that are learnt."""
+"""What a base predictor is, what it is shown and fitted on, the simplest one, and how gradient steps fit
+those that are learnt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from ups.models.known import Known
 from ups.progress import note
 from ups.training.fit import fit
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a batch's parameters, looked up once where they come from, so that no call asks the
+    device.
+
+    standard (batch, P): standardised logarithms; index (batch,): the number of the nearest fitted value.
+
+    groups: of every value that occurs, its number and its rows, for bases with weights of their own per
+    value.
+    """
+
+    standard: Tensor
+    index: Tensor
+    groups: tuple[tuple[int, Tensor], ...]
+
+    @classmethod
+    def of(cls, standard: Tensor, index: Tensor, device: torch.device | str = "cpu") -> Known:
+        """From standard and index in main memory: the groups are found there and all is put on `device`."""
+        groups = tuple((value, torch.nonzero(index == value)[:, 0].to(device))
+                       for value in index.unique().tolist())
+        return cls(standard.to(device), index.to(device), groups)
+
 
 # u (batch, history, C, *space), what is known of its rows, u_next (batch, C, *space)
 Window = tuple[Tensor, Known, Tensor]
@@ -60,6 +85,18 @@ class Base(nn.Module):
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         raise NotImplementedError
+
+
+class Persistence(Base):
+    """The last frame again: what every forecast is compared with."""
+
+    kind = "persistence"
+
+    def __init__(self, **_: Any):
+        super().__init__()
+
+    def forward(self, u: Tensor, known: Known) -> Tensor:
+        return u[:, -1]
 
 
 class Learnt(Base):

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
-from ups.models.bases.base import Learnt, Samples, Window
-from ups.models.known import Known
+from ups.models.bases.base import Known, Learnt, Samples, Window
 from ups.spectral import FieldTransform
 
 
@@ -89,7 +87,7 @@ class Elliptic(Learnt):
         source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
         scale = torch.exp(known.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
         source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.num_cells**2
-        reaction = F.softplus(reaction - 8) / self.num_cells**2       # starts near zero
+        reaction = nn.functional.softplus(reaction - 8) / self.num_cells**2       # starts near zero
 
         def operator(x: Tensor) -> Tensor:
             y = reaction * x

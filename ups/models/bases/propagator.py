@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.models.bases.base import Base, Samples
-from ups.models.known import Known
+from ups.models.bases.base import Base, Known, Samples
 from ups.spectral import FieldTransform
 
 

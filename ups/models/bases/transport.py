@@ -6,12 +6,10 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ups.boundary import PERIODIC
-from ups.models.bases.base import Learnt
-from ups.models.known import Known
+from ups.models.bases.base import Known, Learnt
 
 
 class Transport(Learnt):
@@ -52,7 +50,8 @@ class Transport(Learnt):
     def _along_last(self, u: Tensor, parameters: Tensor, axis: int) -> Tensor:
         """One pass along the last axis: u (batch, C, n), parameters (batch, P)."""
         n, reach, side = u.shape[-1], self.reach, self.TAPS // 2
-        rate = F.conv1d(self._pad(u, side), self.stencil[axis][None])[:, 0] * self.RATE_SCALE / reach
+        rate = (nn.functional.conv1d(self._pad(u, side), self.stencil[axis][None])[:, 0]
+                * self.RATE_SCALE / reach)
         rate = rate * torch.exp(parameters @ self.log_amplitude[axis])[:, None]
         rate = self._pad(rate[:, None], reach)[:, 0]
         potential = rate.cumsum(-1) - rate / 2

@@ -1,0 +1,36 @@
+"""What every training script begins with: its configuration, its caches and its run."""
+
+from __future__ import annotations
+
+from ups.chain import STAGES, parents_of
+from ups.config import Config, parse_arguments
+from ups.data.cache import Cache, open_cache
+from ups.dry_run import print_training_plan
+from ups.training.run import Run
+
+
+def opened(documentation: str | None, stage: str) -> tuple[Config, dict[str, Cache]]:
+    """The configuration of the command line and the caches that `stage` reads, by task.
+
+    With --dry-run, prints the plan and ends the process. Raises ValueError where no task has trajectories for
+    the stage.
+    """
+    config, is_dry_run = parse_arguments(documentation)
+    if is_dry_run:
+        print_training_plan(config, stage)
+        raise SystemExit(0)
+    names = STAGES[stage].tasks(config)
+    if not names:
+        raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve "
+                         "above 0 for at least one of data.tasks. Set it and train the operator again.")
+    return config, {name: open_cache(config, name) for name in names}
+
+
+def started(config: Config, stage: str, caches: dict[str, Cache]) -> Run:
+    """`Run.start` of the stage with its section and parents; ends the process if the stage is finished."""
+    section = getattr(config, stage)
+    run = Run.start(config, stage, section.train, section.optim, parents_of(config, stage, caches))
+    if run.is_finished:
+        run.print(f"{run.directory} is finished and up to date: nothing to do")
+        raise SystemExit(0)
+    return run
