@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import ups
 from ups.config import load_config
-from ups.data.doctor import examine_all, report
+from ups.data.doctor import examine, report
 from ups.data.download import fetch, is_verified, published_file
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.doctor:
         is_ill = False
         for task in dict.fromkeys(name for name, *_ in files):
-            found = examine_all([path for name, _, path, _, _ in files if name == task], task,
+            found = examine([path for name, _, path, _, _ in files if name == task], task,
                                 hash_all=args.md5,
                                 val_fraction=config.data.val_fraction,
                                 test_fraction=config.data.test_fraction, is_own=is_own)

@@ -21,7 +21,7 @@ import yaml
 import prepare_data
 from ups.config import load_config
 from ups.data import doctor, download, pdebench
-from ups.data.doctor import examine, examine_all, report
+from ups.data.doctor import report
 from ups.data.download import fetch, md5_of, published_file
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data, partial_path
@@ -314,6 +314,11 @@ def damaged(path, change, key="tensor"):
     return path
 
 
+def examine(path, task, **options):
+    """What the doctor says about one file."""
+    return doctor.examine([path], task, **options)[path]
+
+
 def said(findings, severity):
     return " | ".join(f"{finding.what} [{finding.where}] {finding.do}" for finding in findings if finding.severity == severity)
 
@@ -364,10 +369,10 @@ def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
 
 def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_path):
     first, same = saved(tmp_path, moving(0.4)), saved(tmp_path, moving(1.0), parameter=1.0)
-    found = examine_all([first, same], "advection1d", **SPLIT)
+    found = doctor.examine([first, same], "advection1d", **SPLIT)
     assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in said(found[same], "info")
     rolled = saved(tmp_path, moving(0.1)[::-1].copy(), parameter=0.1)
-    found = examine_all([first, rolled], "advection1d", **SPLIT)
+    found = doctor.examine([first, rolled], "advection1d", **SPLIT)
     assert "8 initial conditions are those of another split in another file" in said(found[rolled], "error")
 
 

@@ -4,9 +4,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_data import SPLIT, moving, said, saved
+from test_data import SPLIT, examine, moving, said, saved
 
-from ups.data.doctor import examine, report
+from ups.data.doctor import report
 from ups.data.pdebench import open_data
 from ups.tasks import TASKS, get_task
 from ups.tasks.darcy import apply_operator

@@ -7,6 +7,8 @@ without dynamics, initial conditions that appear in training and in test, NaN, d
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from ups.boundary import PERIODIC
 from ups.data.download import edition, md5_of
 from ups.data.pdebench import SETTINGS, open_data, split_indices
 from ups.data.reader import Reader
-from ups.tasks import Finding, get_task
+from ups.tasks import Finding
 
 BLOCK_BYTES = 32 * 2**20
 LOOKED_AT = 8         # trajectories, spread over the file, of checks that cost more than reading
@@ -33,39 +35,45 @@ MD5_BYTES = 10**9     # larger files are hashed on request only
 SHOWN = 5             # indices listed per finding
 
 
-def examine(path: str | Path, task: str, *, val_fraction: float, test_fraction: float, hash_all: bool = False,
-            is_own: bool = False) -> list[Finding]:
-    """What is to be said about one file. A file that cannot be read gives one error; nothing is raised for
-    its sake.
+def examine(paths: Sequence[Path], task: str, *, val_fraction: float, test_fraction: float,
+            hash_all: bool = False, is_own: bool = False) -> dict[Path, list[Finding]]:
+    """What is to be said about each of the files of one task that differ in a parameter. A file that cannot be
+    read gives one error; nothing is raised for its sake.
 
     val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large
-    files too.
-    is_own: the user's file, whatever its name: not compared with the published one.
+    files too. is_own: the user's files, whatever their names: not compared with the published ones.
     """
-    return _examine(Path(path), task, val_fraction, test_fraction, hash_all, is_own)[0]
-
-
-def examine_all(paths: list[Path], task: str, *, val_fraction: float, test_fraction: float,
-                hash_all: bool = False, is_own: bool = False) -> dict[Path, list[Finding]]:
-    """`examine` for the files of one task that differ in a parameter, plus what they share, per file."""
     findings: dict[Path, list[Finding]] = {}
     seen: dict[bytes, tuple[Path, int, str]] = {}
     for path in paths:
-        findings[path], initial = _examine(Path(path), task, val_fraction, test_fraction, hash_all, is_own)
-        split = _split_of(task, len(initial), val_fraction, test_fraction)
-        shared = [(i, *seen[digest]) for i, digest in enumerate(initial) if digest in seen]
+        try:
+            data = open_data(path, task)
+            scan = _scan(data)
+        except (ValueError, OSError) as error:
+            findings[path] = [Finding("error", str(error).rstrip("."), str(path), "")]
+            continue
+        split = dict.fromkeys(range(data.num_trajectories), "train")   # where there are too few to split
+        if len(split) >= 3:
+            split = {int(i): name for name, rows in split_indices(task, len(split), val_fraction,
+                                                                  test_fraction).items() for i in rows}
+        findings[path] = found = [Finding("info", note, str(path), "nothing") for note in data.notes]
+        found += [] if is_own else _edition(data, hash_all)
+        found += [*_name(data), *_mean(data, scan.drift), *_of_scan(data, scan, split)]
+        if not any(finding.severity == "error" for finding in found):
+            found += _wall_noise(data)
+        shared = [(i, *seen[digest]) for i, digest in enumerate(scan.initial) if digest in seen]
         crossing = [(i, other, j) for i, other, j, part in shared if part != split[i]]
         if crossing:
             i, other, j = crossing[0]
-            findings[path].append(Finding(
+            found.append(Finding(
                 "error", f"{len(crossing)} initial conditions are those of another split in another file "
                          f"(first: {i} is {j} of {other.name})", f"{path}",
                 "generate the files with one data.seed and equal num_trajectories"))
         elif shared:
-            findings[path].append(Finding(
+            found.append(Finding(
                 "info", f"{len(shared)} initial conditions are those of {shared[0][1].name} too", f"{path}",
                 "nothing: the split is by index, so they are in the same split of both files"))
-        for i, digest in enumerate(initial):
+        for i, digest in enumerate(scan.initial):
             seen.setdefault(digest, (path, i, split[i]))
     return findings
 
@@ -73,76 +81,49 @@ def examine_all(paths: list[Path], task: str, *, val_fraction: float, test_fract
 def report(path: Path, findings: list[Finding]) -> str:
     """The findings on one file as text, the worst first, with a verdict in the first line."""
     order = ("error", "warning", "info")
-    worst = min((order.index(finding.severity) for finding in findings), default=2)
-    verdict = (("ill: do not train on it", "doubtful: read the warnings", "sound")[worst] if path.exists()
-               else "missing")
-    lines = [f"{path}: {verdict}"]
-    for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
+    findings = sorted(findings, key=lambda finding: order.index(finding.severity))
+    verdict = ("ill: do not train on it", "doubtful: read the warnings", "sound")[
+        order.index(findings[0].severity) if findings else 2]
+    lines = [f"{path}: {verdict if path.exists() else 'missing'}"]
+    for finding in findings:
         where = f" [{finding.where}]" if finding.where != str(path) else ""
         lines.append(f"  {finding.severity:<7} {finding.what}{where}."
                      + (f" To do: {finding.do}." if finding.do else ""))
     return "\n".join(lines)
 
 
-def _split_of(task: str, num: int, val_fraction: float, test_fraction: float) -> dict[int, str]:
-    """Split of every trajectory; all "train" when there are too few to split."""
-    if num < 3:
-        return dict.fromkeys(range(num), "train")
-    return {int(i): name for name, rows in split_indices(task, num, val_fraction, test_fraction).items()
-            for i in rows}
-
-
-def _examine(path: Path, task: str, val_fraction: float, test_fraction: float, hash_all: bool,
-             is_own: bool) -> tuple[list[Finding], list[bytes]]:
-    """Findings and the digest of every initial condition (none for a file that cannot be read)."""
-    where = str(path)
-    try:
-        data = open_data(path, task)
-        scan = _scan(data)
-    except (ValueError, OSError) as error:
-        return [Finding("error", str(error).rstrip("."), where, "")], []
-    found = [Finding("info", note, where, "nothing") for note in data.notes]
-    found += [] if is_own else _edition(data, hash_all)
-    found += _name(data) + _mean(data, scan.drift)
-
-    def add(severity: str, rows: list[int], what: str, do: str) -> None:
+def _of_scan(data: Reader, scan: _Scan, split: dict[int, str]) -> Iterator[Finding]:
+    """What a pass over the file has shown."""
+    copies = _copies(scan.whole)
+    leaks = [(i, j) for i, j in _copies(scan.initial) if split[i] != split[j]]
+    for severity, rows, what, do in (
+            ("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
+             "generate or download the file again"),
+            ("error", scan.constant, "trajectories are constant in space and time",
+             "remove them or generate the file again"),
+            ("warning", [i for i, _ in copies],
+             f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
+             "train with fewer, different ones; an error estimate counts them twice"),
+            ("error", [i for i, _ in leaks],
+             f"trajectories start as one in another split does (first: {leaks[:1]}), so test results are too "
+             "good", "remove the repeated trajectories, or report test results on the others only")):
         if rows:
-            more = ", .." if len(rows) > SHOWN else ""
-            found.append(Finding(severity, f"{len(rows)} {what}",
-                                 f"trajectories {', '.join(map(str, rows[:SHOWN]))}{more}", do))
-
-    add("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
-        "generate or download the file again")
-    add("error", scan.constant, "trajectories are constant in space and time",
-        "remove them or generate the file again")
-    split = _split_of(task, data.num_trajectories, val_fraction, test_fraction)
-    copies, leaks = _copies(scan.whole), _copies(scan.initial)
-    add("warning", [i for i, _ in copies],
-        f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
-        "train with fewer, different ones; an error estimate counts them twice")
-    leaks = [(i, j) for i, j in leaks if split[i] != split[j]]
-    add("error", [i for i, _ in leaks],
-        f"trajectories start as one in another split does (first: {leaks[:1]}), so test results "
-        f"are too good", "remove the repeated trajectories, or report test results on the others only")
+            where = f"trajectories {', '.join(map(str, rows[:SHOWN]))}{', ..' * (len(rows) > SHOWN)}"
+            yield Finding(severity, f"{len(rows)} {what}", where, do)
     if scan.frozen_share > FROZEN_SHARE:
-        found.append(Finding(
-            "info", f"{scan.frozen_share:.0%} of the frames equal the one before", where,
-            "nothing if the field has come to rest; persistence will look good, so compare with it"))
-    if not scan.not_finite:
-        found += [finding for check in get_task(task).checks for finding in check(data, scan)]
-    if not any(finding.severity == "error" for finding in found):
-        chosen = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
-        u = np.concatenate([data.read(i, i + 1) for i in chosen.tolist()])
-        found += _wall_noise(data, u)
-    return found, scan.initial
+        yield Finding(
+            "info", f"{scan.frozen_share:.0%} of the frames equal the one before", str(data.path),
+            "nothing if the field has come to rest; persistence will look good, so compare with it")
+    for check in () if scan.not_finite else data.task.checks:
+        yield from check(data, scan)
 
 
 @dataclass
 class _Scan:
-    initial: list[bytes]
-    whole: list[bytes]
-    not_finite: list[int]
-    constant: list[int]
+    initial: list[bytes] = field(default_factory=list)
+    whole: list[bytes] = field(default_factory=list)
+    not_finite: list[int] = field(default_factory=list)
+    constant: list[int] = field(default_factory=list)
     first_bad: str = ""
     frozen_share: float = 0.0
     # of every trajectory, the largest of its fields' means over their RMS
@@ -152,9 +133,8 @@ class _Scan:
 def _scan(data: Reader) -> _Scan:
     """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
     task = data.task
-    scan, frozen = _Scan([], [], [], []), 0.0
-    size = 4 * data.num_frames * len(task.channels) * int(np.prod(data.space))
-    step = max(1, BLOCK_BYTES // size)
+    scan, frozen = _Scan(), 0.0
+    step = max(1, BLOCK_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
         for i, u in enumerate(data.read(first, min(first + step, data.num_trajectories)), first):
             start = u[0, :len(task.inputs)] if task.is_steady else u[0]
@@ -187,52 +167,48 @@ def _copies(digests: list[bytes]) -> list[tuple[int, int]]:
     return [(i, first[digest]) for i, digest in enumerate(digests) if first.setdefault(digest, i) != i]
 
 
-def _edition(data: Reader, hash_all: bool) -> list[Finding]:
+def _edition(data: Reader, hash_all: bool) -> Iterator[Finding]:
     """Whether a file with a published name is the published file (by MD5)."""
     name, where, published = data.path.name, str(data.path), data.task.published
     if SETTINGS in data.attributes or name not in published:
-        return []
-    if data.path.stat().st_size > MD5_BYTES and not hash_all:
-        return [Finding("info", "the MD5 was not compared with the published one", where,
-                        "add --md5 to do so (reads the file again)")]
-    md5 = md5_of(data.path)
-    if md5 == published[name][1]:
-        return [Finding("info", "the MD5 is the published one", where, "nothing")]
-    old = edition(name, md5)
-    what = f"the MD5 {md5} is not the published {published[name][1]}"
-    if old:
-        return [Finding("error", f"{what}. {old.rstrip('. ')}", where, "delete it and run `make data` again")]
-    return [Finding("warning", what, where, "make sure you know where it comes from")]
+        return
+    md5 = md5_of(data.path) if hash_all or data.path.stat().st_size <= MD5_BYTES else None
+    if md5 is None:
+        yield Finding("info", "the MD5 was not compared with the published one", where,
+                      "add --md5 to do so (reads the file again)")
+    elif md5 == published[name][1]:
+        yield Finding("info", "the MD5 is the published one", where, "nothing")
+    else:
+        what, old = f"the MD5 {md5} is not the published {published[name][1]}", edition(name, md5)
+        yield (Finding("error", f"{what}. {old.rstrip('. ')}", where, "delete it and run `make data` again")
+               if old else Finding("warning", what, where, "make sure you know where it comes from"))
 
 
-def _name(data: Reader) -> list[Finding]:
+def _name(data: Reader) -> Iterator[Finding]:
     """Whether the parameter is the one in the file's name."""
-    task = data.task
-    named = task.parameter_in(data.path.name)
-    if named is None or np.isclose(named, data.parameter, rtol=1e-4):
-        return []
-    return [Finding("error",
-                    f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}",
-                    str(data.path), "find out which is true and mend the other")]
+    named = data.task.parameter_in(data.path.name)
+    if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
+        yield Finding("error", f"the file name says {data.task.parameters[0]} = {named}, its attribute "
+                               f"{data.parameter}", str(data.path),
+                      "find out which is true and mend the other")
 
 
-def _mean(data: Reader, drift: list[float]) -> list[Finding]:
+def _mean(data: Reader, drift: list[float]) -> Iterator[Finding]:
     """Whether the mean stays where the equation conserves it."""
     task, median = data.task, float(np.median(drift)) if drift else 0.0
-    if task.conserved != task.fields or median <= DRIFT:
-        return []
-    return [Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
-                             "conserves it: this is another equation, such as reacdiff1d, or an open "
-                             "boundary", str(data.path),
-                    "name the right task in data.tasks")]
+    if task.conserved == task.fields and median > DRIFT:
+        yield Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
+                               "conserves it: this is another equation, such as reacdiff1d, or an open "
+                               "boundary", str(data.path), "name the right task in data.tasks")
 
 
-def _wall_noise(data: Reader, u: np.ndarray) -> list[Finding]:
-    """Whether the second half of the trajectories alternates from cell to cell next to a wall, and not
+def _wall_noise(data: Reader) -> Iterator[Finding]:
+    """Whether the second half of some trajectories alternates from cell to cell next to a wall, and not
     elsewhere."""
-    task = data.task
-    if task.boundary == PERIODIC or task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
-        return []
+    if data.task.boundary == PERIODIC or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
+        return
+    chosen = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
+    u = np.concatenate([data.read(i, i + 1) for i in chosen.tolist()])
     u = u[:, data.num_frames // 2:].astype(np.float64)
     limit = ROUGH * np.ptp(u, axis=tuple(range(3, u.ndim)), keepdims=True)
     wall, inside = [], []   # shares of windows that alternate
@@ -243,9 +219,8 @@ def _wall_noise(data: Reader, u: np.ndarray) -> list[Finding]:
         runs = np.lib.stride_tricks.sliding_window_view(turns, ALTERNATIONS, -1).all(-1)
         wall += [runs[..., :WALL_WINDOWS].mean(), runs[..., -WALL_WINDOWS:].mean()]
         inside += [runs[..., WALL_WINDOWS:-WALL_WINDOWS].mean()]
-    if max(wall) <= max(10 * max(inside), RARE):
-        return []
-    return [Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the "
-                               f"places looked at there, {max(inside):.1%} elsewhere): noise of the grid, "
-                               "not of the equation", str(data.path),
-                    "look at the boundary condition and the time step of the solver that made it")]
+    if max(wall) > max(10 * max(inside), RARE):
+        yield Finding("warning", f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the "
+                                 f"places looked at there, {max(inside):.1%} elsewhere): noise of the grid, "
+                                 "not of the equation", str(data.path),
+                      "look at the boundary condition and the time step of the solver that made it")

@@ -63,9 +63,8 @@ def md5_of(path: Path, show_progress: bool = False) -> str:
 def edition(name: str, md5: str) -> str:
     """A sentence about a file called `name` whose MD5 is not the published one; empty if nothing is known of
     it."""
-    if any(md5.startswith(task.withdrawn.get(name, "no")) for task in TASKS.values()):
-        return "It is the withdrawn first edition, which is wrong (PDEBench issues 46 and 51). "
-    return ""
+    is_withdrawn = any(md5.startswith(task.withdrawn.get(name, "no")) for task in TASKS.values())
+    return "It is the withdrawn first edition, which is wrong (PDEBench issues 46 and 51). " * is_withdrawn
 
 
 def is_verified(path: Path, md5: str) -> bool:
@@ -88,10 +87,7 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
     path = Path(path)
     if is_verified(path, md5):
         return
-    if path.exists():
-        _check(path, path, md5, show_progress)
-        return
-    if not url.startswith(("http://", "https://")):
+    if not path.exists() and not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Mend data.url.")
     partial = partial_path(path)
     make_room(path, 0)
@@ -102,7 +98,7 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
             return
         failures = 0
         while True:
-            before = _size(partial)
+            before = partial.stat().st_size
             try:
                 _transfer(url, path, file, timeout_s, show_progress)
                 break
@@ -112,17 +108,13 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
                 if code is not None and code < 500 and code not in (408, 425, 429):
                     raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. "
                                      f"Check data.url, or download the file by hand to {path}.") from error
-                failures = 1 if _size(partial) >= before + MIN_SPEED * timeout_s else failures + 1
+                failures = 1 if partial.stat().st_size >= before + MIN_SPEED * timeout_s else failures + 1
                 if failures > retries:
                     raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); "
                                           f"expected the file {path.name}. Check the network and run `make "
-                                          f"data` again: it continues at byte {_size(partial)}.") from error
+                                          f"data` again: it continues at byte {partial.stat().st_size}.") from error
                 time.sleep(min(MAX_PAUSE_S, pause_s * 2 ** (failures - 1)))
         _check(partial, path, md5, show_progress)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
@@ -209,13 +201,13 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
     """Compare the MD5 of `file` (path itself, or its .partial, which then becomes path) and record it."""
     found = md5_of(file, show_progress)
     if found != md5:
-        what = f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}"
-        if file == path:
-            raise ValueError(f"{what}If it is yours, set data.source=own; else delete it and run `make "
-                             "data`, or choose another data.root.")
-        file.unlink()
-        raise ValueError(f"{what}The download was deleted. Run `make data` again; if the MD5 stays, the "
-                         "publisher has changed the file: see its task in ups/tasks.")
+        do = ("If it is yours, set data.source=own; else delete it and run `make data`, or choose another "
+              "data.root.")
+        if file != path:
+            file.unlink()
+            do = ("The download was deleted. Run `make data` again; if the MD5 stays, the publisher has "
+                  "changed the file: see its task in ups/tasks.")
+        raise ValueError(f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}{do}")
     if file != path:
         file.rename(path)
     write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")
