@@ -11,8 +11,6 @@ fingerprint and the floor: the error that encoding and decoding alone make on he
     python prepare_cache.py --config configs/small.yaml --verify     every checksum; exits 1 on damage
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

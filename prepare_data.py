@@ -13,8 +13,6 @@ run continues where it stopped; a finished file is kept; a file made otherwise i
     python prepare_data.py --config configs/small.yaml --doctor     examines the files, status 1 if one is not sound
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from functools import partial

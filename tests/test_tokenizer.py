@@ -114,9 +114,9 @@ def test_white_noise_has_no_preferred_mode_and_a_smooth_field_does():
 
 def test_streamed_fit_equals_fit_at_once():
     u = make_field(2, ("rho", "v"), ("rho",), num=9)
-    whole = PatchMoments(("rho", "v"), ("rho",), 2, 4)
+    whole = PatchMoments(("rho", "v"), ("rho",), u.shape[3:], 4)
     whole.add(u)
-    parts = PatchMoments(("rho", "v"), ("rho",), 2, 4)
+    parts = PatchMoments(("rho", "v"), ("rho",), u.shape[3:], 4)
     for part in (u[:1], u[1:2], u[2:7], u[7:]):
         parts.add(part)
     assert whole.count == parts.count == 9 * 3 * 4

@@ -13,7 +13,7 @@ def fit_codec(stream: Iterable[np.ndarray], *, fields: Sequence[str], positive: 
               energy: float = 1.0) -> Tokenizer:
     """The codec of a stream of batches (n, T, C, *space), each read once."""
     first, *rest = stream
-    moments = PatchMoments(fields, positive, np.ndim(first) - 3, patch)
+    moments = PatchMoments(fields, positive, np.shape(first)[3:], patch)
     for u in (first, *rest):
         moments.add(u)
     return Tokenizer.from_moments(moments, dim, energy)

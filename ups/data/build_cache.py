@@ -6,8 +6,6 @@ checksums, a digest of everything read, and the codec's floor on held-out trajec
 is described in ups/data/cache.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -102,9 +100,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     split = split_indices(task_name, num, config.data.val_fraction, config.data.test_fraction)
     with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
               disable=not progress) as bar:
-        moments = {name: PatchMoments(task.channels[part],
-                                      [c for c in task.channels[part] if c in task.positive], task.ndim,
-                                      settings.patch) for name, part in groups.items()}
+        moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch)
+                   for name, part in groups.items()}
         for _, _, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])

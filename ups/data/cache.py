@@ -13,8 +13,6 @@ header. Latents are memory-mapped at their offset: one copy in the page cache se
 and nothing lives in /dev/shm.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -51,7 +49,7 @@ class Cache:
     """An open cache. Picklable (reopens by path) and safe to use after a fork.
 
     task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady). num_rows, num_frames,
-    dt (time units).
+    dt (time units). num_bytes: size of the latents; frame_bytes: of one frame of all fields.
     split: train, val, test -> row numbers, and reserved: training rows that the operator does not see
     (task.TASK.reserve), kept for what learns its errors. parameters (n, P) float64, parameter_values: empty
     where the task hides them; parameter_index (n,): which file; trajectory (n,). floor: split -> state or
@@ -71,6 +69,8 @@ class Cache:
                 self._state, self.tokenizer = parts["state"]
                 self._input, self.input_tokenizer = parts.get("input", (None, None))
                 self._parts = [latents for latents, _ in parts.values()]
+                self.num_rows, self.num_frames = self._state.shape[:2]
+                self.num_bytes = sum(part.num_bytes for part in self._parts)
                 self.parameters, self.parameter_index, self.trajectory = (
                     torch.from_numpy(dataset(file, name)[()])
                     for name in ("parameters", "parameter_index", "trajectory"))
@@ -87,6 +87,7 @@ class Cache:
             raise _refusal(self.path, f"lacks a part ({type(error).__name__}: {error})",
                            "all parts of a cache") from error
         self._check()
+        self.frame_bytes = self.num_bytes / (self.num_rows * self.num_frames)
         self.parameter_values = torch.tensor(settings.parameters, dtype=torch.float64)
         if self.task.hides:
             self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
@@ -129,24 +130,6 @@ class Cache:
         kept = len(numbers) - round(share * len(numbers))
         is_kept = torch.isin(self.trajectory[train], numbers[:kept])
         self.split |= {"train": train[is_kept], "reserved": train[~is_kept]}
-
-    @property
-    def num_rows(self) -> int:
-        return self._state.shape[0]
-
-    @property
-    def num_frames(self) -> int:
-        return self._state.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the latents."""
-        return sum(part.num_bytes for part in self._parts)
-
-    @property
-    def frame_bytes(self) -> float:
-        """Size of the latents of one frame, of all fields."""
-        return self.num_bytes / (self.num_rows * self.num_frames)
 
     def scene(self) -> dict[str, Any]:
         """What a figure of a trajectory must know: fields, stored space axes and the cell centres along each
@@ -200,8 +183,7 @@ class _Latents:
         with open(self.handle, "rb", closefd=False) as file:
             self.rows = np.memmap(file, latents.dtype, mode="r", offset=self.offset, shape=self.shape)
         self.size, self.is_placed = os.fstat(self.handle).st_size, False
-        # since when, which rows
-        self.checked: tuple[tuple[int, int] | None, np.ndarray] = (None, np.zeros(0, bool))
+        self.checked_at, self.is_checked = None, np.zeros(self.shape[0], bool)   # since when, which rows
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")   # nothing here writes to it
             self.frames = torch.from_numpy(self.rows.reshape(self.shape[0] * self.shape[1], -1))
@@ -248,9 +230,9 @@ class _Latents:
         changed = status.st_mtime_ns, status.st_ctime_ns
         if status.st_size != self.size:
             raise _refusal(self.path, f"holds {status.st_size} bytes", f"{self.size}, as when it was opened")
-        if changed != self.checked[0]:
-            self.checked = changed, np.zeros(self.shape[0], bool)
-        seen = self.checked[1]
+        if changed != self.checked_at:
+            self.checked_at, self.is_checked = changed, np.zeros(self.shape[0], bool)
+        seen = self.is_checked
         rows = np.arange(len(seen)) if rows is None else rows
         for row in () if seen[rows].all() else np.unique(rows[~seen[rows]]):
             beat()
@@ -289,9 +271,8 @@ def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["au
         fits = device.type == "cuda" and needed <= fraction * torch.cuda.mem_get_info(device)[0]
         mode = "device" if fits else "mmap"
     if mode == "device":
-        for cache in caches:
-            for part in cache._parts:
-                part.place(device)
+        for part in [part for cache in caches for part in cache._parts]:
+            part.place(device)
     return mode
 
 

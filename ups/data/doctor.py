@@ -4,8 +4,6 @@ Reads a file once, in pieces. Looks for what has gone wrong with PDEBench data: 
 without dynamics, initial conditions that appear in training and in test, NaN, damaged or foreign layouts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -92,32 +90,6 @@ def report(path: Path, findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _of_scan(data: Reader, scan: _Scan, split: dict[int, str]) -> Iterator[Finding]:
-    """What a pass over the file has shown."""
-    copies = _copies(scan.whole)
-    leaks = [(i, j) for i, j in _copies(scan.initial) if split[i] != split[j]]
-    for severity, rows, what, do in (
-            ("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
-             "generate or download the file again"),
-            ("error", scan.constant, "trajectories are constant in space and time",
-             "remove them or generate the file again"),
-            ("warning", [i for i, _ in copies],
-             f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
-             "train with fewer, different ones; an error estimate counts them twice"),
-            ("error", [i for i, _ in leaks],
-             f"trajectories start as one in another split does (first: {leaks[:1]}), so test results are too "
-             "good", "remove the repeated trajectories, or report test results on the others only")):
-        if rows:
-            where = f"trajectories {', '.join(map(str, rows[:SHOWN]))}{', ..' * (len(rows) > SHOWN)}"
-            yield Finding(severity, f"{len(rows)} {what}", where, do)
-    if scan.frozen_share > FROZEN_SHARE:
-        yield Finding(
-            "info", f"{scan.frozen_share:.0%} of the frames equal the one before", str(data.path),
-            "nothing if the field has come to rest; persistence will look good, so compare with it")
-    for check in () if scan.not_finite else data.task.checks:
-        yield from check(data, scan)
-
-
 @dataclass
 class _Scan:
     initial: list[bytes] = field(default_factory=list)
@@ -165,6 +137,32 @@ def _copies(digests: list[bytes]) -> list[tuple[int, int]]:
     """(later, first) index of every digest that was seen before."""
     first: dict[bytes, int] = {}
     return [(i, first[digest]) for i, digest in enumerate(digests) if first.setdefault(digest, i) != i]
+
+
+def _of_scan(data: Reader, scan: _Scan, split: dict[int, str]) -> Iterator[Finding]:
+    """What a pass over the file has shown."""
+    copies = _copies(scan.whole)
+    leaks = [(i, j) for i, j in _copies(scan.initial) if split[i] != split[j]]
+    for severity, rows, what, do in (
+            ("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
+             "generate or download the file again"),
+            ("error", scan.constant, "trajectories are constant in space and time",
+             "remove them or generate the file again"),
+            ("warning", [i for i, _ in copies],
+             f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
+             "train with fewer, different ones; an error estimate counts them twice"),
+            ("error", [i for i, _ in leaks],
+             f"trajectories start as one in another split does (first: {leaks[:1]}), so test results are too "
+             "good", "remove the repeated trajectories, or report test results on the others only")):
+        if rows:
+            where = f"trajectories {', '.join(map(str, rows[:SHOWN]))}{', ..' * (len(rows) > SHOWN)}"
+            yield Finding(severity, f"{len(rows)} {what}", where, do)
+    if scan.frozen_share > FROZEN_SHARE:
+        yield Finding(
+            "info", f"{scan.frozen_share:.0%} of the frames equal the one before", str(data.path),
+            "nothing if the field has come to rest; persistence will look good, so compare with it")
+    for check in () if scan.not_finite else data.task.checks:
+        yield from check(data, scan)
 
 
 def _edition(data: Reader, hash_all: bool) -> Iterator[Finding]:

@@ -4,8 +4,6 @@ An interrupted transfer leaves NAME.partial and the next one asks the server for
 that was checked once has NAME.md5 beside it (readable by md5sum -c), so that it is not hashed again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

@@ -7,8 +7,6 @@ first, and the count of trajectories (an attribute) second. The file is NAME.par
 by one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

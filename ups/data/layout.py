@@ -6,8 +6,6 @@ v)). Groups: one group per trajectory, `0000/data` (t, *space, v), lzf, with `00
 file holds is decided by its keys, never by its suffix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar

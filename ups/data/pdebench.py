@@ -3,8 +3,6 @@
 Both layouts become (trajectory, time, channel, *space) float32 here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

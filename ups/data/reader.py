@@ -3,8 +3,6 @@
 ups/data/pdebench.py has the one for PDEBench's files; a reader of another format is a file beside it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol

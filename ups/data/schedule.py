@@ -81,9 +81,8 @@ class Schedule:
                     "history and bundle."
                 )
         self.tasks = list(windows)
-        self.windows = {task: (int(rows), int(starts)) for task, (rows, starts) in windows.items()}
-        self.batch_size, self.seed, self.strategy, self.total_steps = (int(batch_size), int(seed), strategy,
-                                                                       int(total_steps))
+        self.windows, self.batch_size, self.seed = dict(windows), batch_size, seed
+        self.strategy, self.total_steps = strategy, total_steps
         sizes = torch.tensor([self.windows[task][0] for task in self.tasks], dtype=torch.float64)
         weights = sizes ** (1.0 / temperature if strategy == "temperature" else 1.0)
         self._weights = (weights / weights.sum()).tolist()
@@ -107,18 +106,12 @@ class Schedule:
     def batch(self, step: int) -> Batch:
         """The global batch of `step`."""
         index, draw = self._draw(step)
-        task = self.tasks[index]
-        num_rows = self.windows[task][0]
-        position, rows, starts = draw * self.batch_size, [], []
-        left = self.batch_size
-        while left:
-            epoch, offset = divmod(position, num_rows)
-            take = min(left, num_rows - offset)
-            epoch_rows, epoch_starts = self._epoch(task, epoch)
-            rows.append(epoch_rows[offset : offset + take])
-            starts.append(epoch_starts[offset : offset + take])
-            position, left = position + take, left - take
-        return Batch(task, torch.cat(rows), torch.cat(starts))
+        task, first = self.tasks[index], draw * self.batch_size
+        num_rows, last = self.windows[task][0], first + self.batch_size
+        epochs = range(first // num_rows, -(-last // num_rows))
+        rows, starts = map(torch.cat, zip(*(self._epoch(task, epoch) for epoch in epochs), strict=True))
+        part = slice(first - epochs[0] * num_rows, last - epochs[0] * num_rows)
+        return Batch(task, rows[part], starts[part])
 
     def _draw(self, step: int) -> tuple[int, int]:
         if step < 0:
@@ -141,11 +134,8 @@ class Schedule:
             num_active = min(len(self.tasks), step // length + 1)
             first = (num_active - 1) * length
         turn, place = divmod(step - first, num_active)
-        order = self._round(num_active, turn)
-        return self.tasks.index(self._entry[order[place]])
-
-    def _round(self, num_active: int, turn: int) -> list[int]:
-        return torch.randperm(num_active, generator=generator(self.seed, "round", num_active, turn)).tolist()
+        order = torch.randperm(num_active, generator=generator(self.seed, "round", num_active, turn))
+        return self.tasks.index(self._entry[int(order[place])])
 
     def _draw_epoch(self, task: str, epoch: int) -> tuple[LongTensor, LongTensor]:
         num_rows, num_starts = self.windows[task]

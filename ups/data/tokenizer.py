@@ -63,27 +63,23 @@ class PatchMoments:
     product, where shift is the channel mean of the first batch and only guards against cancellation.
     """
 
-    def __init__(self, fields: Sequence[str], positive: Sequence[str], ndim: int, patch: int):
-        self.fields, self.positive, self.ndim, self.patch = tuple(fields), tuple(positive), ndim, patch
-        self.space: tuple[int, ...] | None = None
-        self.count = 0
+    def __init__(self, fields: Sequence[str], positive: Sequence[str], space: Sequence[int], patch: int):
+        self.fields, self.positive = tuple(fields), tuple(name for name in fields if name in positive)
+        self.space, self.ndim, self.patch, self.count = tuple(space), len(space), patch, 0
 
     def add(self, u: np.ndarray) -> None:
         """Take in a batch (n, T, C, *space) of float32, physical units."""
         frames = torch.from_numpy(np.ascontiguousarray(u)).flatten(0, 1)
-        if frames.shape[1] != len(self.fields) or frames.ndim != 2 + self.ndim:
+        if frames.shape[1:] != (len(self.fields), *self.space):
             raise ValueError(f"batch has shape {tuple(u.shape)}; expected (n, time, {len(self.fields)}, "
-                             f"*space) with {self.ndim} space axes. Select the channels {self.fields} first.")
-        if self.space is None:
-            self.space = tuple(frames.shape[2:])
+                             f"*{self.space}). Select the channels {self.fields} first, and use one "
+                             "resolution for all files of a task.")
+        if not self.count:
             mean = _log(frames, self.fields, self.positive, self.ndim).mean(dim=(0, *range(2, frames.ndim)),
                                                                             dtype=torch.float64)
             self.shift = mean.repeat_interleave(self.patch**self.ndim)
             self.first, self.second = torch.zeros_like(self.shift), torch.zeros(2 * self.shift.shape,
                                                                                 dtype=torch.float64)
-        if tuple(frames.shape[2:]) != self.space:
-            raise ValueError(f"batch has the grid {tuple(frames.shape[2:])}; expected {self.space} as before "
-                             "it. Use one resolution for all files of a task.")
         for slab in frames.split(max(1, SLAB // frames[0].numel())):
             w = _log(slab, self.fields, self.positive, self.ndim).double()
             x = patchify(w, self.ndim, self.patch).flatten(0, -2) - self.shift
@@ -105,29 +101,12 @@ class Tokenizer(nn.Module):
         super().__init__()
         self.space, self.patch = tuple(int(size) for size in space), int(patch)
         self.fields, self.positive = tuple(fields), tuple(positive)
+        self.ndim, self.num_channels, self.dim = len(self.space), len(self.fields), basis.shape[1]
+        self.tokens = tuple(size // self.patch for size in self.space)
+        self.width = self.num_channels * self.patch**self.ndim
         for name, value in zip(TENSORS, (mean, std, basis, spectrum), strict=True):
             self.register_buffer(name, value.detach().to(torch.float32).contiguous())
         assert self.basis.shape[0] == self.width and self.mean.shape == self.std.shape == (self.num_channels,)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.space)
-
-    @property
-    def num_channels(self) -> int:
-        return len(self.fields)
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return tuple(size // self.patch for size in self.space)
-
-    @property
-    def width(self) -> int:
-        return self.num_channels * self.patch**self.ndim
-
-    @property
-    def dim(self) -> int:
-        return self.basis.shape[1]
 
     @property
     def kept_energy(self) -> float:
@@ -167,8 +146,7 @@ class Tokenizer(nn.Module):
             raise ValueError(f"dim is {dim}; expected 0 (choose by energy) to {len(values)} (a patch holds "
                              "so many numbers). Change task.TASK.dim.")
         return cls(mean, std, vectors[:, :dim], spectrum, space=moments.space, patch=moments.patch,
-                   fields=moments.fields,
-                   positive=[name for name in moments.fields if name in moments.positive])
+                   fields=moments.fields, positive=moments.positive)
 
     def normalise(self, u: Tensor) -> Tensor:
         """Physical field (..., C, *space) to the normalised one. Raises ValueError for u <= 0 in a positive
