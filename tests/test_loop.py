@@ -588,7 +588,7 @@ def test_collectives_are_in_two_modules_and_each_says_that_it_waits():
         for call, within in calls(tree):
             owner, name = named(call)
             if owner in ("dist", "torch.distributed", "self.accelerator", "accelerator") and name in COLLECTIVES:
-                if path.name == "machine.py":   # the doctor's probe, in processes of its own with their own limit
+                if path.name == "devices.py":   # the doctor's probe, in processes of its own with their own limit
                     continue
                 assert path.name in ("ranks.py", "update.py"), f"{path}:{call.lineno}"
                 texts = [ast.unparse(item.context_expr) for node in within if isinstance(node, ast.With) for item in node.items]

@@ -89,6 +89,7 @@ def test_readmes_own_data_are_asked_for_by_name_and_layout_then_taken_and_found_
 
 @needs_make
 @pytest.mark.slow
+@pytest.mark.faults   # minutes: of the slow half
 def test_readmes_own_data_train_to_a_report(clone):
     assert run(clone, "python my_data.py").returncode == 0
     train = re.search(r"^make train .*$", SECTION, re.M)[0]

@@ -334,6 +334,7 @@ def test_a_misspelt_key_ends_every_script_with_one_line_that_helps(script, tmp_p
 
 @needs_make
 @pytest.mark.slow
+@pytest.mark.faults   # minutes: of the slow half
 def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
     folder = tiny.parent
     arguments = [f"CONFIG={tiny}", f"RUNS={folder / 'runs'}", "TOPOLOGY=cpu"]

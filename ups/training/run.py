@@ -4,8 +4,9 @@ The `for` stays in the script:
 
     @main_guard
     def main():
-        run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim,
-        parents=parents) if run.is_finished: return run.print("nothing to do")
+        run = Run.start(config, "operator", config.operator.train, config.operator.optim, parents)
+        if run.is_finished:
+            return run.print("nothing to do")
         run.seed_all(); model = run.attach(build(config))
         for step in run.steps():
             batch = schedule.batch(step).share(run.rank, run.world)
