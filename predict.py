@@ -15,7 +15,6 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -26,37 +25,33 @@ import h5py
 import numpy as np
 
 import ups
+from ups.config import DRY_RUN, read_command
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import Trajectories, open_data
 from ups.files import file_hash, flush
-from ups.labelled import CLOSE
+from ups.forecaster import CLOSE
 
 STATES = 64   # fields in one call of the network
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    option = parser.add_argument
-    option("--run", required=True, help="folder of a finished run, such as runs/small")
-    option("--task", required=True, help="name of a task it was trained on")
-    option("--input", required=True, help="HDF5 file in the task's layout")
-    option("--output", required=True, type=Path, help="file to write; must not be there")
-    option("--frames", type=int, default=1, help="frames to forecast (1)")
-    option("--members", type=int, default=0, help="draws per row; 0: the operator's forecast alone")
-    option("--by", default="student", help="what draws the members: student or teacher")
-    option("--seed", type=int, default=0, help="of the members")
-    option("--rows", default=":", metavar="FIRST:LAST", help="trajectories of the input (all)")
-    option("--shown", type=int, metavar="N", help="use the first N frames of the input only (all)")
-    option("--parameters", nargs="*", default=[], metavar="NAME=VALUE", help="in place of the input's")
-    option("--space-stride", type=int, default=1, metavar="N", help="every N-th cell of the input")
-    option("--time-stride", type=int, default=1, metavar="N", help="every N-th frame of the input")
-    option("--resample", action="store_true", help="take another grid to the trained one and back")
-    option("--extrapolate", action="store_true", help="allow parameters outside the trained range")
-    option("--device", default="cpu")
-    option("--dry-run", action="store_true", help="print what would be done and write nothing")
-    return parser.parse_args(arguments)
+OPTIONS = {
+    "--run": {"required": True, "help": "folder of a finished run, such as runs/small"},
+    "--task": {"required": True, "help": "name of a task it was trained on"},
+    "--input": {"required": True, "help": "HDF5 file in the task's layout"},
+    "--output": {"required": True, "type": Path, "help": "file to write; must not be there"},
+    "--frames": {"type": int, "default": 1, "help": "frames to forecast (1)"},
+    "--members": {"type": int, "default": 0, "help": "draws per row; 0: the operator's forecast alone"},
+    "--by": {"default": "student", "help": "what draws the members: student or teacher"},
+    "--seed": {"type": int, "default": 0, "help": "of the members"},
+    "--rows": {"default": ":", "metavar": "FIRST:LAST", "help": "trajectories of the input (all)"},
+    "--shown": {"type": int, "metavar": "N", "help": "use the first N frames of the input only (all)"},
+    "--parameters": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "in place of the input's"},
+    "--space-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th cell of the input"},
+    "--time-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th frame of the input"},
+    "--resample": {"action": "store_true", "help": "take another grid to the trained one and back"},
+    "--extrapolate": {"action": "store_true", "help": "allow parameters outside the trained range"},
+    "--device": {"default": "cpu"},
+    **DRY_RUN,
+}
 
 
 def rows_of(text: str, num: int) -> range:
@@ -87,7 +82,7 @@ def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories)
 
 def main(arguments: list[str] | None = None) -> int:
     # ---- config
-    args = parse(arguments)
+    args = read_command(__doc__, OPTIONS, arguments)
     output, folder = args.output, args.output.absolute().parent
     if output.exists() or not folder.is_dir():
         raise ValueError(f"--output is {output}; expected a new file in a folder that is there. Delete it, "

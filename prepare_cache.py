@@ -11,11 +11,10 @@ fingerprint and the floor: the error that encoding and decoding alone make on he
     python prepare_cache.py --config configs/small.yaml --verify     every checksum; exits 1 on damage
 """
 
-import argparse
 import sys
 import time
 
-from ups.config import load_config
+from ups.config import CONFIG_OPTIONS, load_config, read_command
 from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
 from ups.dry_run import duration, free_bytes
@@ -45,16 +44,11 @@ def describe(cache: Cache) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     # ------------------------------------------------------------------------------------------------- config
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="list rows, latent shapes and disk; write "
-                                                               "nothing")
-    parser.add_argument("--verify", action="store_true", help="compare every checksum; write nothing; exit 1 "
-                                                              "on damage")
-    parser.add_argument("--rebuild", action="store_true", help="build even where a cache is up to date")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    args = parser.parse_intermixed_args(arguments)
+    args = read_command(__doc__, CONFIG_OPTIONS | {
+        "--dry-run": {"action": "store_true", "help": "list rows, latent shapes and disk; write nothing"},
+        "--verify": {"action": "store_true",
+                     "help": "compare every checksum; write nothing; exit 1 on damage"},
+        "--rebuild": {"action": "store_true", "help": "build even where a cache is up to date"}}, arguments)
     config = load_config(args.config, args.overrides)
 
     # ------------------------------------------------------------------------------------------------ dry run

@@ -13,14 +13,13 @@ run continues where it stopped; a finished file is kept; a file made otherwise i
     python prepare_data.py --config configs/small.yaml --doctor     examines the files, status 1 if one is not sound
 """
 
-import argparse
 import sys
 from functools import partial
 
 from tqdm import tqdm
 
 import ups
-from ups.config import load_config
+from ups.config import CONFIG_OPTIONS, load_config, read_command
 from ups.data.doctor import examine, report
 from ups.data.download import fetch, is_verified, published_file
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
@@ -30,18 +29,12 @@ from ups.tasks import TASKS, get_task
 
 def main(arguments: list[str] | None = None) -> int:
     # ------------------------------------------------------------------------------------------------- config
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="list files, sizes and disk; write nothing")
-    parser.add_argument("--doctor", action="store_true", help="examine the files; exit 1 on an error or a "
-                                                              "warning")
-    parser.add_argument("--md5", action="store_true",
-                        help="with --doctor: compare the MD5 of large files too")
-    parser.add_argument("--workers", type=int, default=num_cores(), help="processes that solve (default: one "
-                                                                         "per core)")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    args = parser.parse_intermixed_args(arguments)
+    args = read_command(__doc__, CONFIG_OPTIONS | {
+        "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
+        "--doctor": {"action": "store_true", "help": "examine the files; exit 1 on an error or a warning"},
+        "--md5": {"action": "store_true", "help": "with --doctor: compare the MD5 of large files too"},
+        "--workers": {"type": int, "default": num_cores(),
+                      "help": "processes that solve (default: one per core)"}}, arguments)
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
     config = load_config(args.config, args.overrides)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"files", "progress", "seeds", "spectral", "boundary", "interpreter", "lazy"}, {"tasks", "metrics"}, {"config"},
     {"data", "training"}, {"models"}, {"generative"}, {"evaluation"},
-    {"forecaster", "labelled", "chain", "ask", "dry_run", "setup", "machine", "devices"},
+    {"forecaster", "chain", "ask", "dry_run", "setup", "machine", "devices"},
 ]
 # who may import what of a floor below: rooms of one floor know nothing of each other, and these know less than their floor allows
 NARROW = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import timeit
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,11 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.level:<5} {self.name:<12} {self.what}" + (f". Next: {self.do}" if self.do else "")
+
+
+def first(*rows: tuple) -> Verdict:
+    """The verdict of the first row (whether it applies, level, name, what, do) that applies."""
+    return next(Verdict(*row) for applies, *row in rows if applies)
 
 
 def listed_gpus() -> int:
@@ -53,19 +60,18 @@ def check_gpus(asked: int, is_gpu_asked: bool) -> Iterator[Verdict]:
                                                                                                    "without "
                                                                                                    "CUDA"))
     num, hidden = torch.cuda.device_count() if cuda else 0, os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed > 0 and num == 0 and hidden is None:
-        yield Verdict("ill", "gpus", f"nvidia-smi lists {listed}, torch sees none",
-                      "install torch with CUDA (pip install torch==2.13.0)" if cuda is None
-                      else f"install a driver for CUDA {cuda} or later (nvidia-smi shows what it supports)")
-    elif listed < 0:
-        yield Verdict("ill", "gpus", f"nvidia-smi does not answer within {COMMAND_S:.0f} s",
-                      "reboot, or look for Xid in dmesg")
-    elif is_gpu_asked and num < asked:
-        yield Verdict("ill", "gpus", f"the topology asks for {asked}, torch sees {num}"
-                      f"{f' (CUDA_VISIBLE_DEVICES={hidden})' if hidden is not None else ''}",
-                      "use TOPOLOGY=cpu2 here, or a file of accelerate_configs/ with as many as there are")
-    elif num == 0:
-        yield Verdict("note", "gpus", "none; training uses the CPU")
+    found = [Verdict(*row) for is_so, *row in (
+        (listed > 0 and num == 0 and hidden is None, "ill", "gpus",
+         f"nvidia-smi lists {listed}, torch sees none",
+         f"install a driver for CUDA {cuda} or later (nvidia-smi shows what it supports)" if cuda
+         else "install torch with CUDA (pip install torch==2.13.0)"),
+        (listed < 0, "ill", "gpus", f"nvidia-smi does not answer within {COMMAND_S:.0f} s",
+         "reboot, or look for Xid in dmesg"),
+        (is_gpu_asked and num < asked, "ill", "gpus", f"the topology asks for {asked}, torch sees {num}"
+         f"{f' (CUDA_VISIBLE_DEVICES={hidden})' if hidden is not None else ''}",
+         "use TOPOLOGY=cpu2 here, or a file of accelerate_configs/ with as many as there are"),
+        (num == 0, "note", "gpus", "none; training uses the CPU")) if is_so]
+    yield from found[:1]
     for index in range(num):
         yield check_gpu(index)
     if num > 1:
@@ -97,11 +103,10 @@ def check_gpu(index: int) -> Verdict:
         return Verdict("ill", name, " ".join(str(error).split())[:200],
                        "end what uses it (nvidia-smi), or look for Xid in dmesg")
     what = f"{properties.name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    if not is_right:
-        return Verdict("ill", name, f"{what}; a product of ones is wrong",
-                       "take it out of use: CUDA_VISIBLE_DEVICES")
-    return (Verdict("note", name, f"{what}; something else uses it") if free < total / 2
-            else Verdict("ok", name, what))
+    return first((not is_right, "ill", name, f"{what}; a product of ones is wrong",
+                  "take it out of use: CUDA_VISIBLE_DEVICES"),
+                 (free < total / 2, "note", name, f"{what}; something else uses it"),
+                 (True, "ok", name, what))
 
 
 class Ranks:
@@ -167,19 +172,15 @@ def rank() -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=RANKS_S))
     numbers = torch.ones(REDUCED, device=device)
 
-    def seconds(action: Callable[[], object], repeats: int = 5) -> float:
-        action()
-        started = time.perf_counter()
-        for _ in range(repeats):
-            action()
+    def reduce() -> None:
+        dist.all_reduce(numbers)
         if backend == "nccl":
             torch.cuda.synchronize()
-        return (time.perf_counter() - started) / repeats
 
-    reduce = seconds(lambda: dist.all_reduce(numbers))
-    wait = seconds(dist.barrier)
+    of_reduce, of_barrier = (statistics.fmean(timeit.repeat(action, number=1, repeat=6)[1:])   # 1: to warm up
+                             for action in (reduce, dist.barrier))
     if not bool((numbers == 2.0**6).all()):  # six sums over two ranks
         sys.exit("an all-reduce gave a wrong sum")
-    print(f"all-reduce of {4 * REDUCED >> 20} MiB {reduce * 1e3:.1f} ms, barrier {wait * 1e3:.2f} ms",
-          flush=True)
+    print(f"all-reduce of {4 * REDUCED >> 20} MiB {of_reduce * 1e3:.1f} ms, "
+          f"barrier {of_barrier * 1e3:.2f} ms", flush=True)
     dist.destroy_process_group()

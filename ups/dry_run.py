@@ -12,8 +12,8 @@ import math
 import os
 import shutil
 import time
+import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,52 +39,28 @@ MEASURED = 1024
 REPEATS = 2           # the fastest counts
 
 
-@dataclass(frozen=True)
-class Work:
+def _work(config: Config, stage: str) -> tuple[float, float, int]:
     """Rows that go through the network per row of a batch: there and back, and only there; steps per task
     before the loop."""
-
-    trained: float
-    evaluated: float = 0.0
-    fitted: int = 0
-
-
-class _Network(nn.Module):
-    def __init__(self, model: ModelConfig, num_inputs: int, num_outputs: int):
-        super().__init__()
-        self.width = model.width
-        self.into, self.backbone = nn.Linear(num_inputs, model.width), Backbone(model)
-        self.out = nn.Linear(model.width, num_outputs)
-
-    def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
-        return self.out(self.backbone(self.into(x), condition, boundary))
-
-
-def _work(config: Config, stage: str) -> Work:
-    """Of a training stage; two evaluations per sampler step, a solved batch every fourth step."""
+    section = getattr(config, stage)
     if stage == "operator":
-        return Work(1 + config.operator.unroll_fraction * (config.operator.unroll_steps - 1))
-    if stage in ("diffusion", "steady"):
-        settings = getattr(config, stage)
-        return Work(settings.noises, evaluated=1, fitted=settings.scale_steps)
-    if stage == "rival":
-        return Work(config.rival.members, evaluated=1)
-    settings = config.consistency
-    return Work(1 + settings.tune_fraction * settings.members,
-                evaluated=2 * config.diffusion.sampler_steps / 4)
+        return 1 + section.unroll_fraction * (section.unroll_steps - 1), 0, 0
+    if stage == "consistency":   # two evaluations per sampler step, a solved batch every fourth step
+        return 1 + section.tune_fraction * section.members, 2 * config.diffusion.sampler_steps / 4, 0
+    return (section.members, 1, 0) if stage == "rival" else (section.noises, 1, section.scale_steps)
 
 
 def print_training_plan(config: Config, stage: str) -> None:
     """Batch, parents, parameters, memory, disk and time of a training stage."""
-    is_operator, train, work = stage == "operator", getattr(config, stage).train, _work(config, stage)
-    model = getattr(config, stage if stage in ("operator", "steady") else "diffusion").model
-    names, parents = STAGES[stage].tasks(config), STAGES[stage].parents
-    parents = ({config.run_dir / parent / DONE: parent for parent in parents}      # file: make target
-               or {config.cache_path(name): "cache" for name in names})
+    kind, section = STAGES[stage], getattr(config, stage)
+    names, train, model = kind.tasks(config), section.train, getattr(section, "model", config.diffusion.model)
+    trained, evaluated, fitted = _work(config, stage)
     if not names:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
         return
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
+    parents = ({config.run_dir / parent / DONE: parent for parent in kind.parents}
+               or {config.cache_path(name): "cache" for name in names})
     missing = [path for path in parents if not path.is_file()]
     more = f"; {missing[0]} is missing: make {parents[missing[0]]}" if missing else ""
     print(f"  {len(parents) - len(missing)} of {len(parents)} parents are there{more}")
@@ -93,24 +69,23 @@ def print_training_plan(config: Config, stage: str) -> None:
     micro = min(train.micro_batch, share)
     print(f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {share}, in "
           f"micro-batches of {micro}")
-    count, seconds, tokens = 0, [], 0
-    for name in names:
-        network, x = _network(config, name, model, is_operator)
-        count += sum(p.numel() for p in [*network.into.parameters(), *network.out.parameters()])
-        seconds.append(_seconds(network, x, micro, get_task(name).boundary, train.precision))
-        tokens = max(tokens, math.prod(x))
+    networks = [_network(config, name, model, is_operator=stage == "operator") for name in names]
+    seconds = [_seconds(network, tokens, micro, get_task(name).boundary, train.precision)
+               for name, (network, tokens) in zip(names, networks, strict=True)]
     with torch.device("meta"):   # what the tasks share, and a row of the embedding each
-        kind = Operator if is_operator else Corrector
-        shared = kind({"model": to_dict(model), "precision": train.precision, "tasks": []})
-    count += sum(p.numel() for p in shared.parameters()) + len(names) * model.width
+        shared = (Operator if stage == "operator" else Corrector)(
+            {"model": to_dict(model), "precision": train.precision, "tasks": []})
+    own = [part for network, _ in networks for part in (network.into, network.out)]
+    count = sum(p.numel() for part in (shared, *own) for p in part.parameters()) + len(names) * model.width
     state = STATE_COPIES * 4 * count
     # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4
     # bytes each
-    kept = micro * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3 * work.trained
+    tokens = max(math.prod(tokens) for _, tokens in networks)
+    kept = micro * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3 * trained
     print(f"  some {count:,} parameters; per process {state / 2**20:.0f} MiB of state, {kept / 2**20:.0f} "
           f"MiB of activations; on disk {train.keep} checkpoints of {state / 2**20:.0f} MiB")
-    step = sum(share * (work.trained * both + work.evaluated * forth) for forth, both in seconds) / len(names)
-    fits = sum(train.batch_size * work.fitted * both for _, both in seconds) / min(world, len(names))
+    step = sum(share * (trained * both + evaluated * forth) for forth, both in seconds) / len(names)
+    fits = sum(train.batch_size * fitted * both for _, both in seconds) / min(world, len(names))
     device = "the GPU" if _device().type == "cuda" else f"{torch.get_num_threads()} thread(s) of this CPU"
     print(f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now "
           f"on {device}; bases and validation come on top")
@@ -140,11 +115,10 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
                                 - started) * (1 - share) * made["num_trajectories"] / num_workers
             there += have
         total = sum(size for _, _, size, _ in mine)
-        checked = (sum(is_verified(path, made[1]) for _, path, _, made in mine) if source == "published"
-                   else None)
         state = "up to date" if there == total else f"{there / total:.0%} there"
-        print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}"
-              f"{'' if checked is None else f', MD5 of {checked} compared'}")
+        if source == "published":
+            state += f", MD5 of {sum(is_verified(path, made[1]) for _, path, _, made in mine)} compared"
+        print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}")
         missing += total - there
     how = {"generate": f"to solve in about {duration(seconds)}, by one trajectory of each solved now",
            "published": "to download", "own": "to be written by you"}[source]
@@ -187,7 +161,7 @@ def _device() -> torch.device:
 
 
 def _network(config: Config, name: str, model: ModelConfig,
-             is_operator: bool) -> tuple[_Network, tuple[int, ...]]:
+             is_operator: bool) -> tuple[nn.ModuleDict, tuple[int, ...]]:
     """A network of the stage's size for one task, and the task's grid of tokens. Latents count at full
     rank."""
     task, settings, shapes = get_task(name), config.task[name], plan(config, name)["shapes"]
@@ -201,21 +175,22 @@ def _network(config: Config, name: str, model: ModelConfig,
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
         inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs
-    return _Network(model, inputs, outputs), tuple(tokens)
+    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": Backbone(model),
+                          "out": nn.Linear(model.width, outputs)}), tuple(tokens)
 
 
-def _seconds(network: _Network, tokens: tuple[int, ...], micro: int, boundary: str,
+def _seconds(network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, boundary: str,
              precision: str) -> tuple[float, float]:
     """Seconds per row of a pass there, and there and back."""
     device = _device()
     rows = micro if device.type == "cuda" else max(1, min(micro, MEASURED // math.prod(tokens)))
     network = network.to(device)
     x = torch.randn(rows, *tokens, network.into.in_features, device=device)
-    condition = torch.randn(rows, network.width, device=device)
+    condition = torch.randn(rows, network.into.out_features, device=device)
 
     def forth() -> Tensor:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            return network(x, condition, boundary)
+            return network.out(network.backbone(network.into(x), condition, boundary))
 
     def clock() -> float:
         """Of a CPU its own time, so that what else runs now does not count."""
@@ -225,12 +200,8 @@ def _seconds(network: _Network, tokens: tuple[int, ...], micro: int, boundary: s
         return time.perf_counter()
 
     def fastest(action: Callable[[], object]) -> float:
-        times = []
-        for _ in range(REPEATS + 1):   # the first one warms up
-            started = clock()
-            action()
-            times.append(clock() - started)
-        return min(times[1:]) / rows
+        """Of all but the first, which warms up."""
+        return min(timeit.repeat(action, timer=clock, number=1, repeat=REPEATS + 1)[1:]) / rows
 
     with torch.no_grad():
         forward = fastest(forth)

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used, for files that must import in a moment: torch takes seconds."""
+"""Modules that are imported when first used, for files that must import in a moment: torch takes seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     class _Module:
-        """A module whose attributes are looked up in it each time, and which is imported for the first of them."""
+        """A module whose attributes are looked up each time; it is imported for the first of them."""
 
         def __init__(self, name: str) -> None:
             self._name = name
@@ -19,6 +19,6 @@ else:
         def __getattr__(self, attribute: str) -> Any:
             return getattr(importlib.import_module(self._name), attribute)
 
-    np, torch, Tensor = _Module("numpy"), _Module("torch"), Any   # Tensor: for annotations, which nothing evaluates
+    np, torch, Tensor = _Module("numpy"), _Module("torch"), Any   # Tensor: for annotations only
 
 __all__ = ["Tensor", "np", "torch"]

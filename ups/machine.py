@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import queue
 import resource
 import shutil
 import signal
@@ -21,14 +20,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import yaml
 
-from ups.config import Config, load_config
-from ups.devices import COMMAND_S, Ranks, Verdict, check_gpus, listed_gpus
+from ups.config import CONFIG_OPTIONS, Config, load_config, read_command
+from ups.devices import COMMAND_S, Ranks, Verdict, check_gpus, first, listed_gpus
 
 LIMIT_S = 55.0           # for everything; the caller was promised a minute
 # open files per process: every rank holds sockets to its peers, loader workers and caches
@@ -67,12 +65,11 @@ def check_interfaces(environment: dict[str, str], present: Iterable[str]) -> Ite
 
 def check_limits() -> Verdict:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < MIN_FILES:
-        do = (f"ulimit -n {MIN_FILES}" if not 0 <= hard < MIN_FILES else "docker run --ulimit "
-                                                                         f"nofile={MIN_FILES}, or "
-                                                                         "limits.conf")
-        return Verdict("ill", "open files", f"limit {soft} per process; expected at least {MIN_FILES}", do)
-    return Verdict("ok", "open files", f"limit {soft} per process")
+    return first((0 <= soft < MIN_FILES, "ill", "open files",
+                  f"limit {soft} per process; expected at least {MIN_FILES}",
+                  f"docker run --ulimit nofile={MIN_FILES}, or limits.conf" if 0 <= hard < MIN_FILES
+                  else f"ulimit -n {MIN_FILES}"),
+                 (True, "ok", "open files", f"limit {soft} per process"))
 
 
 def check_shared_memory(num_gpus: int, folder: str = "/dev/shm") -> Verdict:
@@ -81,29 +78,25 @@ def check_shared_memory(num_gpus: int, folder: str = "/dev/shm") -> Verdict:
         return Verdict("note", "shared memory", f"there is no {folder}; only NCCL would use it")
     size = shutil.disk_usage(folder)
     what = f"{size.total / 2**20:.0f} MiB at {folder}, {size.free / 2**20:.0f} MiB free"
-    if num_gpus > 1 and size.free < num_gpus * SHARED_BYTES:
-        return Verdict("ill", "shared memory",
-                       f"{what}; NCCL between {num_gpus} GPUs may need {num_gpus * SHARED_BYTES >> 20}",
-                       "docker run --shm-size=1g (or --ipc=host), or delete what lies there")
-    return Verdict("ok", "shared memory", what)
+    return first((num_gpus > 1 and size.free < num_gpus * SHARED_BYTES, "ill", "shared memory",
+                  f"{what}; NCCL between {num_gpus} GPUs may need {num_gpus * SHARED_BYTES >> 20}",
+                  "docker run --shm-size=1g (or --ipc=host), or delete what lies there"),
+                 (True, "ok", "shared memory", what))
 
 
 def check_disk(name: str, root: Path, needed: int) -> Verdict:
     """Whether `needed` bytes can be written below `root`."""
     root = root.absolute()
     folder = next(path for path in (root, *root.parents) if path.exists())
-    key = f"set {name}.root to a folder with room"
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        return Verdict("ill", f"disk {name}", f"{folder} cannot be written", f"chmod it, or {key}")
-    state = os.statvfs(folder)
+    key, state, disk = f"set {name}.root to a folder with room", os.statvfs(folder), f"disk {name}"
     free = state.f_bavail * state.f_frsize
     what = f"{free / 2**30:.1f} GiB free at {folder}, about {needed / 2**30:.2f} to be written"
-    if needed > free:
-        return Verdict("ill", f"disk {name}", what, f"free some, or {key}")
-    if state.f_files and not state.f_favail:
-        return Verdict("ill", f"disk {name}", f"no file fits on {folder}: its inodes are used up",
-                       f"delete files, or {key}")
-    return Verdict("ok", f"disk {name}", what)
+    return first((not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK), "ill", disk,
+                  f"{folder} cannot be written", f"chmod it, or {key}"),
+                 (needed > free, "ill", disk, what, f"free some, or {key}"),
+                 (state.f_files and not state.f_favail, "ill", disk,
+                  f"no file fits on {folder}: its inodes are used up", f"delete files, or {key}"),
+                 (True, "ok", disk, what))
 
 
 def check_tracker(config: Config) -> Verdict:
@@ -150,14 +143,11 @@ def missing_data(config: Config) -> int:
     from ups.data.pdebench import data_bytes
     from ups.tasks import get_task
 
-    sizes = {}
-    for name in config.data.tasks:
-        entry = config.task[name]
-        for value in entry.parameters or [None]:
-            path = config.data_dir(name) / get_task(name).file_for(value)
-            sizes[path] = (0 if path.exists()
-                           else data_bytes(name, entry.num_trajectories, entry.num_frames, entry.resolution))
-    return sum(sizes.values())
+    files = {config.data_dir(name) / get_task(name).file_for(value): name for name in config.data.tasks
+             for value in config.task[name].parameters or [None]}
+    wanted = [(name, config.task[name]) for path, name in files.items() if not path.exists()]
+    return sum(data_bytes(name, entry.num_trajectories, entry.num_frames, entry.resolution)
+               for name, entry in wanted)
 
 
 def checks(config: Config, topology: dict) -> Iterator[tuple[str, Callable[[], Iterable[Verdict]]]]:
@@ -209,25 +199,24 @@ def supervise(arguments: list[str], limit_s: float) -> int:
     """Run the checks in a process of their own and give up on them after `limit_s`; the exit status."""
     process = subprocess.Popen([sys.executable, "-m", "ups.machine", "--work", *arguments],
                                stdout=subprocess.PIPE, text=True, start_new_session=True)
-    lines: queue.Queue[str] = queue.Queue()
+    running = ["the start of python"]
 
     def read() -> None:
         for line in process.stdout:
-            lines.put(line)
-        lines.put("")  # the end
-
-    threading.Thread(target=read, daemon=True).start()
-    limit, running = time.monotonic() + limit_s, "the start of python"
-    try:
-        while line := lines.get(timeout=max(0.01, limit - time.monotonic())):
             if line.startswith(BEGIN):
-                running = line[1:].strip()
+                running.append(line[1:].strip())
             else:
                 print(line, end="", flush=True)
-        return process.wait(timeout=max(0.01, limit - time.monotonic()))
-    except (queue.Empty, subprocess.TimeoutExpired):
-        do = "look at what it touches: a driver (dmesg), a file server (df), the network"
-        print(Verdict("ill", running, f"this check did not end within the {limit_s:g} s of all", do))
+        process.wait()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        reader.join(limit_s)
+        if not reader.is_alive():
+            return process.returncode
+        print(Verdict("ill", running[-1], f"this check did not end within the {limit_s:g} s of all",
+                      "look at what it touches: a driver (dmesg), a file server (df), the network"))
         print("machine: not all checks ended", flush=True)
         return 1
     finally:
@@ -236,22 +225,17 @@ def supervise(arguments: list[str], limit_s: float) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
-    parser.add_argument("--topology", help="a file of accelerate_configs/ that training is to use")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for everything")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    args = parser.parse_intermixed_args()
+    args = read_command(__doc__, CONFIG_OPTIONS | {
+        "--topology": {"help": "a file of accelerate_configs/ that training is to use"},
+        "--limit": {"type": float, "default": LIMIT_S, "help": "seconds for everything"},
+        "--work": {"action": "store_true", "help": argparse.SUPPRESS}})
     if not args.work:
         return supervise(sys.argv[1:], args.limit)
     try:
         config = load_config(args.config, args.overrides)
         topology = yaml.safe_load(Path(args.topology).read_text(encoding="utf-8")) if args.topology else {}
     except (ValueError, OSError) as error:
-        print(f"ups.machine: {error}", file=sys.stderr)
-        return 1
+        sys.exit(f"ups.machine: {error}")
     return work(config, topology)
 
 

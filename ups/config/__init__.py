@@ -1,7 +1,16 @@
 """The configuration: what it may say (schema), how it is read (load), what no configuration may say
 (checks)."""
 
-from ups.config.load import DEFAULT, load_config, parse_arguments, read_yaml, to_dict
+from ups.config.load import (
+    CONFIG_OPTIONS,
+    DEFAULT,
+    DRY_RUN,
+    load_config,
+    parse_arguments,
+    read_command,
+    read_yaml,
+    to_dict,
+)
 from ups.config.schema import (
     ROOT,
     Config,
@@ -18,7 +27,7 @@ from ups.config.schema import (
 )
 
 __all__ = [
-    "DEFAULT", "ROOT", "Config", "DiffusionConfig", "EvaluateConfig", "ModelConfig", "OperatorConfig", "OptimConfig",
-    "SamplingConfig", "SteadyConfig", "TaskConfig", "TrackerConfig", "TrainConfig", "load_config",
-    "parse_arguments", "read_yaml", "to_dict",
+    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "Config", "DiffusionConfig", "EvaluateConfig",
+    "ModelConfig", "OperatorConfig", "OptimConfig", "SamplingConfig", "SteadyConfig", "TaskConfig",
+    "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml", "to_dict",
 ]

@@ -25,6 +25,9 @@ from ups.config.schema import ROOT, Config
 from ups.tasks import TASKS, get_task
 
 DEFAULT = ROOT / "configs" / "default.yaml"
+CONFIG_OPTIONS = {"--config": {"help": "YAML overlay of configs/default.yaml"},
+                  "overrides": {"nargs": "*", "metavar": "section.key=value"}}
+DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be done and write nothing"}}
 
 
 class _DuplicateError(ValueError):
@@ -39,9 +42,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
     for place, key in enumerate(keys):
         if key in keys[:place]:
-            raise _DuplicateError(f"duplicate key {_show(key)} in {loader.name} line "
-                                  f"{node.value[place][0].start_mark.line + 1}; expected each key once. Remove "
-                                  "one of the two.")
+            line = node.value[place][0].start_mark.line + 1
+            raise _DuplicateError(f"duplicate key {_show(key)} in {loader.name} line {line}; expected each "
+                                  "key once. Remove one of the two.")
     return loader.construct_mapping(node, deep=True)
 
 
@@ -126,9 +129,9 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     if kind is str and isinstance(value, str):
         return value
     raise _wrong(key, value, {
-        dict: "a mapping", list: "a list such as [1, 2]", Literal: f"one of {', '.join(map(repr, arguments))}",
-        bool: "true or false", int: "a whole number", float: "a finite number",
-        str: "text (in a file: in quotes)"}[origin])
+        dict: "a mapping", list: "a list such as [1, 2]", bool: "true or false", int: "a whole number",
+        float: "a finite number", str: "text (in a file: in quotes)",
+        Literal: f"one of {', '.join(map(repr, arguments))}"}[origin])
 
 
 def _convert_all(entries: typing.Iterable[tuple[str, Any, Any, str]],
@@ -164,23 +167,22 @@ def _override(data: dict, text: str) -> None:
     if not sep or not key:
         raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as "
                          "run.seed=1. Mend it.")
-    parts = key.split(".")
+    *sections, last = key.split(".")
     node = data
-    for depth, part in enumerate(parts[:-1]):
+    for depth, part in enumerate(sections):
         if not isinstance(node.get(part), dict):
-            raise _unknown(part, node, "".join(f"{p}." for p in parts[:depth]))
+            raise _unknown(part, node, "".join(f"{section}." for section in sections[:depth]))
         node = node[part]
-    is_free = parts[:-1] in (["task"], ["evaluate", "max_nrmse"])
-    if parts[-1] not in node and not is_free:
-        raise _unknown(parts[-1], node, "".join(f"{p}." for p in parts[:-1]))
+    if last not in node and sections not in (["task"], ["evaluate", "max_nrmse"]):
+        raise _unknown(last, node, "".join(f"{section}." for section in sections))
     try:
         read = yaml.safe_load(value)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote "
                          "it.") from error
     # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
-    is_text = isinstance(node.get(parts[-1]), str) and not isinstance(read, (str, list, dict))
-    node[parts[-1]] = value.strip() if is_text else _merge(node.get(parts[-1]), read)
+    is_text = isinstance(node.get(last), str) and not isinstance(read, (str, list, dict))
+    node[last] = value.strip() if is_text else _merge(node.get(last), read)
 
 
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
@@ -207,16 +209,22 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     return config
 
 
+def read_command(description: str, options: dict[str, dict[str, Any]], arguments: list[str] | None = None,
+                 **about: Any) -> argparse.Namespace:
+    """A command line, read. options: name -> what argparse is to know of it; of a configuration
+    `CONFIG_OPTIONS`; about: what it is to know of the command."""
+    parser = argparse.ArgumentParser(description=description, **about,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, told in options.items():
+        parser.add_argument(name, **told)
+    return parser.parse_intermixed_args(arguments)
+
+
 def parse_arguments(description: str) -> tuple[Config, bool]:
     """(configuration, whether --dry-run was given) of a stage script's command line; description: its
     docstring."""
-    parser = argparse.ArgumentParser(description=description,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done and write nothing")
-    parser.add_argument("--show-config", action="store_true", help="print the resolved configuration and end")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = read_command(description, CONFIG_OPTIONS | DRY_RUN | {
+        "--show-config": {"action": "store_true", "help": "print the resolved configuration and end"}})
     config = load_config(arguments.config, arguments.overrides)
     if arguments.show_config:
         print(yaml.safe_dump(to_dict(config), sort_keys=False), end="")

@@ -13,9 +13,9 @@ from ups.tasks.task import Array, Finding, Task
 
 __all__ = ["TASKS", "Array", "Finding", "Task", "get_task"]
 
-_files = sorted(module.name for module in pkgutil.iter_modules(__path__, f"{__name__}."))
 TASKS: dict[str, Task] = {
-    task.name: task for file in _files for task in getattr(importlib.import_module(file), "FAMILY", ())
+    task.name: task for file in sorted(module.name for module in pkgutil.iter_modules(__path__))
+    for task in getattr(importlib.import_module(f"{__name__}.{file}"), "FAMILY", ())
 }
 
 

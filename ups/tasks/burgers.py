@@ -13,6 +13,7 @@ PDEBench's finite-volume files hold, and the mean of u is conserved to rounding.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -39,14 +40,10 @@ def potential(wave: Wave, num_faces: int) -> tuple[Tensor, float]:
     """
     faces = torch.arange(num_faces + 1, dtype=torch.float64) / num_faces
     left, right = faces[:-1], faces[1:]
-    if wave.use_abs:
-        cut = _zeros(wave, left, right)
-        pieces = ((left, cut), (cut, right))
-    else:
-        pieces = ((left, right),)
+    ends = (left, _zeros(wave, left, right), right) if wave.use_abs else (left, right)
     cell = torch.zeros(num_faces, dtype=torch.float64)
     for node, weight in zip(*np.polynomial.legendre.leggauss(GAUSS_POINTS), strict=True):
-        for start, end in pieces:
+        for start, end in itertools.pairwise(ends):
             half = 0.5 * (end - start)
             cell += wave.on_unit_interval(start + half * (1 + float(node))) * (half * float(weight))
     psi = torch.cumsum(cell, 0)

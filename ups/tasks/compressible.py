@@ -1,7 +1,5 @@
 """Compressible flow of an ideal gas in one, two and three dimensions; PDEBench's data. No solver here yet."""
 
-from __future__ import annotations
-
 from ups.boundary import PERIODIC
 from ups.tasks.task import Array, Task
 

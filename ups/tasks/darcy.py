@@ -25,8 +25,6 @@ from ups.tasks.task import Array, Finding, Task
 NUM_BUMPS = 5
 MAX_SQUARED_WIDTH = 0.5
 HIGH, LOW = 1.0, 0.1  # HIGH where the sum of bumps is above its mean, as in PDEBench
-TOLERANCE = 1e-10
-MAX_ITERATIONS = 1000
 LOOKED_AT = 8      # trajectories, spread over the file, that are solved again
 # relative distance from the steady solution; PDEBench's wall, a cell further out, makes some 0.02
 UNSTEADY = 0.05
@@ -138,7 +136,7 @@ def _solve_batch(a: Tensor, source: Tensor, scale: Tensor, tolerance: float, max
 
 
 def solve(
-    a: Tensor, source: Tensor, *, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS,
+    a: Tensor, source: Tensor, *, tolerance: float = 1e-10, max_iterations: int = 1000,
     is_smooth: bool = False, batch: int = 1,
 ) -> Tensor:
     """u with -div(a grad u) = source, u = 0 on the wall of the unit square: (..., nx, ny), float64.

@@ -117,17 +117,19 @@ class LinearObservation:
         cells, size = self.cells, self.resolution**2
         is_index = (cells.ndim == 2 and not cells.is_floating_point()
                     and bool(((cells >= 0) & (cells < size)).all()))
-        if not is_index or cells.unique().numel() != cells.numel() or cells.shape[1] < 1:
-            raise ValueError(f"cells, shape {tuple(cells.shape)}, are not disjoint groups; expected (k, m) "
-                             f"different whole numbers from 0 to {size - 1} (ups.tasks.darcy_grf); "
-                             "observe each cell once, as ups.generative.observation does.")
-        if self.values.shape != cells.shape[:1] or not bool(torch.isfinite(self.values).all()):
-            raise ValueError(f"values have shape {tuple(self.values.shape)} or are not finite; expected "
-                             f"{len(cells)} numbers, one per group of cells (ups.tasks.darcy_grf); "
-                             "check what was observed.")
-        if not (math.isfinite(self.noise) and self.noise >= 0):
-            raise ValueError(f"noise = {self.noise}; expected a standard deviation >= 0 "
-                             "(ups.tasks.darcy_grf); give 0 for none.")
+        is_right = {
+            f"cells, shape {tuple(cells.shape)}, are not disjoint groups; expected (k, m) different whole "
+            f"numbers from 0 to {size - 1} (ups.tasks.darcy_grf); observe each cell once, as "
+            "ups.generative.observation does.": is_index and cells.unique().numel() == cells.numel() and cells.shape[1] > 0,
+            f"values have shape {tuple(self.values.shape)} or are not finite; expected {len(cells)} numbers, "
+            "one per group of cells (ups.tasks.darcy_grf); check what was observed.":
+                self.values.shape == cells.shape[:1] and bool(torch.isfinite(self.values).all()),
+            f"noise = {self.noise}; expected a standard deviation >= 0 (ups.tasks.darcy_grf); give 0 for "
+            "none.":
+                math.isfinite(self.noise) and self.noise >= 0,
+        }
+        if wrong := [text for text, fine in is_right.items() if not fine]:
+            raise ValueError(wrong[0])
 
     @property
     def matrix(self) -> Tensor:

@@ -1,7 +1,5 @@
 """Diffusion-sorption in one dimension, a retarded diffusion; PDEBench's data. No solver here yet."""
 
-from __future__ import annotations
-
 from ups.boundary import DIRICHLET
 from ups.tasks.task import Array, Task
 

@@ -4,8 +4,6 @@ No solver here yet.
 Published as hundreds of files of four trajectories, all with one viscosity; this is the first.
 """
 
-from __future__ import annotations
-
 from ups.boundary import DIRICHLET
 from ups.tasks.task import Array, Task
 
