@@ -40,7 +40,7 @@ from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.training.environment import describe_environment
-from ups.training.stage import DONE
+from ups.training.folder import DONE
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
 from ups.setup import opened, started
 from ups.training.ending import main_guard
-from ups.training.fitted import fit_once
+from ups.training.fit import fit_once
 from ups.training.run import Run
 
 STAGE = "operator"

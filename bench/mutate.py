@@ -60,13 +60,10 @@ from ups.models.choose import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
 from ups.training.checkpoint import SHARED
-from ups.training.folder import StageFolder
-from ups.training.parts import gathered
+from ups.training.folder import DONE, MANIFEST, MODEL, StageFolder
 from ups.training.run import Run
-from ups.training.saving import Saving
-from ups.training.stage import DONE, MANIFEST, MODEL
-from ups.training.strategies import Agreed
-from ups.training.update import Updates
+from ups.training.strategies import Agreed, gathered
+from ups.training.update import Saving, Updates
 
 CASE_S = 20          # for one case
 START_S = 120        # for a worker to import torch and read the sound files

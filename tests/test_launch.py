@@ -18,17 +18,16 @@ import yaml
 
 from ups.config import ROOT
 from ups.training import launch
-from ups.training.events import EVENTS
 from ups.training.launch import launcher_command, verdict
-from ups.training.processes import process_state
+from ups.training.processes import EVENTS, process_state
 
 START = [{"event": "start", "rank": 0, "pid": 1}, {"event": "start", "rank": 1, "pid": 2}]
 OPEN = [*START, {"event": "open", "rank": 0, "directory": "/x"}]
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-import ups.training.events
-from ups.training.events import tell
+import ups.training.processes
+from ups.training.processes import tell
 folder = Path(sys.argv[1])
 count = len(list(folder.glob("attempt*")))
 (folder / f"attempt{count}").write_text(str(os.getpid()))
@@ -122,7 +121,7 @@ def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
 
 
 def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):
-    torn = "open(os.environ[ups.training.events.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
+    torn = "open(os.environ[ups.training.processes.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
     code, said, _ = supervise(tmp_path, f"{torn}tell('finished')")
     assert code == 0 and "a word of a rank is torn" in said and "Traceback" not in said
 
@@ -213,7 +212,7 @@ REFUSES = "tell('failed', kind='configuration', code=2, cause='because'); sys.ex
 
 
 def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
-    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.training.events import tell\n{work}\n")
+    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.training.processes import tell\n{work}\n")
     words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
     return subprocess.Popen([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, stderr=subprocess.PIPE,
                             text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
@@ -358,7 +357,7 @@ def test_make_starts_stages_through_the_supervisor():
 
 
 def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):
-    from ups.training.events import tell
+    from ups.training.processes import tell
 
     monkeypatch.delenv(EVENTS, raising=False)
     tell("open", directory="/x")

@@ -32,8 +32,8 @@ from ups.training.environment import (
     is_out_of_memory,
     what_ranks_share,
 )
+from ups.training.folder import relevant_keys
 from ups.training.optim import place_gradients
-from ups.training.stage import relevant_keys
 from ups.training.strategies import Agreed
 from ups.training.update import Updates
 

@@ -1,4 +1,4 @@
-"""ups/training/stage.py, ask.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
+"""ups/training/folder.py, ask.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
 up to date.
 """
 
@@ -16,8 +16,7 @@ from ups.chain import require_stage
 from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.training.checkpoint import Checkpoints
-from ups.training.folder import StageFolder
-from ups.training.stage import DONE, finished_stage
+from ups.training.folder import DONE, StageFolder, finished_stage
 
 # ---------------------------------------------------------------- a finished stage
 

@@ -55,8 +55,8 @@ from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, rollout
 from ups.models.windows import augment
 from ups.seeds import generator
+from ups.training.folder import RECORDED, finished_stage
 from ups.training.optim import split_parameters
-from ups.training.stage import RECORDED, finished_stage
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_rival", "train_steady", "train_operator"])
 

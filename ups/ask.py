@@ -14,7 +14,7 @@ from ups.chain import STAGES, require_stage, stage_folder
 from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, to_dict
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.files import DamagedError, file_hash, read_sealed, value_hash
-from ups.training.stage import DONE
+from ups.training.folder import DONE
 
 TO_DO, REFUSED = 3, 2   # exit codes
 

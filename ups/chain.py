@@ -11,8 +11,7 @@ import h5py
 
 from ups.config import Config
 from ups.files import DamagedError
-from ups.training.folder import StageFolder
-from ups.training.stage import DONE, finished_stage, require_identity
+from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ import torch
 import ups.data.cache
 import ups.models.choose
 import ups.training.checkpoint
-import ups.training.events
 import ups.training.guard
+import ups.training.processes
 import ups.training.ranks
 import ups.training.run
 import ups.training.track
@@ -225,7 +225,7 @@ def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
 
 
 def torn_word(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
-    with open(os.environ[ups.training.events.EVENTS], "ab") as file:
+    with open(os.environ[ups.training.processes.EVENTS], "ab") as file:
         file.write(b'{"event": "fai')
     return function(rows)
 

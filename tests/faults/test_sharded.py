@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 import prepare_cache
 import prepare_data
 from ups.config import ROOT
-from ups.training import parts
-from ups.training.parts import axis_of, cut
+from ups.training import strategies
+from ups.training.strategies import axis_of, cut
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_operator", "train_consistency", "train_steady"])
 
@@ -311,13 +311,13 @@ def test_a_state_of_three_ranks_is_read_by_two_and_by_one():
     common = {"model": {"buffer": torch.ones(3)}, "step": 4}
 
     def of(rank, world):
-        return parts.joined(whole | {"is_sharded": False}, None, list, shapes, (rank, world))
+        return strategies.joined(whole | {"is_sharded": False}, None, list, shapes, (rank, world))
 
     pieces = [{"shards": {name: value for name, value in of(rank, 3).items()}} for rank in range(3)]
     assert [part["shards"]["model"]["a"].tolist() for part in pieces] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [part["shards"]["model"]["b"].shape for part in pieces] == [(2, 2)] * 3
     for place in (None, (1, 2)):
-        found = parts.joined(common | {"is_sharded": True}, None, lambda: pieces, shapes, place)
+        found = strategies.joined(common | {"is_sharded": True}, None, lambda: pieces, shapes, place)
         wanted = whole if place is None else of(*place)
         assert torch.equal(found["model"]["buffer"], torch.ones(3)) and found["optimizer"]["state"][0]["step"] == 3
         assert found["optimizer"]["param_groups"] == whole["optimizer"]["param_groups"] and found["best_weights"] is None

@@ -4,7 +4,7 @@ Commit: every rank writes its part into state/.tmp-STEP and flushes it; the rank
 there; the main process writes manifest.json (size and SHA-256 of every file) last, renames the directory to
 state/step_STEP, flushes the parent and only then removes older ones, keeping at least two. A crash at any
 point leaves the previous checkpoint untouched. Loading trusts a directory only if its manifest matches the
-files and carries the identity of the stage (ups/training/stage.py). Nothing is unpickled: tensors and plain
+files and carries the identity of the stage (ups/training/folder.py). Nothing is unpickled: tensors and plain
 values are read with weights_only.
 """
 
@@ -31,7 +31,7 @@ from ups.files import (
     replacing,
     write_sealed,
 )
-from ups.training.stage import MANIFEST, MODEL, require_identity
+from ups.training.folder import MANIFEST, MODEL, require_identity
 
 SHARED = "shared.pt"
 

@@ -3,7 +3,7 @@ is finished.
 
 Exit codes: 0 finished, 1 failed, 2 refused before anything was made, 124 ended by the guard, 130 interrupted
 twice, 143 told to stop. errors/rankN.json has the traceback, status.json the last word of rank 0;
-ups/training/launch.py is told through ups.training.events.tell.
+ups/training/launch.py is told through ups.training.processes.tell.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ups.training.events import tell
 from ups.training.guard import EXIT_STOPPED
-from ups.training.processes import outlive_readers
+from ups.training.processes import outlive_readers, tell
 from ups.training.ranks import Preempted, Ranks, StageError
 
 # In errors of ranks that lost a peer, or that did not find each other: another start may do better.

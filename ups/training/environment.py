@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ups import __version__
 from ups.config import ROOT
-from ups.training.stage import dotted
+from ups.training.folder import dotted
 
 WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there
 

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from ups import progress
-from ups.training.events import tell
 from ups.training.peers import Peer, Seen
-from ups.training.processes import process_state, shout, stacks, this_machine
+from ups.training.processes import process_state, shout, stacks, tell, this_machine
 
 TICK_S = 0.5        # between looks of the thread
 GRACE_S = 20.0      # without progress after SIGTERM or SIGINT

@@ -10,7 +10,7 @@ process tree in a session of its own, with a free port; torchrun's own restarts 
 where a smaller micro-batch helps; and only while checkpoints appear or micro-batches shrink. Not started
 again are: configurations that were refused (exit code 2) and failures that all ranks understood, for they
 would repeat (1); what was told to stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is
-finished. What became of each rank is read from the lines that ups.training.events.tell writes. Starts without
+finished. What became of each rank is read from the lines that ups.training.processes.tell writes. Starts without
 torch; the scripts also run without it.
 """
 
@@ -31,14 +31,15 @@ from typing import Any
 
 import yaml
 
-from ups.training.events import EVENTS, hear
 from ups.training.guard import EXIT_HANG, SAME_S
 from ups.training.processes import (
+    EVENTS,
     Terminal,
     adopt_orphans,
     descendants,
     die_with_parent,
     end_processes,
+    hear,
     outlive_readers,
     process_state,
 )

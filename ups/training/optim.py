@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from ups.config import OptimConfig
-from ups.training.parts import like, local, part, whole
+from ups.training.strategies import like, local, part, whole
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -48,16 +48,12 @@ from ups.training.environment import (
     seed_everything,
     what_ranks_share,
 )
-from ups.training.events import tell, tell_of_machine
-from ups.training.folder import StageFolder
-from ups.training.log import Log
-from ups.training.parts import gathered
+from ups.training.folder import DONE, MODEL, StageFolder
+from ups.training.processes import tell, tell_of_machine
 from ups.training.ranks import Preempted, Ranks
-from ups.training.saving import Saving
-from ups.training.stage import DONE, MODEL
-from ups.training.strategies import LossFunction, plugin_of, strategy_of
-from ups.training.track import Tracker, check_tracker
-from ups.training.update import Standing, Updates
+from ups.training.strategies import LossFunction, gathered, plugin_of, strategy_of
+from ups.training.track import Log, Tracker, check_tracker
+from ups.training.update import Saving, Standing, Updates
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
 

@@ -20,8 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ups.training.events import tell
-from ups.training.processes import die_with_parent
+from ups.training.processes import die_with_parent, tell
 
 LAUNCHER = "UPS_LAUNCHER"   # number of the launcher's process, for its ranks
 
