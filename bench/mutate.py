@@ -62,8 +62,9 @@ from ups.tasks import get_task
 from ups.training.checkpoint import SHARED
 from ups.training.folder import DONE, MANIFEST, MODEL, StageFolder
 from ups.training.run import Run
+from ups.training.saving import Saving
 from ups.training.strategies import Agreed, gathered
-from ups.training.update import Saving, Updates
+from ups.training.update import Updates
 
 CASE_S = 20          # for one case
 START_S = 120        # for a worker to import torch and read the sound files

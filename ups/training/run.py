@@ -51,9 +51,10 @@ from ups.training.environment import (
 from ups.training.folder import DONE, MODEL, StageFolder
 from ups.training.processes import tell, tell_of_machine
 from ups.training.ranks import Preempted, Ranks
+from ups.training.saving import Log, Saving
 from ups.training.strategies import LossFunction, gathered, plugin_of, strategy_of
-from ups.training.track import Log, Tracker, check_tracker
-from ups.training.update import Saving, Standing, Updates
+from ups.training.track import Tracker, check_tracker
+from ups.training.update import Standing, Updates
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
 

@@ -1,5 +1,4 @@
-"""What a run logs (numbers at a step, means between two logs over all rows of all ranks) and where it goes:
-metrics.jsonl first and always, then Weights & Biases or TensorBoard if asked for.
+"""Where numbers go: metrics.jsonl first and always, then Weights & Biases or TensorBoard if asked for.
 
 Main process only. metrics.jsonl is cut back to the resumed step, so a resumed run has neither gaps nor
 duplicates. An outside tracker that fails is reported once and dropped; one that blocks is waited for at the
@@ -28,14 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ups.config import TrackerConfig
 from ups.files import DamagedError, is_at, write_atomic, write_json
 from ups.progress import beat
 from ups.training.processes import descendants
-from ups.training.ranks import Ranks
-from ups.training.update import Standing, Update
 
 INIT_TIMEOUT_S = 30    # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
@@ -279,83 +274,3 @@ def _end_service() -> None:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-
-
-class Log:
-    """The numbers of one stage. Only the main process has a tracker."""
-
-    def __init__(self, ranks: Ranks, standing: Standing) -> None:
-        self.ranks, self.standing = ranks, standing
-        self.tracker: Tracker | None = None
-        # name -> [sum of value * rows, rows] on this rank since the last log
-        self.window: dict[str, list] = {}
-        self._error: OSError | None = None   # of rank 0; raised where all ranks hear of it
-        self.mark()
-
-    def mark(self) -> None:
-        """From here on the rate of steps is measured."""
-        self._marked_at, self._marked_step = time.perf_counter(), self.standing.step
-
-    def log(self, values: dict[str, Any]) -> None:
-        """Write numbers at the current step; nothing where there is no tracker."""
-        if self.tracker is not None and self._error is None:
-            try:
-                self.tracker.log(self.standing.step, values)
-            # a line is missing: no checkpoint may follow, and the others must hear of it
-            except OSError as error:
-                self._error = error
-
-    def require_whole(self) -> None:
-        """Raise the OSError for which a line is missing."""
-        if self._error is not None:
-            raise self._error
-
-    def flush(self) -> None:
-        """Force everything to disk. Raises OSError if that cannot be, or could not before."""
-        self.require_whole()
-        if self.tracker is not None:
-            self.tracker.flush()
-
-    def rewind(self) -> None:
-        """Drop the lines after the current step."""
-        if self.tracker is not None:
-            self.tracker.rewind(self.standing.step)
-
-    def count(self, done: Update) -> None:
-        """Add an update to the means."""
-        for name, value, num_rows in done.metrics if done.is_finite else ():
-            self._add(name, value * num_rows, num_rows)
-        if self.ranks.is_main and done.is_finite:
-            self._add("loss", done.loss * done.num_rows, done.num_rows)
-
-    def _add(self, name: str, value: Any, num_rows: int) -> None:
-        total = self.window.setdefault(name, [0.0, 0])
-        total[0], total[1] = total[0] + value, total[1] + num_rows
-
-    def plain_window(self) -> dict[str, list]:
-        return {name: [float(total), num_rows] for name, (total, num_rows) in self.window.items()}
-
-    def log_means(self, done: Update) -> None:
-        """Log the means since the last call, and how fast it went. A collective."""
-        windows, self.window = self.ranks.gather(self.plain_window()), {}
-        totals: dict[str, list[float]] = {}
-        for window in windows:
-            for name, (value, num_rows) in window.items():
-                entry = totals.setdefault(name, [0.0, 0])
-                entry[0], entry[1] = entry[0] + value, entry[1] + num_rows
-        num_steps, seconds = self.standing.step - self._marked_step, time.perf_counter() - self._marked_at
-        self.mark()
-        is_cuda = self.ranks.device.type == "cuda"
-        memory = {"memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)} if is_cuda else {}
-        self.log({**{f"train/{name}": value / num_rows for name, (value, num_rows) in sorted(totals.items())},
-                  "train/lr_factor": done.factor, "train/gradient_norm": done.norm,
-                  "train/skipped": self.standing.num_skipped, "train/micro_batch": self.standing.micro_batch,
-                  "steps_per_s": round(num_steps / max(seconds, 1e-9), 3), **memory})
-
-    def close(self, exit_code: int) -> None:
-        """Close the tracker with the true exit code."""
-        if self.tracker is not None:
-            try:
-                self.tracker.finish(exit_code)
-            except OSError as error:  # a full disk; that lines are missing was raised by `require_whole`
-                print(f"WARNING: {error} in closing {self.tracker.path}", file=sys.stderr, flush=True)

@@ -1,0 +1,160 @@
+"""What a run writes while it trains: numbers at a step, means between two logs over all rows of all ranks, and its state,
+from which it resumes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ups.config import TrainConfig
+from ups.training.checkpoint import Checkpoints
+from ups.training.environment import random_state, set_random_state
+from ups.training.ranks import Ranks, StageError
+from ups.training.track import Tracker
+from ups.training.update import Standing, Update, Updates
+
+MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
+
+
+class Log:
+    """The numbers of one stage. Only the main process has a tracker."""
+
+    def __init__(self, ranks: Ranks, standing: Standing) -> None:
+        self.ranks, self.standing = ranks, standing
+        self.tracker: Tracker | None = None
+        # name -> [sum of value * rows, rows] on this rank since the last log
+        self.window: dict[str, list] = {}
+        self._error: OSError | None = None   # of rank 0; raised where all ranks hear of it
+        self.mark()
+
+    def mark(self) -> None:
+        """From here on the rate of steps is measured."""
+        self._marked_at, self._marked_step = time.perf_counter(), self.standing.step
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Write numbers at the current step; nothing where there is no tracker."""
+        if self.tracker is not None and self._error is None:
+            try:
+                self.tracker.log(self.standing.step, values)
+            # a line is missing: no checkpoint may follow, and the others must hear of it
+            except OSError as error:
+                self._error = error
+
+    def require_whole(self) -> None:
+        """Raise the OSError for which a line is missing."""
+        if self._error is not None:
+            raise self._error
+
+    def flush(self) -> None:
+        """Force everything to disk. Raises OSError if that cannot be, or could not before."""
+        self.require_whole()
+        if self.tracker is not None:
+            self.tracker.flush()
+
+    def rewind(self) -> None:
+        """Drop the lines after the current step."""
+        if self.tracker is not None:
+            self.tracker.rewind(self.standing.step)
+
+    def count(self, done: Update) -> None:
+        """Add an update to the means."""
+        for name, value, num_rows in done.metrics if done.is_finite else ():
+            self._add(name, value * num_rows, num_rows)
+        if self.ranks.is_main and done.is_finite:
+            self._add("loss", done.loss * done.num_rows, done.num_rows)
+
+    def _add(self, name: str, value: Any, num_rows: int) -> None:
+        total = self.window.setdefault(name, [0.0, 0])
+        total[0], total[1] = total[0] + value, total[1] + num_rows
+
+    def plain_window(self) -> dict[str, list]:
+        return {name: [float(total), num_rows] for name, (total, num_rows) in self.window.items()}
+
+    def log_means(self, done: Update) -> None:
+        """Log the means since the last call, and how fast it went. A collective."""
+        windows, self.window = self.ranks.gather(self.plain_window()), {}
+        totals: dict[str, list[float]] = {}
+        for window in windows:
+            for name, (value, num_rows) in window.items():
+                entry = totals.setdefault(name, [0.0, 0])
+                entry[0], entry[1] = entry[0] + value, entry[1] + num_rows
+        num_steps, seconds = self.standing.step - self._marked_step, time.perf_counter() - self._marked_at
+        self.mark()
+        is_cuda = self.ranks.device.type == "cuda"
+        memory = {"memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)} if is_cuda else {}
+        self.log({**{f"train/{name}": value / num_rows for name, (value, num_rows) in sorted(totals.items())},
+                  "train/lr_factor": done.factor, "train/gradient_norm": done.norm,
+                  "train/skipped": self.standing.num_skipped, "train/micro_batch": self.standing.micro_batch,
+                  "steps_per_s": round(num_steps / max(seconds, 1e-9), 3), **memory})
+
+    def close(self, exit_code: int) -> None:
+        """Close the tracker with the true exit code."""
+        if self.tracker is not None:
+            try:
+                self.tracker.finish(exit_code)
+            except OSError as error:  # a full disk; that lines are missing was raised by `require_whole`
+                print(f"WARNING: {error} in closing {self.tracker.path}", file=sys.stderr, flush=True)
+
+
+class Saving:
+    """Saves and finds again the state of `updates`, with the numbers that are logged and the random
+    generators.
+    """
+
+    def __init__(self, ranks: Ranks, updates: Updates, numbers: Log, train: TrainConfig,
+                 say: Callable[..., None]) -> None:
+        self.ranks, self.updates, self.numbers, self.train, self.say = ranks, updates, numbers, train, say
+        self.checkpoints = Checkpoints(ranks.folder.path / "state", train.keep, ranks.rank, ranks.agreed,
+                                       ranks.folder.identity)
+        self.num_failed = 0   # in a row
+
+    def save(self, is_required: bool) -> None:
+        """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
+        self.ranks.agreed(self.require_ready, "looking for the stage directory and writing metrics.jsonl")
+        shared, own = self.updates.state()
+        own |= {"random": random_state(self.ranks.device), "window": self.numbers.plain_window()}
+        try:
+            self.checkpoints.save(shared["step"], shared, own, {"world": self.ranks.world})
+            self.num_failed, self.updates.saved = 0, shared["step"]
+        except StageError as error:
+            self.num_failed += 1
+            if is_required or self.num_failed >= MAX_FAILED_SAVES:
+                advice = (f"Free space on, or repair, the disk of {self.ranks.folder.path}; the last "
+                          f"checkpoint is intact.")
+                raise StageError(f"{error} ({self.num_failed} failed in a row)", "save", advice) from error
+            self.ranks.is_recorded = False
+            self.say(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} "
+                     f"more steps.")
+
+    def require_ready(self) -> None:
+        """Raise OSError unless the folder is still this run's and everything that was logged is on disk."""
+        self.ranks.folder.require_own()
+        self.numbers.flush()
+
+    def resume(self) -> None:
+        """Continue from the newest intact checkpoint, if there is any. A collective."""
+        ranks = self.ranks
+        manifest = ranks.agreed(lambda: self.checkpoints.newest() if ranks.is_main else None,
+                                "looking for checkpoints")
+        manifest = ranks.gather(manifest)[0]
+        if manifest is not None:
+            step, world = manifest["step"], manifest["world"]
+            ranks.agreed(lambda: self.checkpoints.taken(step, self.load),
+                         f"loading the checkpoint of step {step}")
+            note = "" if world == ranks.world else f" (written by {world} processes)"
+            self.say(f"resumed at step {step}{note}")
+        ranks.agreed(self.numbers.rewind, "cutting metrics.jsonl back to the resumed step")
+
+    def load(self, step: int) -> None:
+        """Take over the checkpoint of `step`."""
+        shared, own = self.checkpoints.read(step, self.ranks.world)
+        self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
+        # else another number of processes wrote it: random streams stay, batches are functions of step
+        if own is not None:
+            set_random_state(own["random"], self.ranks.device)
+            self.numbers.window = own["window"]
