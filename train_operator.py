@@ -51,7 +51,7 @@ def validate(operator: Operator, caches: dict[str, Cache], config: Config,
                                config.context(name), run.device) for name, cache in caches.items()]
 
     sums = run.agreed(local, "validating")
-    return {name: pooled(run.reduce_sum(part)) for name, part in zip(caches, sums, strict=True)}
+    return {name: pooled(run.ranks.reduce_sum(part)) for name, part in zip(caches, sums, strict=True)}
 
 
 @main_guard

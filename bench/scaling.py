@@ -83,7 +83,7 @@ def train(arguments: list[str]) -> dict[str, float]:
             run.update(partial(loss_of, operator, windows, batch, step), len(batch))
             times.append(time.perf_counter() - started)
         times = times[WARM_UP:]
-        every = run.gather((statistics.fmean(times), statistics.median(times)))
+        every = run.ranks.gather((statistics.fmean(times), statistics.median(times)))
         found.update(mean=max(mean for mean, _ in every), median=max(median for _, median in every))
         run.finish({})
 

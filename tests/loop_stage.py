@@ -116,7 +116,7 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
     if kind == "error":
         raise KeyError("injected cause")
     if kind == "one_sided":
-        run.gather("alone")
+        run.ranks.gather("alone")
         return loss
     if kind == "exit0":
         sys.exit(0)
@@ -204,7 +204,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
                     model(data)
                 local = run.agreed(lambda: (model(data).squeeze(-1) - data.square().sum(-1)).square().mean(), "validation")
                 model.train()
-            score = float(run.reduce_mean(local))
+            score = float(run.ranks.reduce_sum(local) / run.world)
             run.validated({"score": score})
             run.keep_best(options["scores"].pop(0) if "scores" in options else score)
         if fault.get("kind") == "return" and run.step == fault["step"]:
@@ -212,7 +212,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     if options.get("fsdp", False):
         run.take_best()
     digest = [float(p.detach().double().sum()) for p in model.parameters()]
-    assert all(other == digest for other in run.gather(digest)), "ranks differ"
+    assert all(other == digest for other in run.ranks.gather(digest)), "ranks differ"
     run.finish({"digest": digest})
 
 

@@ -563,7 +563,7 @@ PRODUCT = {path: ast.parse(path.read_text(encoding="utf-8")) for path in [*ROOT.
 COLLECTIVES = {"all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier", "reduce",
                "gather", "gather_object", "scatter", "reduce_scatter", "all_to_all", "send", "recv", "monitored_barrier",
                "wait_for_everyone"}
-OF_RUN = {"gather", "agreed", "reduce_sum", "reduce_mean", "attach", "update", "keep_best", "keep_if", "finish", "probe",
+OF_RUN = {"gather", "agreed", "reduce_sum", "attach", "update", "keep_best", "keep_if", "finish", "probe",
           "take_best", "ema_weights", "_hold_whole"}
 
 

@@ -127,10 +127,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, newest first."""
-        found = self.directory.glob("step_*") if self.directory.is_dir() else []
-        numbers = (path.name.removeprefix("step_") for path in found)
-        whole = (int(number) for number in numbers if number.isdecimal() and len(number) == 9)
-        return sorted(whole, reverse=True)
+        numbers = (path.name.removeprefix("step_") for path in self.directory.glob("step_*"))
+        return sorted((int(n) for n in numbers if n.isdecimal() and len(n) == 9), reverse=True)
 
     def path(self, step: int) -> Path:
         return self.directory / f"step_{step:09d}"
@@ -166,18 +164,14 @@ class Checkpoints:
         for name, value in parts.items():
             with (temporary / name).open("xb") as file:
                 torch.save(value, file)
-                file.flush()
-                os.fsync(file.fileno())
+            flush(temporary / name)
 
     def _commit(self, temporary: Path, step: int, facts: dict[str, Any]) -> None:
         files = {path.name: {"size": path.stat().st_size, "sha256": file_hash(path)}
                  for path in temporary.iterdir()}
         write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
-        target = self.path(step)
-        # only a run that went back past it writes a step again; what it holds is of no use then
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
+        remove(self.path(step))   # only a run that went back past it writes a step again: it is of no use then
+        os.replace(temporary, self.path(step))
         flush(self.directory)
         for old in self.steps()[self.keep :]:
             shutil.rmtree(self.path(old))
@@ -206,14 +200,11 @@ class Checkpoints:
         if manifest["step"] != step or not 1 <= world <= len(files):
             raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; "
                                f"expected {step}, and a part of every process.")
-        expected = {SHARED, *(f"rank_{rank}.pt" for rank in range(world))}
-        if missing := sorted(expected - set(files)):
-            raise DamagedError(f"{path} does not list {missing[0]}; expected one part per process of its "
-                               f"run.")
-        for name in sorted(expected):
-            part, record = path / name, files[name]
+        for name in (SHARED, *(f"rank_{rank}.pt" for rank in range(world))):
+            part, record = path / name, files.get(name)
             if not isinstance(record, dict) or not {"size", "sha256"} <= record.keys():
-                raise DamagedError(f"{path} has no size and SHA-256 of {name}; expected them in {MANIFEST}.")
+                raise DamagedError(f"{path} does not list {name}; expected one part per process of its run, "
+                                   f"with size and SHA-256.")
             if not part.is_file() or part.stat().st_size != record["size"]:
                 size = part.stat().st_size if part.is_file() else "missing"
                 raise DamagedError(f"{part} is damaged (size {size}); expected {record['size']} bytes.")
@@ -228,15 +219,14 @@ class Checkpoints:
         Damaged ones are renamed to .damaged-STEP with a warning; leftovers of unfinished writes are removed.
         Raises DamagedError if checkpoints exist and none is intact: a run never starts over silently.
         """
-        for stale in self.directory.glob(".tmp-*") if self.directory.is_dir() else ():
+        for stale in self.directory.glob(".tmp-*"):
             remove(stale)
         found, manifest, damaged = self.steps(), None, []
-        for step in found:
+        while manifest is None and len(damaged) < len(found):
             try:
-                manifest = self.verify(step)
-                break
+                manifest = self.verify(found[len(damaged)])
             except DamagedError as error:
-                damaged.append((step, error))
+                damaged.append((found[len(damaged)], error))
         if found and manifest is None:
             raise DamagedError(f"none of the checkpoints {found} in {self.directory} is intact (newest: "
                                f"{damaged[0][1]}). Expected one. Restore it from a copy, or delete "

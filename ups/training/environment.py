@@ -78,10 +78,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
     An asynchronous CUDA error is not curable: the context is lost.
     """
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
     texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    return (isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            or isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
 
 
 def compile_blocks(model: nn.Module) -> None:
@@ -89,10 +88,8 @@ def compile_blocks(model: nn.Module) -> None:
     """
     torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                block.compile()
+    for block in (block for list_ in model.modules() if isinstance(list_, nn.ModuleList) for block in list_):
+        block.compile()
 
 
 def torch_random_state(device: torch.device) -> list[Tensor]:

@@ -1,5 +1,6 @@
-"""What is fitted outside a stage's own loop: bases, a Gaussian, scales, the models of the bench. The gradient loop for
-it, and what a stage fits once, before its first step, and finds again when it resumes.
+"""What is fitted outside a stage's own loop: bases, a Gaussian, scales, the models of the bench.
+
+The gradient loop for it, and what a stage fits once, before its first step, and finds again when it resumes.
 
 The loop runs in one process, takes seconds to minutes and starts again when it was interrupted. A stage's steps go
 through `Run.update` instead, which agrees with the other ranks and can resume.

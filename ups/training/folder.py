@@ -13,6 +13,7 @@ job could then find in its folder is refused by its identity, or is what that jo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -63,12 +64,10 @@ def dotted(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
     """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
     free = FREE_KEYS | {f"{section}.train.{name}" for name in FREE_TRAIN_KEYS}
-    tasks = config["data"]["tasks"]
-    found = {"run.seed": config["run"]["seed"]}
-    for name in (*SECTIONS, section):
-        found.update(dotted(config[name], name))
-    return {key: value for key, value in found.items()
-            if key not in free and not (key.startswith("task.") and key.split(".")[1] not in tasks)}
+    found = [("run.seed", config["run"]["seed"]),
+             *(pair for name in (*SECTIONS, section) for pair in dotted(config[name], name))]
+    return {key: value for key, value in found if key not in free
+            and not (key.startswith("task.") and key.split(".")[1] not in config["data"]["tasks"])}
 
 
 def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], what: str | Path, path: Path,
@@ -155,9 +154,8 @@ class StageFolder:
                                f"was started with. "
                                f"{self.remedy}") from error
         now = self.relevant
-        changed = [f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
-                   for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-        if changed:
+        if changed := [f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
+                       for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]:
             raise FileExistsError(f"{self.path} was started with another configuration "
                                   f"({'; '.join(changed)}); expected the "
                                   f"same one, to continue. {self.remedy}")
@@ -167,7 +165,7 @@ class StageFolder:
 
         The lock dies with this process.
         """
-        until = time.monotonic() + wait_s
+        until, refusal = time.monotonic() + wait_s, ""
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / LOCK).open("a")
@@ -177,21 +175,19 @@ class StageFolder:
                     break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    return self._leave(f"another process is training in {self.path}; expected one at a time. "
-                                       f"Wait for it, or "
-                                       f"end it.")
+                    refusal = (f"another process is training in {self.path}; expected one at a time. Wait for "
+                               f"it, or end it.")
+                    break
             self._lock.close()
             time.sleep(0.1)
-        try:
-            self.examine()   # who had the lock until now may have started something else
-        except FileExistsError as error:
-            return self._leave(str(error))
-        return ""
-
-    def _leave(self, refusal: str) -> str:
-        """Nothing of this process is written here."""
-        self._lock.close()
-        self._lock = None
+        if not refusal:
+            try:
+                self.examine()   # who had the lock until now may have started something else
+            except FileExistsError as error:
+                refusal = str(error)
+        if refusal:   # nothing of this process is written here
+            self._lock.close()
+            self._lock = None
         return refusal
 
     def enter(self, rank: int) -> None:
@@ -199,12 +195,10 @@ class StageFolder:
 
         Raises FileNotFoundError if this rank does not see it.
         """
-        path = self.path / "environment.json"
-        try:
+        path, record = self.path / "environment.json", {}
+        with contextlib.suppress(FileNotFoundError):
             self._lock = self._lock or (self.path / LOCK).open("rb")
             record = read_record(path, "the record of this start", self.remedy)
-        except FileNotFoundError:
-            record = {}
         if record.get("config_hash") != self.identity["config_hash"]:
             raise FileNotFoundError(f"rank {rank} does not see {path} that rank 0 wrote; expected run.root "
                                     f"on a file system "
@@ -262,8 +256,8 @@ class StageFolder:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 memory = {name: int(record[name]) for name in MEMORY_KEYS if name in record}
             except (ValueError, TypeError) as error:
-                warning = f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside."
-                print(warning, file=sys.stderr)
+                print(f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside.",
+                      file=sys.stderr)
                 continue
             if memory:
                 write_json(self.path / MEMORY, memory)

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import math
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ups import progress
-from ups.training.peers import Peer, Seen
-from ups.training.processes import process_state, shout, stacks, tell, this_machine
+from ups.training.processes import glance, process_state, shout, stacks, tell, this_machine
 
 TICK_S = 0.5        # between looks of the thread
 GRACE_S = 20.0      # without progress after SIGTERM or SIGINT
@@ -44,6 +43,29 @@ RECORD_BYTES = 1024   # of a heartbeat; written in place, so that a full disk do
 EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
 NOTHING = {"is_waiting": False, "collectives": 0, "doing": ""}   # of a rank that wrote no heartbeat
 LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # where the parent is a launcher
+
+
+class Peer:
+    """What is known of one rank: its last record and when, by this rank's clock, that changed."""
+
+    def __init__(self, now: float) -> None:
+        self.record: dict[str, Any] | None = None
+        self.progress_at = self.pulse_at = now
+        self.lost_at: float | None = None
+        self.why = ""
+
+    def update(self, record: dict[str, Any] | None, now: float) -> None:
+        if record is None:   # not there yet, or being written
+            return
+        before, self.record = self.record or {}, record
+        if record["beats"] != before.get("beats"):
+            self.progress_at = now
+        if record["pulse"] != before.get("pulse"):
+            self.pulse_at = now
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record is not None and self.record["code"] is not None
 
 
 class Guard:
@@ -81,8 +103,8 @@ class Guard:
         os.set_blocking(self._read_end, False)
         if threading.current_thread() is threading.main_thread():   # elsewhere signals stay what they were
             self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-            told = signal.SIGTERM, signal.SIGINT
-            self._handlers = {number: signal.signal(number, self._note) for number in told}
+            self._handlers = {number: signal.signal(number, self._note)
+                              for number in (signal.SIGTERM, signal.SIGINT)}
         progress.watched = self
         self.beat()
         tell("start", pid=os.getpid())
@@ -142,60 +164,45 @@ class Guard:
         self._beat_at = time.monotonic()
 
     @contextlib.contextmanager
-    def phase(self, doing: str, limit_s: float | None = None) -> Iterator[None]:
-        """Inside, this rank is `doing` that, with a limit of its own."""
-        before = self.doing, self.limit_s
-        self.doing, self.limit_s = doing, limit_s or self.limit_s
+    def _while(self, **facts: Any) -> Iterator[None]:
+        """Inside, these attributes are `facts`; both ends are progress."""
+        before = {name: getattr(self, name) for name in facts}
+        vars(self).update(facts)
         self.beat()
         try:
             yield
         finally:
-            self.doing, self.limit_s = before
+            vars(self).update(before)
             self.beat()
 
-    @contextlib.contextmanager
-    def in_loop(self) -> Iterator[None]:
+    def phase(self, doing: str, limit_s: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Inside, this rank is `doing` that, with a limit of its own."""
+        return self._while(doing=doing, limit_s=limit_s or self.limit_s)
+
+    def in_loop(self) -> contextlib.AbstractContextManager[None]:
         """Inside, a signal means: stop after this step, together, with a checkpoint.
 
         Elsewhere it ends the process.
         """
-        self.is_in_loop = True
-        try:
-            with self.phase("between updates"):
-                yield
-        finally:
-            self.is_in_loop = False
+        return self._while(doing="between updates", is_in_loop=True)
 
-    @contextlib.contextmanager
-    def waiting(self, doing: str) -> Iterator[None]:
+    def waiting(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """Inside, this rank waits for the others, in a collective or for their files."""
-        before = self.doing
         self.num_collectives += 1
-        self.doing, self.is_waiting = doing, True
-        self.beat()
-        try:
-            yield
-        finally:
-            self.doing, self.is_waiting = before, False
-            self.beat()
+        return self._while(doing=doing, is_waiting=True)
 
     def lost_peer(self, wait_s: float) -> str | None:
         """Which other rank failed or died, in words, if one does so within `wait_s`."""
         until = time.monotonic() + wait_s
-        while True:
-            self._look(time.monotonic())
-            for rank, peer in self._peers.items():
-                if peer.lost_at is not None:
-                    return f"rank {rank} {peer.why}"
-            if time.monotonic() > until:
-                return None
+        while not (lost := self._look()) and time.monotonic() <= until:
             time.sleep(0.05)
+        return next((f"rank {rank} {peer.why}" for rank, peer in lost.items()), None)
 
     def peer_failed(self) -> bool:
         """Whether another rank has failed; by heartbeats, because a full disk keeps an error from being
         recorded.
         """
-        self._look(time.monotonic())
+        self._look()
         return any(peer.record is not None and peer.record["has_failed"] for peer in self._peers.values())
 
     def _note(self, number: int, _frame: Any) -> None:
@@ -228,9 +235,7 @@ class Guard:
             if ready and set(os.read(self._read_end, 256)) & {signal.SIGTERM, signal.SIGINT}:
                 self._stop_at = self._stop_at or now
             self._write()
-            self._look(now)
-            verdict = self._judge(now)
-            if verdict is not None and not self._is_closed:
+            if (verdict := self._judge(now, self._look())) and not self._is_closed:
                 self._end(*verdict)
 
     def _record(self) -> dict[str, Any]:
@@ -248,41 +253,33 @@ class Guard:
         try:
             os.pwrite(self._file, json.dumps(self._record()).ljust(RECORD_BYTES).encode(), 0)
         except OSError as error:
-            warning = f"WARNING: rank {self.rank} cannot write its heartbeat ({error})"
-            print(warning, file=sys.stderr, flush=True)
+            shout(f"WARNING: rank {self.rank} cannot write its heartbeat ({error})")
 
-    def _look(self, now: float) -> None:
-        """Bring the peers up to date."""
-        if self.directory is None:
-            return
+    def _look(self) -> dict[int, Peer]:
+        """Bring the peers up to date; who of them failed or died."""
+        now = time.monotonic()
         with self._lock:
-            for rank, peer in self._peers.items():
-                if peer.lost_at is not None:
-                    continue
-                try:
-                    record = json.loads((self.directory / f"rank{rank}.json").read_text(encoding="utf-8"))
-                except (OSError, ValueError):
-                    record = None
-                peer.update(record, now)
-                if peer.has_ended:
-                    if peer.record["code"] != 0 and not peer.record["is_agreed"]:
-                        peer.lost_at, peer.why = now, f"failed: {self._cause_of(rank)}"
-                elif peer.record is not None and peer.record["machine"] == self._machine:
-                    state = process_state(peer.record["pid"])
-                    if state is None or state[1] != peer.record["born"]:
-                        peer.lost_at = now
-                        peer.why = (f"(process {peer.record['pid']}) died without a word, killed or crashed; "
-                                    f"last heard of at step {peer.record['step']}, {peer.record['doing']}")
+            for rank, peer in self._peers.items() if self.directory is not None else ():
+                if peer.lost_at is None:
+                    peer.update(glance(self.directory / f"rank{rank}.json"), now)
+                    peer.why = self._why_lost(rank, peer.record) if peer.record else ""
+                    peer.lost_at = now if peer.why else None
+        return {rank: peer for rank, peer in self._peers.items() if peer.lost_at is not None}
 
-    def _cause_of(self, rank: int) -> str:
-        path = self.directory.parent / "errors" / f"rank{rank}.json"
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))["cause"]
-        except (OSError, ValueError, KeyError):
-            record = self._peers[rank].record
-            return f"it ended with exit code {record['code']} at step {record['step']}"
+    def _why_lost(self, rank: int, record: dict[str, Any]) -> str:
+        """What became of a rank that failed alone or died, or ""."""
+        if record["code"] is not None:
+            error = glance(self.directory.parent / "errors" / f"rank{rank}.json") or {}
+            ended = f"it ended with exit code {record['code']} at step {record['step']}"
+            is_alone = record["code"] != 0 and not record["is_agreed"]
+            return f"failed: {error.get('cause', ended)}" if is_alone else ""
+        is_here = record["machine"] == self._machine
+        if not is_here or (process_state(record["pid"]) or ("", None))[1] == record["born"]:
+            return ""
+        return (f"(process {record['pid']}) died without a word, killed or crashed; last heard of at step "
+                f"{record['step']}, {record['doing']}")
 
-    def _judge(self, now: float) -> tuple[int, str, str, list[int]] | None:
+    def _judge(self, now: float, lost: dict[int, Peer]) -> tuple[int, str, str, list[int]] | None:
         """(exit code, kind, cause, ranks at fault) if the job must end."""
         if self.is_leaving:
             is_stuck = now - self._beat_at >= self.limit_s
@@ -290,54 +287,52 @@ class Guard:
         if self._parent is not None and os.getppid() != self._parent:
             return EXIT_HANG, "launcher", f"the launcher (process {self._parent}) is gone", []
         if self._stop_file.is_file():
-            try:
-                found = json.loads(self._stop_file.read_text(encoding="utf-8"))
-                return found["code"], found["kind"], found["cause"], []
-            except (OSError, ValueError):
-                return None  # being written
-        since = self._stop_at or 0.0
-        lost = [rank for rank, peer in self._peers.items() if peer.lost_at is not None]
+            found = glance(self._stop_file)   # None: it is being written
+            return found and (found["code"], found["kind"], found["cause"], [])
         if lost:
-            peer = self._peers[lost[0]]
+            first, peer = next(iter(lost.items()))
             is_time = now - peer.lost_at >= min(PEER_S, self.hang_s)
-            return (EXIT_HANG, "peer", f"rank {lost[0]} {peer.why}", lost) if is_time else None
-        ranks = self._seen(now, since)
+            return (EXIT_HANG, "peer", f"rank {first} {peer.why}", [*lost]) if is_time else None
+        ranks = self._seen(now)
         grace = min(GRACE_S, self.hang_s) if self._stop_at else math.inf
-        late = [seen for seen in ranks if seen.quiet_s >= min(seen.limit_s, grace)]
-        stuck = [seen for seen in late if not seen.is_waiting]
+        late = [seen for seen in ranks if seen["quiet_s"] >= min(seen["limit_s"], grace)]
+        stuck = [seen for seen in late if not seen["is_waiting"]]
         if not stuck and len(late) < len(ranks):
             return None
-        code, kind = (EXIT_STOPPED, "stopped") if self._stop_at else (EXIT_HANG, "hang")
-        told = "told to stop, but " if self._stop_at else ""
+        first, last = (choose(ranks, key=lambda seen: seen["collectives"]) for choose in (min, max))
+        at_fault = [seen["rank"] for seen in stuck]
         if stuck:
-            worst = max(stuck, key=lambda seen: seen.quiet_s)
-            return (code, kind, f"{told}no progress for {worst.quiet_s:.0f} s; the laggard is rank "
-                                f"{worst.rank}: {worst.note}{self._describe(worst.rank)}",
-                    [seen.rank for seen in stuck])
-        first, last = (choose(ranks, key=lambda seen: seen.num_collectives) for choose in (min, max))
-        if first.num_collectives < last.num_collectives:
-            return (code, kind, f"{told}the ranks are out of step: rank {first.rank} entered "
-                                f"{first.num_collectives} collectives, another {last.num_collectives}; it is "
-                                f"{self._describe(first.rank)}", [first.rank])
-        if len({seen.doing for seen in ranks}) > 1:
-            words = sorted(f"rank {seen.rank} is {self._describe(seen.rank)}" for seen in ranks)
-            return code, kind, f"{told}the ranks are out of step: {'; '.join(words)}", []
-        quiet_s = min(seen.quiet_s for seen in ranks)
-        return (code, kind, f"{told}no progress for {quiet_s:.0f} s: every rank waits in the same place "
-                            f"({self.doing}); the connection between them may be lost", [])
+            worst = max(stuck, key=lambda seen: seen["quiet_s"])
+            cause = (f"no progress for {worst['quiet_s']:.0f} s; the laggard is rank {worst['rank']}: "
+                     f"{worst['note']}{self._describe(worst['rank'])}")
+        elif first["collectives"] < last["collectives"]:
+            at_fault = [first["rank"]]
+            cause = (f"the ranks are out of step: rank {first['rank']} entered {first['collectives']} "
+                     f"collectives, another {last['collectives']}; it is {self._describe(first['rank'])}")
+        elif len({seen["doing"] for seen in ranks}) > 1:
+            words = sorted(f"rank {seen['rank']} is {self._describe(seen['rank'])}" for seen in ranks)
+            cause = f"the ranks are out of step: {'; '.join(words)}"
+        else:
+            cause = (f"no progress for {min(seen['quiet_s'] for seen in ranks):.0f} s: every rank waits in "
+                     f"the same place ({self.doing}); the connection between them may be lost")
+        if self._stop_at:
+            return EXIT_STOPPED, "stopped", f"told to stop, but {cause}", at_fault
+        return EXIT_HANG, "hang", cause, at_fault
 
-    def _seen(self, now: float, since: float) -> list[Seen]:
-        """All ranks that have not ended, this one first; since: before which nothing counts."""
-        found = [Seen(self.rank, self.is_waiting, now - max(self._beat_at, since), self.limit_s,
-                      self.num_collectives, self.doing)]
+    def _seen(self, now: float) -> list[dict[str, Any]]:
+        """The records of all ranks that have not ended, this one first, each with the time since its last
+        progress (quiet_s; none counts before a signal) and a note.
+        """
+        since = self._stop_at or 0.0
+        found = [self._record() | {"quiet_s": now - max(self._beat_at, since), "note": ""}]
         for rank, peer in self._peers.items():
             if self.directory is not None and not peer.has_ended:
                 record = peer.record or NOTHING | {"limit_s": self.hang_s}
                 is_deaf = now - peer.pulse_at > record["limit_s"] / 2   # its guard does not run
-                found.append(Seen(rank, record["is_waiting"] and not is_deaf,
-                                  now - max(peer.progress_at, since), record["limit_s"],
-                                  record["collectives"], record["doing"],
-                                  "its process does not answer; " if is_deaf else ""))
+                found.append(record | {
+                    "rank": rank, "is_waiting": record["is_waiting"] and not is_deaf,
+                    "quiet_s": now - max(peer.progress_at, since),
+                    "note": "its process does not answer; " if is_deaf else ""})
         return found
 
     def _describe(self, rank: int) -> str:
@@ -359,9 +354,8 @@ class Guard:
         last_word.daemon = True
         last_word.start()
         stack = stacks(f"rank {self.rank}")
-        lines = [f"{kind.upper()}: rank {self.rank}, stage {self.stage}: {cause}",
-                 *(f"  rank {rank}: {self._describe(rank)}" for rank in range(self.world)), stack]
-        shout("\n".join(lines))
+        shout("\n".join([f"{kind.upper()}: rank {self.rank}, stage {self.stage}: {cause}",
+                         *(f"  rank {rank}: {self._describe(rank)}" for rank in range(self.world)), stack]))
         if self.directory is not None and kind != "launcher":
             try:
                 # the first one stands
@@ -383,7 +377,7 @@ class Guard:
         """Give the others time to speak, then end those at fault that run on this machine and do not."""
         until = time.monotonic() + STACK_S
         while time.monotonic() < until:
-            self._look(time.monotonic())
+            self._look()
             left = {rank: peer.record for rank, peer in self._peers.items()
                     if not peer.has_ended and peer.lost_at is None and peer.record}
             if not left:
@@ -392,8 +386,7 @@ class Guard:
         pids = [record["pid"] for rank, record in left.items()
                 if rank in at_fault and record["machine"] == self._machine]
         for numbers, pause in (((signal.SIGABRT, signal.SIGCONT), 1.0), ((signal.SIGKILL,), 0.0)):
-            for pid in pids:
-                for number in numbers:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
+            for pid, number in itertools.product(pids, numbers):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             time.sleep(pause)

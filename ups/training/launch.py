@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -39,6 +38,7 @@ from ups.training.processes import (
     descendants,
     die_with_parent,
     end_processes,
+    glance,
     hear,
     outlive_readers,
     process_state,
@@ -62,7 +62,7 @@ class Attempt:
     """
 
     def __init__(self, command: list[str], events: Path, terminal: Terminal) -> None:
-        self._events, self.told, self.why, self._told_at = events, 0, "", 0.0
+        self._events, self.told, self.why, self._told_at = events, 0, "", None
         self.events: list[dict[str, Any]] = []
         self.asked: list[int] = []   # signals that came; a handler may not do more than note them
         self._read, self._heard, self._heard_at = 0, {}, time.monotonic()
@@ -101,18 +101,17 @@ class Attempt:
             stopped_at = (stopped_at or now) if state is not None and state[0] in "Tt" else None
             pids = self.pids()
             alone_at = (alone_at or now) if pids and not any(process_state(pid) for pid in pids) else None
-            if self.told and now - self._told_at > STOP_S:
-                self.why = f"it did not end within {STOP_S:.0f} s of a signal"
-            elif stopped_at is not None and now - stopped_at > STOPPED_S:
-                self.why = f"the launcher (process {self.process.pid}) is stopped"
-            elif alone_at is not None and now - alone_at > LINGER_S:
-                self.why = f"the launcher (process {self.process.pid}) outlives all its ranks"
-            elif not self.events and now - self._started_at > START_S:
-                self.why = (f"no rank of this machine was there {START_S:.0f} s after the launcher's start; "
-                            "expected the other machines, if there are any, to be there. Look at what they "
-                            "say, and at address and port")
-            elif not self.why:
-                self.why = self._silence(now)
+            launcher = f"the launcher (process {self.process.pid})"
+            limits = (   # since when, how long that may be, what to say
+                (self._told_at, STOP_S, f"it did not end within {STOP_S:.0f} s of a signal"),
+                (stopped_at, STOPPED_S, f"{launcher} is stopped"),
+                (alone_at, LINGER_S, f"{launcher} outlives all its ranks"),
+                (None if self.events else self._started_at, START_S,
+                 f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected the "
+                 f"other machines, if there are any, to be there. Look at what they say, and at address and "
+                 f"port"))
+            late = (why for since, limit_s, why in limits if since is not None and now - since > limit_s)
+            self.why = next(late, self.why) or self._silence(now)
 
     def _silence(self, now: float) -> str:
         """What to say if no rank of this machine has a heartbeat any more, not even a guard's."""
@@ -121,11 +120,8 @@ class Attempt:
             return ""
         heard, limit = {}, 0.0
         for path in (directory / "heartbeat").glob("rank*.json"):
-            try:
-                record = json.loads(path.read_text(encoding="utf-8"))
+            if record := glance(path):
                 heard[path.name], limit = record["pulse"], max(limit, record["limit_s"])
-            except (OSError, ValueError, KeyError):
-                continue
         if heard != self._heard or not heard:
             self._heard, self._heard_at = heard, now
         silent_s = now - self._heard_at

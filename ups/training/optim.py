@@ -27,6 +27,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 NORM_EPS = 1e-7
 ADAM_EPS = 1e-8
+MOMENTS = {"muon": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}   # of the state, by kind
 ALIGN = 16  # elements between starts of gradients in the flat buffer: 64 bytes, a cache line
 UPDATE_RMS = 0.2  # of AdamW in practice (Liu et al. 2025, section 2.2)
 
@@ -60,7 +61,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         for group in groups:
-            if group["kind"] not in ("muon", "adamw"):
+            if group["kind"] not in MOMENTS:
                 raise ValueError(f"optimizer group kind is {group['kind']!r}; expected 'muon' or 'adamw'.")
             group.setdefault("base_lr", group["lr"])
         super().__init__(groups, {})
@@ -70,16 +71,10 @@ class MuonAdamW(torch.optim.Optimizer):
         """Create every state tensor that does not exist yet."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                state = self.state[parameter]
-                if state:
-                    continue
-                own = local(parameter)
-                if group["kind"] == "muon":
-                    state["momentum_buffer"] = torch.zeros_like(own)
-                else:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    state["exp_avg"] = torch.zeros_like(own)
-                    state["exp_avg_sq"] = torch.zeros_like(own)
+                if not (state := self.state[parameter]):
+                    if group["kind"] == "adamw":
+                        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                    state |= {name: torch.zeros_like(local(parameter)) for name in MOMENTS[group["kind"]]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state.
@@ -87,11 +82,11 @@ class MuonAdamW(torch.optim.Optimizer):
         Raises ValueError if it belongs to other parameters; torch would take it.
         """
         self.allocate()
-        mine = self.state_dict()
-        flat, wanted = ({f"{index}.{name}": value for index, entry in state["state"].items()
-                         for name, value in entry.items()} for state in (state_dict, mine))
+        (saved, flat), (groups, wanted) = (
+            ([group["params"] for group in state["param_groups"]],
+             {f"{index}.{name}": value for index, entry in state["state"].items()
+              for name, value in entry.items()}) for state in (state_dict, self.state_dict()))
         require_alike(flat, wanted, "optimizer's state")
-        saved, groups = ([group["params"] for group in state["param_groups"]] for state in (state_dict, mine))
         if saved != groups:
             raise ValueError("the saved optimizer has other groups of parameters; expected the same. Resume "
                              "with the configuration that wrote it.")
@@ -203,16 +198,15 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> 
     Raises ValueError for a parameter that is neither float32 nor complex64.
     """
     spans, offset = [], 0
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    for parameter in parameters:
+    for parameter in (p for p in model.parameters() if p.requires_grad):
         if parameter.dtype not in (torch.float32, torch.complex64):
             raise ValueError(f"a parameter has type {parameter.dtype}; expected float32 (or complex64). "
                              f"Build the model in float32: bf16 belongs to train.precision.")
         length = local(parameter).numel() * (2 if parameter.is_complex() else 1)
-        spans.append((offset, length))
+        spans.append((parameter, offset, length))
         offset += -(-length // ALIGN) * ALIGN
     flat = torch.zeros(offset + num_counts, device=device)
-    for parameter, (first, length) in zip(parameters, spans, strict=True):
+    for parameter, first, length in spans:
         piece, shape = flat[first : first + length], local(parameter).shape
         piece = torch.view_as_complex(piece.view(*shape, 2)) if parameter.is_complex() else piece.view(shape)
         parameter.grad = like(parameter, piece)
@@ -274,10 +268,6 @@ class EMA:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
 
-    def check(self, values: dict[str, Tensor]) -> None:
-        """Raise ValueError unless `values` are averages of this model's parameters."""
-        require_alike(values, self.averages, "average")
-
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the averages in main memory."""
         return {name: average.detach().to("cpu", copy=True) for name, average in self.averages.items()}
@@ -288,7 +278,7 @@ class EMA:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved average. Raises ValueError if it belongs to another model."""
-        self.check(state["averages"])
+        require_alike(state["averages"], self.averages, "average")
         for name, average in self.averages.items():
             average.copy_(state["averages"][name])
         self.num_updates = int(state["num_updates"])

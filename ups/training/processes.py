@@ -1,5 +1,5 @@
-"""Processes of this machine: which live, whose children they are, ties between parent and child, and what ranks tell
-their supervisor (ups/training/launch.py): lines of JSON in a file that it names.
+"""Processes of this machine: which live, whose children they are, ties between parent and child, and what
+ranks tell their supervisor (ups/training/launch.py): lines of JSON in a file that it names.
 
 Standard library only.
 """
@@ -27,12 +27,11 @@ EVENTS = "UPS_LAUNCH_EVENTS"   # environment variable: the file
 
 def tell(event: str, **facts: Any) -> bool:
     """Append a line to the supervisor's file; whether there is a supervisor, and it was told."""
-    path = os.environ.get(EVENTS)
-    if not path:
+    if not os.environ.get(EVENTS):
         return False
     line = json.dumps({"event": event, "rank": int(os.environ.get("RANK", 0)), **facts})
     try:
-        with open(path, "a", encoding="utf-8") as file:   # one short write: lines of several ranks do not mix
+        with open(os.environ[EVENTS], "a", encoding="utf-8") as file:   # one short write: lines of several ranks do not mix
             file.write(f"\n{line}\n")   # and none is glued to one that a full disk has torn
     except OSError as error:
         print(f"WARNING: the supervisor was not told of {event!r} ({error})", file=sys.stderr, flush=True)
@@ -63,6 +62,15 @@ def hear(path: Path, first: int) -> tuple[list[dict[str, Any]], list[bytes], int
     return events, torn, first + len(text)
 
 
+def glance(path: Path) -> dict[str, Any] | None:
+    """The record at `path`; None while it is not there, or being written."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def process_state(pid: int) -> tuple[str, int] | None:
     """(state letter, start time in ticks) of a process of this machine; None if it is gone.
 
@@ -75,11 +83,10 @@ def process_state(pid: int) -> tuple[str, int] | None:
         if Path("/proc/self/stat").exists():
             return None
     try:
-        os.kill(pid, 0)
+        with contextlib.suppress(PermissionError):   # it exists, and is not ours
+            os.kill(pid, 0)
     except ProcessLookupError:
         return None
-    except PermissionError:
-        pass  # it exists, and is not ours
     return "?", 0
 
 
@@ -122,12 +129,10 @@ def descendants(pid: int) -> list[int]:
             continue   # ended while we looked
         if fields[0] not in "ZX":
             children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found, waiting = [], [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    found = [pid]
+    for parent in found:   # which grows meanwhile
+        found += children.get(parent, [])
+    return found[1:]
 
 
 def control_process(option: int, value: int) -> None:
@@ -163,11 +168,9 @@ class Terminal:
         self.is_closed()   # whose it is must be known before it can close
 
     def is_closed(self) -> bool:
-        if self._handle is None:
-            return False
         try:
-            if group := os.tcgetpgrp(self._handle):   # 0: nobody's, as it is about to hang up
-                self._is_ours = group == os.getpgrp()
+            if self._handle is not None and (group := os.tcgetpgrp(self._handle)):   # 0: nobody's, as it is
+                self._is_ours = group == os.getpgrp()                                # about to hang up
             return False
         except OSError:   # EIO: it hung up
             return self._is_ours

@@ -7,9 +7,7 @@ not come. The one other sum over ranks, that of the gradients, is in ups/trainin
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -51,14 +49,14 @@ class Ranks:
         self.folder, self.device = folder, torch.device("cpu")
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.guard = Guard(self.rank, self.world, folder.stage, hang_s, self._on_guard)
+        # inside phase(doing, limit_s) heartbeats say so; reading a cache, a rollout and a sampler make progress by
+        # themselves; other long work calls ups.progress.beat
+        self.phase = self.guard.phase
+        self.is_main = self.rank == 0
         self.is_finished = False   # the stage
         self.is_recorded = False   # the failure that is under way, in errors/
         # lets go of what the run holds, at its end
         self.close: Callable[[int], None] = lambda exit_code: None
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
 
     # ---------------------------------------------------------------- the launch
 
@@ -119,14 +117,6 @@ class Ranks:
             dist.all_gather_object(values, value)
         return values
 
-    def phase(self, doing: str, limit_s: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Inside, heartbeats say `doing`; limit_s: longest time without progress there, if not train.hang_s.
-
-        Reading a cache, a rollout and a sampler make progress by themselves; other long work calls
-        ups.progress.beat.
-        """
-        return self.guard.phase(doing, limit_s)
-
     def agreed(self, function: Callable[[], Any], doing: str) -> Any:
         """function() on this rank; raises StageError on every rank, naming the culprit, if it raised on any.
 
@@ -161,10 +151,6 @@ class Ranks:
                     torch.cuda.synchronize(total.device)
         return total
 
-    def reduce_mean(self, tensor: Tensor) -> Tensor:
-        """Mean of `tensor` over ranks. A collective; for unequal shares divide two `reduce_sum`s."""
-        return self.reduce_sum(tensor) / self.world
-
     def broadcast(self, tensors: Iterable[Tensor], doing: str) -> None:
         """Rank 0's numbers on all ranks, in place. A collective."""
         if self.world > 1:
@@ -174,12 +160,11 @@ class Ranks:
 
     # ---------------------------------------------------------------- what is recorded
 
-    def record(self, error: BaseException, kind: str = "error", **facts: Any) -> str:
+    def record(self, error: BaseException, kind: str = "error") -> str:
         """Print the traceback of a failure of this rank, write errors/rankN.json; the cause as one line."""
         cause = " ".join(f"{type(error).__name__}: {error}".split())
-        text = "".join(traceback.format_exception(error))
-        print(text, file=sys.stderr, flush=True)
-        self.write_error(kind, cause, text, **facts)
+        traceback.print_exception(error)
+        self.write_error(kind, cause, "".join(traceback.format_exception(error)))
         return cause
 
     def write_error(self, kind: str, cause: str, text: str, **facts: Any) -> None:

@@ -116,11 +116,7 @@ class Run:
     device = property(lambda self: self.ranks.device)
     is_main = property(lambda self: self.ranks.is_main)
     is_finished = property(lambda self: self.ranks.is_finished)
-    gather = property(lambda self: self.ranks.gather)
     agreed = property(lambda self: self.ranks.agreed)
-    phase = property(lambda self: self.ranks.phase)
-    reduce_sum = property(lambda self: self.ranks.reduce_sum)
-    reduce_mean = property(lambda self: self.ranks.reduce_mean)
     step = property(lambda self: self.standing.step)
     best_score = property(lambda self: self.standing.best_score)
 
@@ -301,28 +297,18 @@ class Run:
 
         After train.patience calls without a better one (0: never) the loop ends.
         """
-        score = float(self.gather(float(score))[0])
-        is_better = score < self.best_score
+        score = float(self.ranks.gather(float(score))[0])
+        is_better = self.keep_if(score < self.best_score)
         self.standing.best_score = score if is_better else self.best_score
-        return self._keep(is_better)
+        return is_better
 
     def keep_if(self, is_better: bool) -> bool:
         """`keep_best` for a decision in place of a score; best_score stays what it is.
 
-        Rank 0's decides. A collective.
+        Rank 0's decides. A collective. What is kept is in the checkpoints too, and is what `finish` exports.
         """
-        return self._keep(bool(self.gather(bool(is_better))[0]))
-
-    def _keep(self, is_better: bool) -> bool:
-        """What is kept is in the checkpoints too, and is what `finish` exports."""
-        standing = self.standing
-        standing.num_without_better = 0 if is_better else standing.num_without_better + 1
-        if is_better:
-            self.updates.best_weights = self.updates.ema.snapshot()
-        elif self.train.patience and standing.num_without_better >= self.train.patience:
-            standing.is_stopped_early = True
-            self.print(f"stopping early at step {self.step}: {standing.num_without_better} validations "
-                       f"without a better score")
+        is_better = bool(self.ranks.gather(bool(is_better))[0])
+        self.updates.keep(is_better)
         return is_better
 
     # ---------------------------------------------------------------- end
@@ -359,7 +345,7 @@ class Run:
 
     def close(self, exit_code: int) -> None:
         """Close the tracker with the true exit code and let go of everything large."""
-        with self.phase("closing the tracker", self.train.timeout_s):
+        with self.ranks.phase("closing the tracker", self.train.timeout_s):
             self.numbers.close(exit_code)
         if self.model is not None:
             for parameter in self.model.parameters():

@@ -1,12 +1,12 @@
-"""What a run writes while it trains: numbers at a step, means between two logs over all rows of all ranks, and its state,
-from which it resumes.
+"""What a run writes while it trains: numbers at a step, means between two logs over all rows of all ranks, and
+its state, from which it resumes.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -63,14 +63,9 @@ class Log:
 
     def count(self, done: Update) -> None:
         """Add an update to the means."""
-        for name, value, num_rows in done.metrics if done.is_finite else ():
-            self._add(name, value * num_rows, num_rows)
-        if self.ranks.is_main and done.is_finite:
-            self._add("loss", done.loss * done.num_rows, done.num_rows)
-
-    def _add(self, name: str, value: Any, num_rows: int) -> None:
-        total = self.window.setdefault(name, [0.0, 0])
-        total[0], total[1] = total[0] + value, total[1] + num_rows
+        if done.is_finite:
+            loss = [("loss", done.loss, done.num_rows)] if self.ranks.is_main else []
+            _add(self.window, ((name, value * rows, rows) for name, value, rows in [*done.metrics, *loss]))
 
     def plain_window(self) -> dict[str, list]:
         return {name: [float(total), num_rows] for name, (total, num_rows) in self.window.items()}
@@ -80,9 +75,7 @@ class Log:
         windows, self.window = self.ranks.gather(self.plain_window()), {}
         totals: dict[str, list[float]] = {}
         for window in windows:
-            for name, (value, num_rows) in window.items():
-                entry = totals.setdefault(name, [0.0, 0])
-                entry[0], entry[1] = entry[0] + value, entry[1] + num_rows
+            _add(totals, ((name, *entry) for name, entry in window.items()))
         num_steps, seconds = self.standing.step - self._marked_step, time.perf_counter() - self._marked_at
         self.mark()
         is_cuda = self.ranks.device.type == "cuda"
@@ -99,6 +92,13 @@ class Log:
                 self.tracker.finish(exit_code)
             except OSError as error:  # a full disk; that lines are missing was raised by `require_whole`
                 print(f"WARNING: {error} in closing {self.tracker.path}", file=sys.stderr, flush=True)
+
+
+def _add(totals: dict[str, list], entries: Iterable[tuple[str, Any, int]]) -> None:
+    """Add (name, sum of value * rows, rows) to what stands under their names."""
+    for name, value, num_rows in entries:
+        before, num_before = totals.get(name, (0.0, 0))
+        totals[name] = [before + value, num_before + num_rows]
 
 
 class Saving:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ups.config import OptimConfig, TrainConfig
 from ups.training import strategies
 from ups.training.environment import is_out_of_memory, set_torch_random_state, torch_random_state, wait_for
-from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradients
+from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradients, require_alike
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
@@ -76,13 +76,10 @@ class Updates:
 
     def update(self, loss_function: LossFunction, size: int) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
-        step, random_state = self.standing.step, torch_random_state(self.ranks.device)
-        while True:
-            metrics, counts, norm = self._try(loss_function, size, f"computing step {step}")
-            if not counts[OUT_OF_MEMORY]:
-                break
-            self._halve(int(counts[OUT_OF_MEMORY]), f"in step {step}; every rank repeats the batch with")
-            set_torch_random_state(random_state, self.ranks.device)
+        step = self.standing.step
+        metrics, counts, norm = self._try_until_it_fits(
+            lambda: self._try(loss_function, size, f"computing step {step}"),
+            f"in step {step}; every rank repeats the batch with")
         loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         factor = learning_rate(step, self.train.steps, self.optim)
@@ -98,17 +95,23 @@ class Updates:
         if self.ranks.device.type not in PROBED or self.standing.step > 0:
             return
         random_state, before = torch_random_state(self.ranks.device), self.standing.micro_batch
-        while True:
-            one = min(size, self.standing.micro_batch)
-            _, counts, _ = self._try(loss_function, one, "looking for a micro-batch that fits")
-            set_torch_random_state(random_state, self.ranks.device)
-            if not counts[OUT_OF_MEMORY]:
-                break
-            self._halve(int(counts[OUT_OF_MEMORY]), "before the first step; every rank tries")
+        self._try_until_it_fits(
+            lambda: self._try(loss_function, min(size, self.standing.micro_batch),
+                              "looking for a micro-batch that fits"),
+            "before the first step; every rank tries")
+        set_torch_random_state(random_state, self.ranks.device)
         if self.standing.micro_batch != before:
             self.say(f"micro-batch {self.standing.micro_batch} fits (asked: {before})")
 
     # ---------------------------------------------------------------- gradients
+
+    def _try_until_it_fits(self, attempt: Callable[[], tuple], then: str) -> tuple[list, list[float], float]:
+        """What `attempt`, a call of `_try`, gives once no rank runs out of memory in it."""
+        random_state = torch_random_state(self.ranks.device)
+        while num_short := int((tried := attempt())[1][OUT_OF_MEMORY]):
+            self._halve(num_short, then)
+            set_torch_random_state(random_state, self.ranks.device)
+        return tried
 
     def _try(self, loss_function: LossFunction, size: int, doing: str) -> tuple[list, list[float], float]:
         """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks, the
@@ -175,6 +178,17 @@ class Updates:
 
     # ---------------------------------------------------------------- what all ranks decide alike
 
+    def keep(self, is_better: bool) -> None:
+        """Keep the averaged weights, or count that they were no better; see `Run.keep_best`."""
+        standing = self.standing
+        standing.num_without_better = 0 if is_better else standing.num_without_better + 1
+        if is_better:
+            self.best_weights = self.ema.snapshot()
+        elif self.train.patience and standing.num_without_better >= self.train.patience:
+            standing.is_stopped_early = True
+            self.say(f"stopping early at step {standing.step}: {standing.num_without_better} validations "
+                     f"without a better score")
+
     def _halve(self, num_ranks: int, then: str) -> None:
         """All ranks: half the micro-batch after an agreed shortage of memory."""
         if self.ranks.device.type == "cuda":
@@ -201,17 +215,16 @@ class Updates:
 
     def _count(self, is_finite: bool, loss: float) -> None:
         standing = self.standing
+        standing.num_skipped_in_row = in_row = 0 if is_finite else standing.num_skipped_in_row + 1
         if is_finite:
-            standing.num_skipped_in_row = 0
             return
         standing.num_skipped += 1
-        standing.num_skipped_in_row = in_row = standing.num_skipped_in_row + 1
         self.say(f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite "
                  f"({in_row} in a row)")
         if in_row > self.train.max_skips:
-            section, saved = self.ranks.folder.section, self.saved
-            none = "start (no checkpoint was written yet)"
-            saved = none if saved is None else f"checkpoint of step {saved}"
+            section = self.ranks.folder.section
+            saved = ("start (no checkpoint was written yet)" if self.saved is None
+                     else f"checkpoint of step {self.saved}")
             raise StageError(f"{in_row} updates in a row were not finite, none was applied", "non_finite",
                              f"The same command continues from the {saved}. Lower {section}.optim.muon_lr "
                              f"and adamw_lr, or look at the data with the doctor.")
@@ -243,7 +256,7 @@ class Updates:
         self.ema.load_state_dict(state["ema"])
         self.best_weights = state["best_weights"]
         if self.best_weights is not None:
-            self.ema.check(self.best_weights)
+            require_alike(self.best_weights, self.ema.averages, "average")
         saved = {name: shared[name] for name in vars(self.standing)}
         asked, micro_batch = saved.pop("micro_batch_asked"), saved.pop("micro_batch")
         vars(self.standing).update(saved)
