@@ -49,9 +49,9 @@ WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
   $(PY) -m ups.training.launch --config_file $(TOPOLOGY_FILE)
-# $(call stage,NAME,SCRIPT,SETTING): the script, where `ups.ask` says that there is something to do (3). It is always asked:
+# $(call stage,NAME,SCRIPT,SETTING): the script, where `ups.chain` says that there is something to do (3). It is always asked:
 # it compares settings, parents and every file's digest, without torch, in a third of a second.
-stage = @status=0; $(PY) -m ups.ask $(1) $(FLAGS) $(3) || status=$$?; \
+stage = @status=0; $(PY) -m ups.chain $(1) $(FLAGS) $(3) || status=$$?; \
   if [ $$status -eq 3 ]; then $(2) $(FLAGS) $(3); else exit $$status; fi
 
 ifdef PYTHON

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import torch
 
-from ups.ask import bench_rows, report_parents, report_record, why_report
-from ups.chain import require_stage
+from ups.chain import bench_rows, report_parents, report_record, require_stage, why_report
 from ups.config import parse_arguments, to_dict
 from ups.evaluation import leaderboard
 from ups.evaluation.ensemble import Ensembles, load_samplers

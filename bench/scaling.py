@@ -59,7 +59,7 @@ def train(arguments: list[str]) -> dict[str, float]:
     from ups.models.choose import fit_base
     from ups.models.operator import over_bases
     from ups.models.windows import Windows
-    from ups.training.ending import main_guard
+    from ups.training.ranks import main_guard
     from ups.training.run import Run
 
     torch.set_num_threads(1)

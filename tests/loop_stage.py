@@ -28,7 +28,7 @@ import ups.training.run
 import ups.training.update
 from ups.config import load_config
 from ups.data.schedule import Batch, Schedule
-from ups.training.ending import main_guard
+from ups.training.ranks import main_guard
 from ups.training.run import Run
 
 HERE = Path(__file__).resolve().parent

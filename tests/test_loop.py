@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 
 import ups.training.run
 from ups.config import ROOT, load_config, to_dict
-from ups.training.ending import main_guard
 from ups.training.environment import (
     asks_for_cpu,
     compile_blocks,
@@ -34,6 +33,7 @@ from ups.training.environment import (
 )
 from ups.training.folder import relevant_keys
 from ups.training.optim import place_gradients
+from ups.training.ranks import main_guard
 from ups.training.strategies import Agreed
 from ups.training.update import Updates
 

@@ -1,4 +1,4 @@
-"""ups/training/folder.py, ask.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
+"""ups/training/folder.py, ups/chain.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
 up to date.
 """
 
@@ -11,8 +11,7 @@ import pytest
 
 import ups.training.folder
 from ups import ask, chain, files
-from ups.ask import report_parents, report_record, why_report, why_to_do
-from ups.chain import require_stage
+from ups.chain import report_parents, report_record, require_stage, why_report, why_to_do
 from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.training.checkpoint import Checkpoints
@@ -247,5 +246,5 @@ def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, fi
 
 
 def test_asking_needs_no_torch():
-    code = "import sys, ups.ask; sys.exit('torch' in sys.modules)"
+    code = "import sys, ups.chain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

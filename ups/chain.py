@@ -1,17 +1,28 @@
-"""The chain: the stages of a run, and what each is made from. Without torch, as make asks every time."""
+"""The chain: the stages of a run, what each is made from, and whether one, or the report, is there, whole and
+as asked for. Without torch, as make asks every time.
+
+    python -m ups.chain operator --config configs/small.yaml
+
+Exit status 0: up to date; 3: to do; 2: refused, with the reason.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import h5py
 
-from ups.config import Config
-from ups.files import DamagedError
+from ups.config import Config, load_config, to_dict
+from ups.evaluation.bench_rows import data_key, find_bench_rows
+from ups.files import DamagedError, file_hash, read_sealed, value_hash
 from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
+
+TO_DO, REFUSED = 3, 2   # exit codes
 
 
 @dataclass(frozen=True)
@@ -26,20 +37,13 @@ class Kind:
     tasks: Callable[[Config], list[str]]
 
 
-def _in_time(config: Config) -> list[str]:
-    return config.corrected(is_steady=False)
-
-
-def _steady(config: Config) -> list[str]:
-    return config.corrected(is_steady=True)
-
-
 STAGES = {
     "operator": Kind("operator", (), lambda config: config.data.tasks),
-    "diffusion": Kind("diffusion", ("operator",), _in_time),
-    "consistency": Kind("consistency", ("operator", "diffusion"), _in_time),
-    "rival": Kind("rival", ("operator", "diffusion"), _in_time),
-    "steady": Kind("steady", ("operator",), _steady),
+    "diffusion": Kind("diffusion", ("operator",), lambda config: config.corrected(is_steady=False)),
+    "consistency": Kind("consistency", ("operator", "diffusion"),
+                        lambda config: config.corrected(is_steady=False)),
+    "rival": Kind("rival", ("operator", "diffusion"), lambda config: config.corrected(is_steady=False)),
+    "steady": Kind("steady", ("operator",), lambda config: config.corrected(is_steady=True)),
 }
 
 
@@ -97,3 +101,87 @@ def require_stage(config: Config, stage: str) -> dict[str, Any]:
 def stage_folder(config: Config, stage: str) -> StageFolder:
     """The folder of a script's stage, made from what is there now. Raises as `parents_of`."""
     return StageFolder(config, stage, STAGES[stage].section, parents_of(config, stage))
+
+
+def why_to_do(config: Config, stage: str) -> str:
+    """Why the script of `stage` must run, or "" if what it makes is there.
+
+    Raises as `require_stage` if it would be refused.
+    """
+    if stage == "report":
+        return why_report(config, report_parents(config))
+    folder = stage_folder(config, stage)
+    return "" if folder.examine() else "it is unfinished" if folder.path.is_dir() else "it is missing"
+
+
+def report_parents(config: Config) -> dict[str, str]:
+    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hashes of how
+    they are judged and of the networks of other kinds beside them.
+
+    Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
+    """
+    there = [stage for stage in STAGES if stage == "operator"
+             or (stage in config.asked and (config.run_dir / stage).is_dir())]
+    found = {stage: require_stage(config, stage) for stage in there}
+    return {**{stage: done["fingerprint"] for stage, done in found.items()},
+            "evaluate": value_hash(to_dict(config)["evaluate"]),
+            "bench": value_hash(bench_rows(config, found["operator"]["parents"]))}
+
+
+def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, dict]]:
+    """TASK -> {"fno", "unet": row of results.json}, as make bench measured them, for every evaluated task.
+
+    parents: of the operator, among them TASK -> fingerprint of the cache. Nothing where the report is not on
+    the whole test split. Raises as `find_bench_rows`.
+    """
+    is_whole = config.evaluate.split == "test" and not config.evaluate.max_trajectories
+    return {name: find_bench_rows(name, data_key(parents[name], config.context(name))) if is_whole else {}
+            for name in config.evaluated}
+
+
+def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
+    """What done.json of the report in `config.report_dir` says: its parents, and a digest of each of its
+    files.
+    """
+    folder = config.report_dir
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE]
+    return {"stage": "report", "run": config.run.name, "parents": parents,
+            "files": {path.relative_to(folder).as_posix(): file_hash(path) for path in files}}
+
+
+def why_report(config: Config, parents: dict[str, str]) -> str:
+    """Why the report must be made (again), or "" if it is there, whole and of these parents."""
+    try:
+        done = read_sealed(config.report_dir / DONE, "the record of a report", "", parents=dict, files=dict)
+    except FileNotFoundError:
+        return "it is missing, or a gate failed"
+    except DamagedError as error:
+        return str(error)
+    if done["parents"] != parents:
+        return "what it was made from has changed"
+    changed = [name for name, digest in done["files"].items()
+               if not (path := config.report_dir / name).is_file() or file_hash(path) != digest]
+    return f"{changed[0]} is missing or was altered" if changed else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m ups.chain", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=[*STAGES, "report"])
+    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        why = why_to_do(config, arguments.stage)
+    except (ValueError, OSError) as error:   # what a user can cause: the message says what to do
+        print(f"FAILED: {error}", file=sys.stderr)
+        return REFUSED
+    is_report = arguments.stage == "report"
+    place = config.report_dir / "report.html" if is_report else config.run_dir / arguments.stage
+    print(f"{place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
+    return TO_DO if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

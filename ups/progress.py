@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
@@ -24,17 +24,7 @@ RECENT = 50           # updates whose mean loss is shown: that of one jumps with
 _shown: Bar | None = None
 
 
-class Watcher(Protocol):
-    """Who wants to know that this process makes progress: a rank's guard."""
-
-    def beat(self) -> None: ...
-
-    def waiting(self, doing: str) -> contextlib.AbstractContextManager[None]: ...
-
-    def peer_failed(self) -> bool: ...
-
-
-watched: Watcher | None = None
+watched: Any = None   # who wants to know that this process makes progress: the guard of a rank
 
 
 def beat() -> None:
@@ -82,8 +72,8 @@ class Bar(tqdm):
     def lost(self, loss: float) -> None:
         """Show the mean of the last losses, this one included."""
         self._losses.append(loss)
-        self.set_postfix_str(f"mean loss of {len(self._losses)}: "
-                             f"{sum(self._losses) / len(self._losses):.3e}", refresh=False)
+        self.set_postfix_str(f"mean loss of {len(self._losses)}: {sum(self._losses) / len(self._losses):.3e}",
+                             refresh=False)
 
     def say(self, text: str) -> None:
         """Show `text` beside the bar, and how much is done by now."""

@@ -170,7 +170,8 @@ class Checkpoints:
         files = {path.name: {"size": path.stat().st_size, "sha256": file_hash(path)}
                  for path in temporary.iterdir()}
         write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
-        remove(self.path(step))   # only a run that went back past it writes a step again: it is of no use then
+        # only a run that went back past it writes a step again; what it holds is of no use then
+        remove(self.path(step))
         os.replace(temporary, self.path(step))
         flush(self.directory)
         for old in self.steps()[self.keep :]:

@@ -2,8 +2,8 @@
 
 The gradient loop for it, and what a stage fits once, before its first step, and finds again when it resumes.
 
-The loop runs in one process, takes seconds to minutes and starts again when it was interrupted. A stage's steps go
-through `Run.update` instead, which agrees with the other ranks and can resume.
+The loop runs in one process, takes seconds to minutes and starts again when it was interrupted. A stage's
+steps go through `Run.update` instead, which agrees with the other ranks and can resume.
 """
 
 from __future__ import annotations

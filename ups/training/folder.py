@@ -175,8 +175,8 @@ class StageFolder:
                     break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    refusal = (f"another process is training in {self.path}; expected one at a time. Wait for "
-                               f"it, or end it.")
+                    refusal = (f"another process is training in {self.path}; expected one at a time. Wait "
+                               f"for it, or end it.")
                     break
             self._lock.close()
             time.sleep(0.1)

@@ -10,8 +10,8 @@ process tree in a session of its own, with a free port; torchrun's own restarts 
 where a smaller micro-batch helps; and only while checkpoints appear or micro-batches shrink. Not started
 again are: configurations that were refused (exit code 2) and failures that all ranks understood, for they
 would repeat (1); what was told to stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is
-finished. What became of each rank is read from the lines that ups.training.processes.tell writes. Starts without
-torch; the scripts also run without it.
+finished. What became of each rank is read from the lines that ups.training.processes.tell writes. Starts
+without torch; the scripts also run without it.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class Attempt:
                 (stopped_at, STOPPED_S, f"{launcher} is stopped"),
                 (alone_at, LINGER_S, f"{launcher} outlives all its ranks"),
                 (None if self.events else self._started_at, START_S,
-                 f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected the "
-                 f"other machines, if there are any, to be there. Look at what they say, and at address and "
-                 f"port"))
+                 f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected "
+                 f"the other machines, if there are any, to be there. Look at what they say, and at address "
+                 f"and port"))
             late = (why for since, limit_s, why in limits if since is not None and now - since > limit_s)
             self.why = next(late, self.why) or self._silence(now)
 

@@ -19,7 +19,7 @@ The `for` stays in the script:
 What may fail on one rank is computed in `agreed` (ups/training/ranks.py) or in `update`
 (ups/training/update.py), and all ranks hear of it; what no agreement can cover (a rank that is killed, hangs,
 or fails where the others do not look) is the guard's (ups/training/guard.py); how it ends is
-ups/training/ending.py.
+`main_guard` (ups/training/ranks.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from ups.config import Config, OptimConfig, TrainConfig, to_dict
 from ups.files import file_hash, write_json
 from ups.progress import Bar, position
 from ups.seeds import generator
-from ups.training import ending
 from ups.training.checkpoint import write_weights
 from ups.training.environment import (
     compile_blocks,
@@ -84,7 +83,7 @@ class Run:
         launch, configuration or parents that do not fit, before any file is made.
         """
         run = cls(config, stage, train, optim, parents or {}, extra or {}, section)
-        ending.active = run.ranks
+        Ranks.active = run.ranks
         check_tracker(config.tracker)
         run.ranks.is_finished = run.folder.examine() is not None
         if run.is_finished:

@@ -1,5 +1,5 @@
-"""What a run writes while it trains: numbers at a step, means between two logs over all rows of all ranks, and
-its state, from which it resumes.
+"""What a run writes while it trains: numbers at a step, means between two logs over all rows of all ranks,
+and its state, from which it resumes.
 """
 
 from __future__ import annotations
