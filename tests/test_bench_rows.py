@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ups import ask
+from ups import chain
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 
 KEY = data_key("abc", 10)
@@ -36,7 +36,7 @@ def test_a_report_on_part_of_the_test_split_or_on_another_has_none(monkeypatch):
     for split, limit, expected in (("test", 0, {"fno": KEY}), ("val", 0, {}), ("test", 5, {})):
         config = SimpleNamespace(evaluated=["burgers1d"], context=lambda name: 10,
                                  evaluate=SimpleNamespace(split=split, max_trajectories=limit))
-        assert ask.bench_rows(config, {"burgers1d": "abc"}) == {"burgers1d": expected}
+        assert chain.bench_rows(config, {"burgers1d": "abc"}) == {"burgers1d": expected}
 
 
 def test_a_damaged_result_is_named(tmp_path):

@@ -1,5 +1,5 @@
-"""ups/training/folder.py, ups/chain.py: what lies in a stage's folder is that stage's, or refused; what is stale or altered is never
-up to date.
+"""ups/training/folder.py, ups/chain.py: what lies in a stage's folder is that stage's, or refused; what is stale is never up
+to date.
 """
 
 import errno
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import ups.training.folder
-from ups import ask, chain, files
+from ups import chain, files
 from ups.chain import report_parents, report_record, require_stage, why_report, why_to_do
 from ups.config import ROOT, load_config
 from ups.files import DamagedError, file_hash, value_hash, write_sealed
@@ -240,7 +240,7 @@ def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, fi
         finish(config)
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
     monkeypatch.setattr(sys, "argv", ["stage", "operator", *same, *arguments])
-    assert ask.main() == code
+    assert chain.main() == code
     said = capsys.readouterr()
     assert text in said.out + said.err and (said.out + said.err).count("\n") == 1
 
