@@ -32,7 +32,7 @@ def test_results_on_other_data_or_another_context_are_none_of_this_run(tmp_path,
 
 
 def test_a_report_on_part_of_the_test_split_or_on_another_has_none(monkeypatch):
-    monkeypatch.setattr(ask, "find_bench_rows", lambda task, key: {"fno": key})
+    monkeypatch.setattr(chain, "find_bench_rows", lambda task, key: {"fno": key})
     for split, limit, expected in (("test", 0, {"fno": KEY}), ("val", 0, {}), ("test", 5, {})):
         config = SimpleNamespace(evaluated=["burgers1d"], context=lambda name: 10,
                                  evaluate=SimpleNamespace(split=split, max_trajectories=limit))

@@ -218,7 +218,7 @@ def test_a_report_stands_only_whole_and_for_its_stages_and_settings(config):
 def test_a_report_is_made_again_when_the_bench_has_measured_a_rival(config, monkeypatch):
     finish(config)
     before = report_parents(config)
-    monkeypatch.setattr(ask, "find_bench_rows", lambda task, key: {"fno": key["cache"]})
+    monkeypatch.setattr(chain, "find_bench_rows", lambda task, key: {"fno": key["cache"]})
     assert report_parents(config) != before and before == {**report_parents(config), "bench": before["bench"]}
 
 
