@@ -41,7 +41,7 @@ from ups.generative.student import (
 )
 from ups.models.operator import load_operator
 from ups.setup import opened, started
-from ups.training.ending import main_guard
+from ups.training.ranks import main_guard
 
 STAGE, TUNING = "consistency", "tuning.json"
 

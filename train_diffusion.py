@@ -26,7 +26,7 @@ from ups.generative.fitting import metrics_of, noised, scaled_corrector, validat
 from ups.generative.residuals import Residuals, TransientResiduals, schedule_of, validation
 from ups.models.operator import load_operator
 from ups.setup import opened, started
-from ups.training.ending import main_guard
+from ups.training.ranks import main_guard
 
 STAGE = "diffusion"
 

@@ -27,8 +27,8 @@ from ups.models.loss import operator_loss, pooled, score_of, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
 from ups.setup import opened, started
-from ups.training.ending import main_guard
 from ups.training.fit import fit_once
+from ups.training.ranks import main_guard
 from ups.training.run import Run
 
 STAGE = "operator"

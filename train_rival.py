@@ -25,7 +25,7 @@ from ups.generative.student import held_out_of, metrics_of, score_noise, scores,
 from ups.models.operator import load_operator
 from ups.seeds import generator
 from ups.setup import opened, started
-from ups.training.ending import main_guard
+from ups.training.ranks import main_guard
 
 STAGE = "rival"
 

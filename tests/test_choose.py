@@ -34,7 +34,7 @@ from ups.models.choose import (
     spread,
 )
 from ups.models.head import TaskHead
-from ups.training.fitted import find_fit, fit_once
+from ups.training.fit import find_fit, fit_once
 
 CPU = torch.device("cpu")
 TINY = ["task.advection1d.num_trajectories=16", "task.advection1d.resolution=32", "task.burgers1d.parameters=[0.05,0.1]",

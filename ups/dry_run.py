@@ -31,7 +31,7 @@ from ups.models.backbone import Backbone
 from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.environment import asks_for_cpu
-from ups.training.stage import DONE
+from ups.training.folder import DONE
 
 STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on

@@ -16,7 +16,7 @@ from ups.generative.corrector import Condition, Corrector, CorrectorHead, Drawn,
 from ups.generative.diffusion import diffusion_loss, draw_angles
 from ups.generative.residuals import Ranks, Residuals, schedule_of, validation
 from ups.seeds import generator
-from ups.training.fitted import Fit, fit_once
+from ups.training.fit import Fit, fit_once
 
 STREAM = "diffusion"   # of the random numbers
 BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}   # of angles, in the log
