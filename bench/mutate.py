@@ -195,7 +195,7 @@ def prepare(folder: Path) -> None:
 
 
 def folder_of(config: Config) -> StageFolder:
-    return StageFolder(config, "operator", "operator", {"cache": "c0ffee"})
+    return StageFolder(config, "operator", {"cache": "c0ffee"})
 
 
 @functools.lru_cache

@@ -97,7 +97,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
         share = (thread_seconds(guard) - used) / (time.perf_counter() - begun)
         found.update({name: statistics.fmean(values[WARM_UP:]) for name, values in times.items()}, guard=share,
                      median_ratio=statistics.median(a / b for a, b in zip(times["run"], times["bare"], strict=True)))
-        run.finish({})
+        run.finish({}, {})
 
     main()
     return found

@@ -85,7 +85,7 @@ def train(arguments: list[str]) -> dict[str, float]:
         times = times[WARM_UP:]
         every = run.ranks.gather((statistics.fmean(times), statistics.median(times)))
         found.update(mean=max(mean for mean, _ in every), median=max(median for _, median in every))
-        run.finish({})
+        run.finish({}, {})
 
     main()
     return found

@@ -146,8 +146,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         os.dup2(ends[1], 2)
     if options.get("impatient", False):
         ups.training.run.LOCK_WAIT_S = 0.2
-    run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents,
-                    extra={"width": 16})
+    run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents)
     if run.is_finished:
         return run.print("nothing to do")
     run.seed_all()
@@ -213,7 +212,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         run.take_best()
     digest = [float(p.detach().double().sum()) for p in model.parameters()]
     assert all(other == digest for other in run.ranks.gather(digest)), "ranks differ"
-    run.finish({"digest": digest})
+    run.finish({"digest": digest}, {"width": 16})
 
 
 def _rank_process(rank: int, world: int, port: int, log: str, arguments: tuple, environment: dict) -> None:

@@ -507,12 +507,12 @@ def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
 
     @main_guard
     def main():
-        run = ups.training.run.Run.start(config, "operator", config.operator.train, config.operator.optim)
+        run = ups.training.run.Run.start(config, "operator", config.operator.train, config.operator.optim, {})
         model = run.attach(torch.nn.Linear(2, 1))
         with pytest.raises(RuntimeError, match=r"outside run.steps\(\) or twice in a step; expected once"):
             run.update(lambda rows: (model(torch.ones(1, 2)).sum(), {}), 1)
         with pytest.raises(RuntimeError, match="finish at step 0 of 3; expected the loop to run to its end"):
-            run.finish({})
+            run.finish({}, {})
         with pytest.raises(ValueError, match="a parameter has type torch.float64; expected float32"):
             place_gradients(torch.nn.Linear(2, 1, dtype=torch.float64), run.device, 6)
         try:
@@ -529,14 +529,14 @@ def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
 
 def test_a_shared_file_system_is_required(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}"])
-    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {}, {})
+    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {})
     with pytest.raises(FileNotFoundError, match="rank 0 does not see .*expected run.root on a file system shared"):
         run._see_directory()
 
 
 def test_a_loss_computes_in_the_precision_that_its_model_says(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}", "operator.train.precision=bf16"])
-    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {}, {})
+    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {})
     model, found = torch.nn.Linear(2, 1), []
     run.updates = Updates(model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
 
@@ -551,7 +551,7 @@ def test_a_loss_computes_in_the_precision_that_its_model_says(tmp_path):
 def test_an_unknown_precision_is_refused(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}"])
     train = dataclasses.replace(config.operator.train, precision="fp16")
-    run = ups.training.run.Run(config, "operator", train, config.operator.optim, {}, {})
+    run = ups.training.run.Run(config, "operator", train, config.operator.optim, {})
     with pytest.raises(ValueError, match="operator.train.precision is 'fp16'; expected 'no' or 'bf16'"):
         run.ranks.check(train)
 

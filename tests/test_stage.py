@@ -87,7 +87,7 @@ def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config
 def folder_of(config, *overrides, parents=None, name="operator"):
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
     changed = load_config(None, [*same, *overrides])
-    return StageFolder(changed, name, "operator", parents or {"cache": "p"})
+    return StageFolder(changed, name, parents or {"cache": "p"})
 
 
 @pytest.mark.parametrize("left", ["environment.json", "config.yaml", "done.json", "bases/burgers1d.json",
@@ -96,7 +96,7 @@ def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(co
     """config.yaml or environment.json may be lost: what is left says whose the folder is."""
     folder = folder_of(config)
     assert folder.take(0.0) == ""
-    folder.begin({}, {})
+    folder.begin({})
     (folder.path / "bases").mkdir()
     folder.keep("bases/burgers1d.json", {})
     (folder.path / "state").mkdir()
@@ -122,7 +122,7 @@ def test_what_came_while_a_job_waited_for_the_lock_is_compared_again(config):
     assert second.examine() is None   # both start at the same time
     assert first.take(0.0) == ""
     assert "another process is training in" in second.take(0.0)
-    first.begin({}, {})
+    first.begin({})
     first._lock.close()   # killed
     assert "run.seed 0 -> 1" in second.take(0.0)
     assert folder_of(config).take(0.0) == ""
@@ -168,10 +168,10 @@ def test_errors_of_earlier_starts_are_kept_and_bounded(config):
     folder = folder_of(config)
     assert folder.take(0.0) == ""
     for start in range(9):
-        folder.begin({}, {"start": start})
+        folder.begin({"start": start})
         (folder.path / "errors").mkdir()
         (folder.path / "errors" / "rank0.json").write_text(str(start))
-    folder.begin({}, {})
+    folder.begin({})
     kept = sorted(path for path in folder.path.glob("errors*"))
     assert [(path.name, (path / "rank0.json").read_text()) for path in kept] == [
         (f"errors_of_start_{start:04d}", str(start - 1)) for start in range(5, 10)]

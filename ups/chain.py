@@ -29,21 +29,19 @@ TO_DO, REFUSED = 3, 2   # exit codes
 class Kind:
     """What the stage of a script is made of.
 
-    section: of the configuration; parents: stages; tasks: whose caches it reads.
+    parents: stages; tasks: whose caches it reads.
     """
 
-    section: str
     parents: tuple[str, ...]
     tasks: Callable[[Config], list[str]]
 
 
 STAGES = {
-    "operator": Kind("operator", (), lambda config: config.data.tasks),
-    "diffusion": Kind("diffusion", ("operator",), lambda config: config.corrected(is_steady=False)),
-    "consistency": Kind("consistency", ("operator", "diffusion"),
-                        lambda config: config.corrected(is_steady=False)),
-    "rival": Kind("rival", ("operator", "diffusion"), lambda config: config.corrected(is_steady=False)),
-    "steady": Kind("steady", ("operator",), lambda config: config.corrected(is_steady=True)),
+    "operator": Kind((), lambda config: config.data.tasks),
+    "diffusion": Kind(("operator",), lambda config: config.corrected(is_steady=False)),
+    "consistency": Kind(("operator", "diffusion"), lambda config: config.corrected(is_steady=False)),
+    "rival": Kind(("operator", "diffusion"), lambda config: config.corrected(is_steady=False)),
+    "steady": Kind(("operator",), lambda config: config.corrected(is_steady=True)),
 }
 
 
@@ -100,7 +98,7 @@ def require_stage(config: Config, stage: str) -> dict[str, Any]:
 
 def stage_folder(config: Config, stage: str) -> StageFolder:
     """The folder of a script's stage, made from what is there now. Raises as `parents_of`."""
-    return StageFolder(config, stage, STAGES[stage].section, parents_of(config, stage))
+    return StageFolder(config, stage, parents_of(config, stage))
 
 
 def why_to_do(config: Config, stage: str) -> str:

@@ -88,8 +88,9 @@ def compile_blocks(model: nn.Module) -> None:
     """
     torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
-    for block in (block for list_ in model.modules() if isinstance(list_, nn.ModuleList) for block in list_):
-        block.compile()
+    for blocks in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
+        for block in blocks:
+            block.compile()
 
 
 def torch_random_state(device: torch.device) -> list[Tensor]:

@@ -112,12 +112,13 @@ def finished_stage(folder: Path) -> dict[str, Any] | None:
 class StageFolder:
     """The folder of one stage.
 
-    section: of the configuration; parents: name -> fingerprint of what it is made from.
+    A stage has the name of its section of the configuration. parents: name -> fingerprint of what it is made
+    from.
     """
 
-    def __init__(self, config: Config, stage: str, section: str, parents: dict[str, str]) -> None:
-        self.config, self.stage, self.section, self.path = config, stage, section, config.run_dir / stage
-        self.relevant = relevant_keys(to_dict(config), section)
+    def __init__(self, config: Config, stage: str, parents: dict[str, str]) -> None:
+        self.config, self.stage, self.path = config, stage, config.run_dir / stage
+        self.relevant = relevant_keys(to_dict(config), stage)
         self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
         self.remedy = (f"Delete {self.path} (make remove STAGE={stage} RUN={config.run.name}) and run "
                        f"make {stage} RUN={config.run.name} again, or choose another run.name.")
@@ -148,7 +149,7 @@ class StageFolder:
             return
         saved = read_yaml(path)
         try:
-            before = relevant_keys(saved, self.section)
+            before = relevant_keys(saved, self.stage)
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedError(f"{path} lacks a part ({error}); expected the configuration that this stage "
                                f"was started with. "
@@ -229,11 +230,8 @@ class StageFolder:
         require_identity(record, self.identity, self.path / name, self.path / name, do)
         return record
 
-    def begin(self, facts: dict[str, Any], start: dict[str, Any]) -> None:
-        """Record this start; what earlier ones left of errors is set aside, their heartbeats go.
-
-        facts: for environment.json.
-        """
+    def begin(self, start: dict[str, Any]) -> None:
+        """Record this start; what earlier ones left of errors is set aside, their heartbeats go."""
         path, starts = self.path / "environment.json", []
         if path.is_file():
             starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
@@ -246,7 +244,7 @@ class StageFolder:
                 remove(old)
         remove(self.path / "heartbeat")
         write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
-        write_json(path, {**self.identity, **facts, "starts": [*starts, start]})
+        write_json(path, {**self.identity, "starts": [*starts, start]})
 
     def _keep_want_of_memory(self) -> None:
         """What a rank that had to leave for want of memory says of the next micro-batch, for `micro_batch`.

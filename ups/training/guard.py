@@ -119,8 +119,8 @@ class Guard:
         directory.mkdir(exist_ok=True)
         with self._lock:
             self._stop_file = directory / f"stop-{job}.json"
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._file = os.open(directory / f"rank{self.rank}.json", flags)
+            self._file = os.open(directory / f"rank{self.rank}.json",
+                                 os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
             self.directory = directory
             now = time.monotonic()
             for peer in self._peers.values():

@@ -78,13 +78,12 @@ class Attempt:
             self._watch()
         finally:
             code = self.process.poll()
-            end_processes(self._left, CHILDREN_S if code is not None and not self.why else 0.0)
+            end_processes(lambda: descendants(os.getpid())
+                          or ([] if self.process.poll() is not None else [self.process.pid]),
+                          CHILDREN_S if code is not None and not self.why else 0.0)
             code = self.process.wait()
             self._hear()
         return code
-
-    def _left(self) -> list[int]:
-        return descendants(os.getpid()) or ([] if self.process.poll() is not None else [self.process.pid])
 
     def _watch(self) -> None:
         stopped_at = alone_at = None
@@ -115,11 +114,10 @@ class Attempt:
 
     def _silence(self, now: float) -> str:
         """What to say if no rank of this machine has a heartbeat any more, not even a guard's."""
-        directory = self.directory
-        if directory is None:
+        if self.directory is None:
             return ""
         heard, limit = {}, 0.0
-        for path in (directory / "heartbeat").glob("rank*.json"):
+        for path in (self.directory / "heartbeat").glob("rank*.json"):
             if record := glance(path):
                 heard[path.name], limit = record["pulse"], max(limit, record["limit_s"])
         if heard != self._heard or not heard:
@@ -187,14 +185,13 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
     started = {event["rank"] for event in events if event["event"] == "start"}
     spoke = {event["rank"] for event in events if event["event"] not in ("born", "start")}
     is_stop = "stopped" in said or any(event["kind"] == "stopped" for event in failures)
-    # else a launcher passed on a
+    # else a launcher passed on a signal after a death
     if is_stop and started <= spoke and all(event["kind"] == "stopped" for event in failures):
-        # signal after a death
         return False, 128 + signal.SIGTERM, "told to stop; the same command continues"
     if code == 0 and not why:
-        is_nothing = "start" not in said   # such as --dry-run or --help
-        reason = "nothing to do" if is_nothing else "all ranks left before the stage was finished"
-        return False, int(not is_nothing), reason
+        if "start" not in said:   # such as --dry-run or --help
+            return False, 0, "nothing to do"
+        return False, 1, "all ranks left before the stage was finished"
     if why:
         return bool(events), EXIT_HANG, why   # where not even a rank was born another start will do no better
     if failures:

@@ -116,8 +116,8 @@ def stacks(who: str) -> str:
     frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
     own, main = threading.get_ident(), threading.main_thread().ident
     order = [main, *(ident for ident in frames if ident not in (own, main))]
-    found = {ident: "".join(traceback.format_stack(frames[ident])) for ident in order if ident in frames}
-    return "".join(f"  {who}, thread {names.get(ident, ident)}:\n{text}" for ident, text in found.items())
+    return "".join(f"  {who}, thread {names.get(ident, ident)}:\n"
+                   f"{''.join(traceback.format_stack(frames[ident]))}" for ident in order if ident in frames)
 
 
 def descendants(pid: int) -> list[int]:

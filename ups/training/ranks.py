@@ -77,7 +77,7 @@ class Ranks:
 
     def check(self, train: TrainConfig) -> None:
         """Refuse launches that would not give what was asked for; knows nothing but the environment."""
-        environ, section = os.environ, self.folder.section
+        environ, section = os.environ, self.folder.stage
         expected = environ.get("UPS_EXPECT_WORLD")
         if expected is not None and int(expected) != self.world:
             raise ValueError(f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has "
@@ -118,7 +118,7 @@ class Ranks:
                              f"from accelerate_configs/.")
         if state.mixed_precision != precision:
             raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {precision!r} as "
-                             f"{self.folder.section}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
+                             f"{self.folder.stage}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
         return accelerator
 
     # ---------------------------------------------------------------- agreement

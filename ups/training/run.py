@@ -64,25 +64,16 @@ class Run:
     # ---------------------------------------------------------------- start
 
     @classmethod
-    def start(
-        cls,
-        config: Config,
-        stage: str,
-        train: TrainConfig,
-        optim: OptimConfig,
-        parents: dict[str, str] | None = None,
-        extra: dict[str, Any] | None = None,
-        section: str | None = None,
-    ) -> Run:
+    def start(cls, config: Config, stage: str, train: TrainConfig, optim: OptimConfig,
+              parents: dict[str, str]) -> Run:
         """Check everything, form the process group and open the stage directory.
 
-        parents: name -> fingerprint of what the stage is made from. extra: plain facts for environment.json,
-        and the model's description (config.json) unless `finish` is given another. section: of the
-        configuration (default: `stage`). If the stage is finished with this configuration and these parents,
-        `is_finished` is set and no process group is formed. Raises ValueError or FileExistsError for a
-        launch, configuration or parents that do not fit, before any file is made.
+        parents: name -> fingerprint of what the stage is made from. If the stage is finished with this
+        configuration and these parents, `is_finished` is set and no process group is formed. Raises
+        ValueError or FileExistsError for a launch, configuration or parents that do not fit, before any file
+        is made.
         """
-        run = cls(config, stage, train, optim, parents or {}, extra or {}, section)
+        run = cls(config, stage, train, optim, parents)
         Ranks.active = run.ranks
         check_tracker(config.tracker)
         run.ranks.is_finished = run.folder.examine() is not None
@@ -94,19 +85,16 @@ class Run:
         return run
 
     def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig,
-                 parents: dict[str, str], extra: dict[str, Any], section: str | None = None) -> None:
-        self.config, self.stage, self.train, self.optim, self.extra = config, stage, train, optim, extra
-        self.folder = StageFolder(config, stage, section or stage, parents)
+                 parents: dict[str, str]) -> None:
+        self.config, self.stage, self.train, self.optim = config, stage, train, optim
+        self.folder = StageFolder(config, stage, parents)
         self.directory = self.folder.path
         self.ranks = Ranks(self.folder, train.hang_s)
         self.ranks.close = self.close
         share = -(-train.batch_size // self.world)
         self.standing = Standing(min(train.micro_batch, share), train.micro_batch)
         self.numbers = Log(self.ranks, self.standing)
-        self.model: nn.Module | None = None
-        self.updates: Updates | None = None
-        self.saving: Saving | None = None
-        self.bar: Bar | None = None
+        self.model = self.updates = self.saving = self.bar = None   # until `attach` and `steps`
         self._is_updated, self.is_preempted = True, False
 
     # What scripts ask of the parts
@@ -153,7 +141,7 @@ class Run:
                    f"of at most {self.standing.micro_batch}")
 
     def _write_start(self) -> None:
-        self.folder.begin({"extra": self.extra}, describe_environment(self.world, self.device))
+        self.folder.begin(describe_environment(self.world, self.device))
         self.numbers.tracker = Tracker(self.directory, self.config.tracker, self.config.run.name, self.stage,
                                        to_dict(self.config))
 
@@ -312,11 +300,11 @@ class Run:
 
     # ---------------------------------------------------------------- end
 
-    def finish(self, results: dict[str, Any], model_config: dict[str, Any] | None = None) -> None:
+    def finish(self, results: dict[str, Any], model_config: dict[str, Any]) -> None:
         """Export the best averaged weights (the last ones if nothing was validated) and mark the stage
         finished.
 
-        Writes model.safetensors, config.json (`model_config`, else `extra`) and, last and atomically,
+        Writes model.safetensors, config.json (`model_config`) and, last and atomically,
         done.json. A collective. Raises RuntimeError if training did not come to its end.
         """
         if not self._is_over():
@@ -324,8 +312,7 @@ class Run:
                                f"to its end.")
         with self.ranks.guard.waiting("gathering the weights"):
             tensors = gathered(self.model, self.updates.exported(), self.is_main)
-        description = model_config or self.extra
-        self.agreed(lambda: self.is_main and self._export(tensors, results, description),
+        self.agreed(lambda: self.is_main and self._export(tensors, results, model_config),
                     "writing the results")
         self.ranks.is_finished = True
         tell_of_machine("finished")
@@ -346,7 +333,6 @@ class Run:
         """Close the tracker with the true exit code and let go of everything large."""
         with self.ranks.phase("closing the tracker", self.train.timeout_s):
             self.numbers.close(exit_code)
-        if self.model is not None:
-            for parameter in self.model.parameters():
-                parameter.grad = None
+        for parameter in self.model.parameters() if self.model is not None else ():
+            parameter.grad = None
         self.model = self.updates = self.saving = self.bar = None

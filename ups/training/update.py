@@ -211,7 +211,7 @@ class Updates:
                           micro_batch_asked=self.train.micro_batch)
 
     def _smaller_model(self) -> str:
-        return f"Make {self.ranks.folder.section}.model smaller, or use a device with more memory."
+        return f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
 
     def _count(self, is_finite: bool, loss: float) -> None:
         standing = self.standing
@@ -222,7 +222,7 @@ class Updates:
         self.say(f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite "
                  f"({in_row} in a row)")
         if in_row > self.train.max_skips:
-            section = self.ranks.folder.section
+            section = self.ranks.folder.stage
             saved = ("start (no checkpoint was written yet)" if self.saved is None
                      else f"checkpoint of step {self.saved}")
             raise StageError(f"{in_row} updates in a row were not finite, none was applied", "non_finite",
