@@ -8,7 +8,6 @@ Exit status 0: up to date; 3: to do; 2: refused, with the reason.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 import h5py
 
-from ups.config import Config, load_config, to_dict
+from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, to_dict
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.files import DamagedError, file_hash, read_sealed, value_hash
 from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
@@ -163,12 +162,8 @@ def why_report(config: Config, parents: dict[str, str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ups.chain", description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=[*STAGES, "report"])
-    parser.add_argument("--config", help="YAML overlay of configs/default.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = read_command(__doc__, {"stage": {"choices": [*STAGES, "report"]}, **CONFIG_OPTIONS},
+                             prog="python -m ups.chain", allow_abbrev=False)
     try:
         config = load_config(arguments.config, arguments.overrides)
         why = why_to_do(config, arguments.stage)
