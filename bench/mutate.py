@@ -229,7 +229,7 @@ def make_run(config: Config) -> Run:
     torch.manual_seed(0)
     descriptions = [head_description(cache, "elliptic" if cache.task.is_steady else "persistence", base_settings(cache))
                     for cache in caches]
-    run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"}, {})
+    run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
     run.updates = Updates(run.model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
     run.saving = Saving(run.ranks, run.updates, run.numbers, run.train, print)
