@@ -15,6 +15,7 @@ Expected (configs/small.yaml): the numbers and the one gate that fails are in th
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -25,15 +26,7 @@ import torch
 
 from ups.chain import bench_rows, report_parents, report_record, require_stage, why_report
 from ups.config import parse_arguments, to_dict
-from ups.evaluation import leaderboard
-from ups.evaluation.ensemble import Ensembles, load_samplers
-from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.gates import check_gates, check_verdicts
-from ups.evaluation.report import write_report, write_results
-from ups.evaluation.report_ensemble import ensemble_section, steady_section
-from ups.evaluation.steady import assess_steady
-from ups.evaluation.transient import assess_transient
-from ups.evaluation.truth import open_truth
+from ups.evaluation import ensemble, forecast, gates, leaderboard, report, steady, transient, truth
 from ups.files import value_hash, write_sealed
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
@@ -59,16 +52,16 @@ def main() -> int:
     if not why_report(config, parents):
         print(f"{directory / 'report.html'} is up to date: nothing to do")
         return 0
-    truths = {name: open_truth(config, name) for name in config.evaluated}
+    truths = {name: truth.open_truth(config, name) for name in config.evaluated}
     (directory / DONE).unlink(missing_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     operator = load_operator(config.run_dir / "operator", device)
 
     # ---- forecasts
     tasks, samples, others = {}, {}, bench_rows(config, trained["parents"])
-    for name, truth in truths.items():
+    for name, known in truths.items():
         started = time.perf_counter()
-        tasks[name], samples[name] = assess_forecasts(operator, truth, settings, seed, device)
+        tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
         tasks[name]["models"] |= others[name]
         error = tasks[name]["models"]["operator"]["nrmse"]
         print(f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}] over "
@@ -76,41 +69,41 @@ def main() -> int:
               flush=True)
 
     # ---- ensembles
-    ensembles, steady, sections = {}, {}, []
+    ensembles, priors, sections = {}, {}, []
     if "diffusion" in stages:
-        samplers = load_samplers(config.run_dir, [name for name in stages if name != "steady"], device)
+        networks = [name for name in stages if name != "steady"]
+        samplers = ensemble.load_samplers(config.run_dir, networks, device)
         for name in config.asked["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
-            ensembles[name], shown = assess_transient(
-                Ensembles(residuals, truths[name], samplers, seed, settings.conserve), settings)
-            sections.append((f"{name}: ensembles", ensemble_section(ensembles[name], shown, name)))
+            ensembles[name], shown = transient.assess_transient(
+                ensemble.Ensembles(residuals, truths[name], samplers, seed, settings.conserve), settings)
+            sections.append((f"{name}: ensembles", report.ensemble_section(ensembles[name], shown, name)))
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device)
         for name in config.asked["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
-            steady[name], shown = assess_steady(residuals, prior, truths[name], settings, seed)
+            priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
             sections.append((f"{name}: prior of partly observed coefficients",
-                             steady_section(steady[name], shown, name)))
+                             report.steady_section(priors[name], shown, name)))
     print("stages beyond the operator: "
           f"{', '.join(stages) or 'none is there, so the report is on the operator alone'}")
 
     # ---- report
-    log = (config.run_dir / "operator" / "metrics.jsonl").read_text(encoding="utf-8")
-    history = [json.loads(line) for line in log.splitlines()]
+    log = config.run_dir / "operator" / "metrics.jsonl"
+    history = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     results = {
         "run": config.run.name, "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "config_hash": value_hash(to_dict(config)), "environment": describe_environment(1, device),
         "protocol": {"split": settings.split, "context_frames": settings.context_frames, "seed": seed,
                      "legacy": settings.legacy, "bootstrap": settings.num_bootstrap},
-        "tasks": tasks, "ensembles": ensembles, "steady": steady, "stages": config.asked,
+        "tasks": tasks, "ensembles": ensembles, "steady": priors, "stages": config.asked,
         "training": {"steps": trained["step"], "parameters": sum(p.numel() for p in operator.parameters()),
                      "precision": operator.precision, "seconds": train_seconds(history)},
     }
-    results |= {"gates": check_gates(results, settings), "verdicts": check_verdicts(results)}
-    directory.mkdir(parents=True, exist_ok=True)
-    write_results(results, directory / "results.json")
-    write_report(results, samples, history, directory / "report.html", sections)
+    results |= {"gates": gates.check_gates(results, settings), "verdicts": gates.check_verdicts(results)}
+    report.write_results(results, directory / "results.json")
+    report.write_report(results, samples, history, directory / "report.html", sections)
     if settings.split == "test":
         leaderboard.add(results, Path(config.run.root) / "leaderboard.jsonl")
 
@@ -130,12 +123,10 @@ def main() -> int:
 def train_seconds(history: list[dict]) -> float:
     """Wall-clock seconds in the training loop: steps over rate, summed over the log lines that carry a
     rate."""
-    seconds, before = 0.0, 0
-    for line in history:
-        if "steps_per_s" in line:
-            seconds += (line["step"] - before) / max(line["steps_per_s"], 1e-9)
-            before = line["step"]
-    return round(seconds, 1)
+    rated = [line for line in history if "steps_per_s" in line]
+    steps = itertools.pairwise([0, *(line["step"] for line in rated)])
+    return round(sum((now - before) / max(line["steps_per_s"], 1e-9)
+                     for (before, now), line in zip(steps, rated, strict=True)), 1)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from bench.bootstrapped import consistency_loss
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
 from ups.generative.student import draw_members, draw_starts, endpoint_loss, ensemble_loss, sample_student
-from ups.metrics.pairs import pairing
+from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
 from ups.seeds import generator
 from ups.tasks.darcy_grf import LinearObservation, apply_covariance

@@ -16,8 +16,7 @@ from bench import acceptance
 from ups.evaluation import transient
 from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
-from ups.evaluation.posterior import judge, split_distances
-from ups.evaluation.steady import summarise_exact
+from ups.evaluation.steady import judge, split_distances, summarise_exact
 
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 

@@ -19,9 +19,8 @@ from known_answers import judge_pairing, names
 
 import prepare_cache
 from ups.data.cache import open_cache
-from ups.evaluation import posterior, transient
-from ups.evaluation.posterior import case_bank, posterior_draws
-from ups.evaluation.steady import assess_steady
+from ups.evaluation import steady, transient
+from ups.evaluation.steady import assess_steady, case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.generative.corrector import load_corrector
 from ups.generative.observation import observe_case, row_generators
@@ -272,6 +271,6 @@ def test_the_assessed_prior_is_near_the_exact_posterior(root, prior, monkeypatch
 
 
 def test_truth_judged_by_truth_is_caught(root, prior, monkeypatch):
-    judge = posterior.judge
-    monkeypatch.setattr(posterior, "judge", lambda draws, truth: judge(truth[: len(draws)], truth))
+    judge = steady.judge
+    monkeypatch.setattr(steady, "judge", lambda draws, truth: judge(truth[: len(draws)], truth))
     assert "gaussian" in names(world.failed(assess_prior(root, monkeypatch), DISTANCES))

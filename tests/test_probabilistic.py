@@ -9,7 +9,7 @@ import torch
 
 from ups.metrics import ensembles as probabilistic
 from ups.metrics import errors as metrics
-from ups.metrics import pairs, proper
+from ups.metrics import intervals, proper
 from ups.metrics.ensembles import (
     compare_ensembles,
     coverage,
@@ -20,8 +20,7 @@ from ups.metrics.ensembles import (
     spread_slope,
     summarise_ensemble,
 )
-from ups.metrics.intervals import merge
-from ups.metrics.pairs import pairing
+from ups.metrics.intervals import merge, pairing
 from ups.metrics.proper import energy_distance, energy_score, fair_crps
 from ups.metrics.spectra import coherence, spectrum_error
 
@@ -330,9 +329,9 @@ def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(gene
 def test_the_mean_over_pairs_leaves_out_a_group_with_itself():
     matrix = torch.arange(16.0).reshape(4, 4)
     away = [matrix[i, j] for i in range(4) for j in range(4) if i // 2 != j // 2]
-    value, low, high = pairs.bootstrap_pairs(matrix, 200, 0, torch.tensor([5, 5, 9, 9]))
+    value, low, high = intervals.bootstrap_pairs(matrix, 200, 0, torch.tensor([5, 5, 9, 9]))
     assert float(value) == pytest.approx(sum(away).item() / 8) and low <= value <= high
-    assert math.isnan(pairs.bootstrap_pairs(matrix, 20, 0, torch.zeros(4))[0])   # one group has no pair
+    assert math.isnan(intervals.bootstrap_pairs(matrix, 20, 0, torch.zeros(4))[0])   # one group has no pair
 
 
 def test_energy_distance_of_pairs_sees_fakes_and_its_floor_holds_what_chance_leaves(generator):
@@ -340,20 +339,20 @@ def test_energy_distance_of_pairs_sees_fakes_and_its_floor_holds_what_chance_lea
     for seed in range(size):
         known = 0.3 * normal(generator, 60, 1, 4)                 # member and truth share their condition
         x, y = known + normal(generator, 60, 3, 4), known[:, 0] + normal(generator, 60, 4)
-        value = float(pairs.bootstrap_pairs(pairs.distance_matrix(x[:, :1], y), 2, 0)[0])
-        below += value <= pairs.exchange_floor(x[:, 0], y, seed)
+        value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x[:, :1], y), 2, 0)[0])
+        below += value <= intervals.exchange_floor(x[:, 0], y, seed)
     assert abs(below / size - 0.95) < SIGMAS * math.sqrt(0.95 * 0.05 / size)
-    far = pairs.bootstrap_pairs(pairs.distance_matrix(known.expand(-1, 3, -1), y), 200, 0)     # the mean in place of samples
-    assert far[1] > pairs.exchange_floor(x[:, 0], y, 0) and far[1] < far[0] < far[2]
-    broken = pairs.distance_matrix(torch.full_like(x, math.nan), y)
-    assert all(math.isnan(part) for part in pairs.bootstrap_pairs(broken, 10, 0))
+    far = intervals.bootstrap_pairs(intervals.distance_matrix(known.expand(-1, 3, -1), y), 200, 0)   # the mean for samples
+    assert far[1] > intervals.exchange_floor(x[:, 0], y, 0) and far[1] < far[0] < far[2]
+    broken = intervals.distance_matrix(torch.full_like(x, math.nan), y)
+    assert all(math.isnan(part) for part in intervals.bootstrap_pairs(broken, 10, 0))
 
 
 def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_case(generator):
     x, y = normal(generator, 7, 2, 3), normal(generator, 7, 3)
     expected = [2 * (x[i, m] - y[j]).norm() - (x[i, m] - x[j, k]).norm() - (y[i] - y[j]).norm()
                 for i in range(7) for j in range(7) if i != j for m in range(2) for k in range(2)]
-    value = float(pairs.bootstrap_pairs(pairs.distance_matrix(x, y), 2, 0)[0])
+    value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x, y), 2, 0)[0])
     assert value == pytest.approx(float(torch.stack(expected).mean()), rel=1e-9)
 
 

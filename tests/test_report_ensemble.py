@@ -12,7 +12,7 @@ import torch
 from test_report import Page, example
 
 from ups.evaluation import figures_ensemble, report
-from ups.evaluation.report_ensemble import ROWS, ensemble_section, steady_section
+from ups.evaluation.report import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.evaluation.tables import cell, number
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 
@@ -116,7 +116,7 @@ def test_the_section_names_every_model_and_every_number():
     entry, page = forecast()[0], page_of_forecast()
     for model, row in entry["models"].items():
         assert figures_ensemble.label(model) in page
-        for metric in ROWS:
+        for metric in ENSEMBLE_ROWS:
             if metric in row and metric != "nonfinite_trajectories":
                 assert cell(row[metric]).replace("<b>", "").replace("</b>", "") in re.sub(
                     r'<b style="[^"]*" title="[^"]*">|<b>| \*</b>|</b>', "", page), (model, metric)

@@ -33,7 +33,7 @@ from bench import bootstrapped
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
-from ups.evaluation.posterior import case_bank, posterior_draws
+from ups.evaluation.steady import case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.files import file_hash, value_hash, write_sealed
 from ups.generative.corrector import load_corrector

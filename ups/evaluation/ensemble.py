@@ -43,6 +43,11 @@ def load_samplers(run_dir: Path, stages: Iterable[str], device: torch.device) ->
     return {name: Sampler(networks[stage], draw) for name, (stage, draw) in WAYS.items() if stage in networks}
 
 
+def resampled(bank: Tensor, noise: Tensor) -> Tensor:
+    """One of `bank` for every number of `noise`, which as a uniform one picks it."""
+    return bank[(torch.special.ndtr(noise.double()) * len(bank)).long().clamp_max(len(bank) - 1)]
+
+
 class Ensembles:
     """Every way to draw the residual of one task: `names`, those of CHEAP first.
 
@@ -60,17 +65,13 @@ class Ensembles:
         for network in {id(sampler.network): sampler.network for sampler in samplers.values()}.values():
             network.backbone.register_forward_hook(self._count)
         self.names = [*CHEAP, *samplers]
-        self.bank = self._fill_bank()
+        batch = Schedule({residuals.name: residuals.windows("reserved")}, BANK, seed + 4).batch(0)
+        parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
+        self.bank = torch.cat([residuals.draw("reserved", rows, starts, generator(seed, "bank", i))[0]
+                               for i, (rows, starts) in enumerate(parts)])
 
     def _count(self, *_: object) -> None:
         self.evaluations += 1
-
-    def _fill_bank(self) -> Tensor:
-        source = self.residuals
-        batch = Schedule({source.name: source.windows("reserved")}, BANK, self.seed + 4).batch(0)
-        parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
-        return torch.cat([source.draw("reserved", rows, starts, generator(self.seed, "bank", i))[0]
-                          for i, (rows, starts) in enumerate(parts)])
 
     def residual(self, model: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
                  num_steps: int = 0, shown: Tensor | None = None) -> Tensor:
@@ -85,13 +86,11 @@ class Ensembles:
             return torch.zeros_like(noise)
         if model == "dressed":
             return self.head.marginal_mean + self.head.marginal_std * noise
-        if model == "dressed_resampled":   # the noise as a uniform number picks the residual
-            uniform = torch.special.ndtr(noise.flatten(1)[:, 0].double())
-            return self.bank[(uniform * len(self.bank)).long().clamp_max(len(self.bank) - 1)]
+        if model == "dressed_resampled":
+            return resampled(self.bank, noise.flatten(1)[:, 0])
         condition = self.corrector.condition(self.residuals.name, tokens, facts)
-        known = condition
-        if shown is not None:
-            known = replace(condition, tokens=condition.tokens[shown], facts=condition.facts[shown])
+        known = condition if shown is None else replace(condition, tokens=condition.tokens[shown],
+                                                        facts=condition.facts[shown])
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model != "dressed_conditional":
             options = {"num_steps": num_steps} if num_steps else {}

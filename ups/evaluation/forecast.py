@@ -90,9 +90,7 @@ def sample_of(operator: Operator, truth: Truth, row: Tensor, device: torch.devic
     """One trajectory (row: (1,)) as `ups.evaluation.figures` draws it."""
     task, cache = truth.task, truth.cache
     known = zip(task.parameters, cache.parameters[row][0].tolist(), strict=False)
-    sample = {**cache.scene(), "u_ref": truth.future(row)[0].numpy(),
+    inputs = {task.inputs[0]: truth.inputs(row)[0, 0, 0].numpy()} if task.is_steady else {}
+    return {**cache.scene(), "inputs": inputs, "u_ref": truth.future(row)[0].numpy(),
               "u_pred": forecasts(operator, truth, row, device)[0]["operator"][0].numpy(),
               "parameter": ", ".join(f"{key} = {value:g}" for key, value in known) or None}
-    if task.is_steady:
-        sample["inputs"] = {task.inputs[0]: truth.inputs(row)[0, 0, 0].numpy()}
-    return sample

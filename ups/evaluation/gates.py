@@ -38,6 +38,11 @@ SHORTEST = 0.5         # share of the horizon over which a usable model stays co
 Interval = dict[str, float | None]
 
 
+def trivial_of(task: dict[str, Any]) -> str:
+    """The trivial forecast of a task's entry."""
+    return next(name for name in BASELINES if name in task["models"])
+
+
 def point(value: float | None) -> Interval:
     """A count, or a figure without an interval."""
     return {"value": value, "low": value, "high": value}
@@ -49,9 +54,7 @@ def gate(stage: str, name: str, what: str, found: Interval, above: float | None 
     Undefined fails."""
     known = None not in found.values()
     passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
-    bound = (bound
-             or (f"below {below:g}" if above is None else f"above {above:g}" if below is None
-                 else f"{above:g} to {below:g}"))
+    bound = bound or (f"below {below:g}" if above is None else f"{above:g} to {below:g}")
     shown = f"{found['value']:.4g}" if known else "undefined (not finite)"
     if known and found["low"] != found["high"]:
         shown += f" [{found['low']:.4g}, {found['high']:.4g}]"
@@ -155,8 +158,8 @@ def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
 def judge_task(task: dict[str, Any]) -> dict[str, Any]:
     """The verdict on one task: whether it is usable and why not, then what its network adds."""
     models, versus = task["models"], task["comparisons"]
-    error, trivial = models["operator"]["nrmse"], next(name for name in BASELINES if name in models)
-    correlated, faults = models["operator"].get("correlation_time"), []
+    error, trivial = models["operator"]["nrmse"], trivial_of(task)
+    until, faults = models["operator"].get("correlation_time", point(None)), []
     if None in error.values():
         faults.append("its predictions are not finite, or their error is undefined")
     else:
@@ -168,9 +171,8 @@ def judge_task(task: dict[str, Any]) -> dict[str, Any]:
         if ratio["high"] is None or ratio["high"] >= 1:
             faults.append("it is not clearly better than "
                           f"{'the last known frame' if trivial == 'persistence' else 'the mean'}")
-        until = correlated["high"] if correlated else None
-        if until is not None and until < SHORTEST * task["times"][-1]:
-            faults.append(f"it follows the truth (correlation above 0.8) for {correlated['value']:.3g} of "
+        if until["high"] is not None and until["high"] < SHORTEST * task["times"][-1]:
+            faults.append(f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
                           f"{task['times'][-1]:.3g} time units only")
     words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."
     network = versus.get("operator / base", {}).get("nrmse", point(None))

@@ -16,8 +16,7 @@ import json
 import math
 from pathlib import Path
 
-from ups.evaluation.gates import BASELINES
-from ups.evaluation.report import validate_results
+from ups.evaluation.gates import trivial_of
 from ups.evaluation.tables import is_interval, number
 from ups.files import write_atomic
 
@@ -25,19 +24,16 @@ PATH = "runs/leaderboard.jsonl"
 
 
 def row_of(results: dict) -> dict:
-    """The leaderboard row of validated `results` (see ups.evaluation.report)."""
-    validate_results(results)
+    """The leaderboard row of valid `results` (see ups.evaluation.report)."""
     tasks = {}
     for name, task in results["tasks"].items():
         operator = task["models"]["operator"]
-        trivial = next(task["models"][b] for b in BASELINES if b in task["models"])["nrmse"]["value"]
-        ours = operator["nrmse"]["value"]
-        metrics = {key: value["value"] for key, value in operator.items() if is_interval(value)}
-        if operator.get("ms_per_state") is not None:
-            metrics["ms_per_state"] = operator["ms_per_state"]
+        trivial, ours = (task["models"][model]["nrmse"]["value"] for model in (trivial_of(task), "operator"))
         tasks[name] = {"num_frames": task["num_frames_predicted"], "grid": task["grid"],
-                       "parameters": task["parameters"],
-                       "num_trajectories": task["num_trajectories"], "metrics": metrics,
+                       "parameters": task["parameters"], "num_trajectories": task["num_trajectories"],
+                       "metrics": {key: value["value"] if is_interval(value) else value
+                                   for key, value in operator.items() if is_interval(value)
+                                   or (key == "ms_per_state" and value is not None)},
                        "ratio": ours / trivial if ours is not None and trivial else None}
     return {"run": results["run"], "created": results["created"], "config_hash": results["config_hash"],
             "git": results["environment"].get("git_revision"),
@@ -62,8 +58,8 @@ def read(path: str | Path = PATH) -> list[dict]:
     return rows
 
 
-def add(results: dict, path: str | Path = PATH) -> dict:
-    """Put the row of `results` into the file, replacing the row of the same run; returns the row.
+def add(results: dict, path: str | Path = PATH) -> None:
+    """Put the row of valid `results` into the file, replacing the row of the same run.
 
     Several processes may add at once: under a lock the file is written anew beside itself and renamed, so
     neither a reader nor a crash sees half of it.
@@ -74,13 +70,12 @@ def add(results: dict, path: str | Path = PATH) -> dict:
         fcntl.flock(lock, fcntl.LOCK_EX)
         rows = [other for other in read(path) if other["run"] != row["run"]] + [row]
         write_atomic(path, "".join(json.dumps(other, allow_nan=False) + "\n" for other in rows))
-    return row
 
 
-def mean_of(row: dict, metric: str) -> float | None:
-    """Geometric mean of `metric` over the row's tasks: a ratio counts the same on an easy and on a hard
-    task."""
-    values = [task["metrics"].get(metric) for task in row["tasks"].values()]
+def mean_of(row: dict, metric: str, task: str | None = None) -> float | None:
+    """Geometric mean of `metric` over the row's tasks, or over `task` alone: a ratio counts the same on an
+    easy and on a hard task."""
+    values = [entry["metrics"].get(metric) for name, entry in row["tasks"].items() if task in (None, name)]
     if not values or any(value is None or value <= 0 for value in values):
         return None
     return math.exp(sum(map(math.log, values)) / len(values))
@@ -100,36 +95,33 @@ def table(path: str | Path = PATH, metric: str = "nrmse", task: str | None = Non
         groups.setdefault(json.dumps([row["protocol"], data], sort_keys=True), []).append(row)
     if not groups:
         return f"No runs in {path}."
-    known = sorted({name for row in read(path) for entry in row["tasks"].values()
-                    for name in entry["metrics"]})
+    known = {name for rows in groups.values() for row in rows for entry in row["tasks"].values()
+             for name in entry["metrics"]}
     if metric not in known:
-        raise ValueError(f"no run has the metric {metric!r}; expected one of {', '.join(known)} in {path}. "
-                         "Change --metric.")
-    sign, out = -1 if metric == "correlation_time" else 1, []
-    for rows in groups.values():
-        tasks = sorted(rows[0]["tasks"])
-        if task is not None and task not in tasks:
-            continue
-
-        def key(row: dict) -> tuple:
-            value = mean_of(row, metric) if task is None else row["tasks"][task]["metrics"].get(metric)
-            return (value is None, sign * (value or 0.0))
-
-        horizon = ", ".join(f"{name} {'×'.join(map(str, rows[0]['tasks'][name]['grid']))} cells, "
-                            f"{rows[0]['tasks'][name]['num_frames']} frames" for name in tasks)
-        settings = ", ".join(f"{name} {value}" for name, value in sorted(rows[0]["protocol"].items()))
-        head = ["run", "gates", f"{metric} (geometric mean)", *tasks, "parameters", "seconds", "git"]
-        out += [f"{horizon} ({settings})", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-        for row in sorted(rows, key=key):
-            cells = [row["run"], "pass" if row["passed"] else "FAIL", number(mean_of(row, metric)),
-                     *[number(row["tasks"][name]["metrics"].get(metric)) for name in tasks],
-                     number(row["parameters"]), number(row["seconds"]), str(row["git"] or "–")[:10]]
-            out.append("| " + " | ".join(cells) + " |")
-        out.append("")
-    if not out:
+        raise ValueError(f"no run has the metric {metric!r}; expected one of {', '.join(sorted(known))} in "
+                         f"{path}. Change --metric.")
+    shown = [_markdown(rows, metric, task) for rows in groups.values() if task in (None, *rows[0]["tasks"])]
+    if not shown:
         raise ValueError(f"no run was scored on {task!r}; expected a task of {path}. Leave --task out to see "
                          "all.")
-    return "\n".join(out).rstrip()
+    return "\n\n".join(shown)
+
+
+def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
+    """One table, of runs that can be compared."""
+    tasks, sign = sorted(rows[0]["tasks"]), -1 if metric == "correlation_time" else 1
+    horizon = ", ".join(f"{name} {'×'.join(map(str, rows[0]['tasks'][name]['grid']))} cells, "
+                        f"{rows[0]['tasks'][name]['num_frames']} frames" for name in tasks)
+    settings = ", ".join(f"{name} {value}" for name, value in sorted(rows[0]["protocol"].items()))
+    head = ["run", "gates", f"{metric} (geometric mean)", *tasks, "parameters", "seconds", "git"]
+    ranked = sorted(((mean_of(row, metric, task), row) for row in rows),
+                    key=lambda pair: (pair[0] is None, sign * (pair[0] or 0.0)))
+    cells = [[row["run"], "pass" if row["passed"] else "FAIL", number(mean_of(row, metric)),
+              *[number(row["tasks"][name]["metrics"].get(metric)) for name in tasks],
+              number(row["parameters"]), number(row["seconds"]), str(row["git"] or "–")[:10]]
+             for _, row in ranked]
+    return "\n".join([f"{horizon} ({settings})", "",
+                      *(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))])
 
 
 def main() -> None:

@@ -3,22 +3,29 @@ are fitted to each observation, and beside the exact posterior of a task that kn
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.config import EvaluateConfig
-from ups.evaluation.posterior import case_bank, judge_exactly, posterior_draws
+from ups.evaluation.ensemble import resampled
 from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
-from ups.generative.observation import CASES, observe_case, row_generators
-from ups.generative.residuals import SteadyResiduals
+from ups.generative.diffusion import sample
+from ups.generative.draws import draw_solutions
+from ups.generative.observation import CASES, as_linear, observe_case, row_generators
+from ups.generative.residuals import FLOOR, SteadyResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
+from ups.metrics.proper import energy_distance
 from ups.models.rollout import member_noise
+from ups.seeds import generator
 
+BANK = 256            # reserved fields that cheap ensembles are fitted to, per case
+SPLITS = 1000         # of exact draws in halves: how far apart these are by chance
 PRIORS = {"dressed": "dressed", "resampled": "dressed_resampled", "gaussian": "dressed_conditional",
           "prior": "corrector"}
 PARTIAL = [case for case in CASES if case != "full"]   # what is all observed has one answer
@@ -61,38 +68,30 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
               for other in ("operator", *PRIORS.values()) if other != "corrector"}
     known = {other: row["energy_score"]["value"] for other, row in pooled.items()}
     cheap = max(known, key=lambda other: -1.0 if known[other] is None else known[other])
+    exact_words = (f"; distances to the exact posterior from {settings.truth_members} draws for each of "
+                   f"{len(few)} fields" if task.posterior else "")
+    words = (f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
+             "serves every observation, the cheap ensembles are fitted to each. Its energy score is "
+             f"{in_words(known[cheap])} times that of the best of them ({cheap}), mean over the partial "
+             "observations.")
     out = {"task": task.name, "members": settings.members, "split": truth.split,
            "num_trajectories": len(places),
            "num_initial_conditions": len(groups.unique()), "truth_members": settings.truth_members,
            "cases": cases,
            "best_cheap": cheap, "comparisons": {f"corrector / {other}": row for other, row in pooled.items()},
-           "words": [words_of(len(places), truth.split, settings, len(few) if task.posterior else 0, cheap,
-                              known[cheap])],
+           "words": [words],
            "ssr": pool_spread([scores[case]["corrector"] for case in PARTIAL], count, seed, groups)}
     return out, {**cache.scene(), "cases": shown, "label": f"{truth.split} field {numbers[0]}"}
-
-
-def words_of(num_fields: int, split: str, settings: EvaluateConfig, num_exact: int, cheap: str,
-             score: float | None) -> str:
-    exact = (f"; distances to the exact posterior from {settings.truth_members} draws for each of "
-             f"{num_exact} fields")
-    return (f"{num_fields} {split} fields, {settings.members} members each{exact if num_exact else ''}. One "
-            "model serves every observation, the cheap ensembles are fitted to each. Its energy score is "
-            f"{in_words(score)} times that of the best of them ({cheap}), mean over the partial "
-            "observations.")
 
 
 def pool(scores: dict[str, dict[str, Scores]], cases: list[str], other: str, num_bootstrap: int, seed: int,
          groups: Tensor) -> dict[str, Any]:
     """Score of the prior over that of `other`, mean over cases, so that none weighs more because its numbers
     are larger."""
-    out = {}
-    for name in POOLED:
-        parts = [scores[case][model][name].flatten(1).mean(1) for model in ("corrector", other)
-                 for case in cases]
-        out[name] = entry(bootstrap(torch.stack(parts, 1), lambda mean: halves(mean).mean(1), num_bootstrap,
-                                    seed, groups))
-    return out
+    parts = {name: [scores[case][model][name].flatten(1).mean(1) for model in ("corrector", other)
+                    for case in cases] for name in POOLED}
+    return {name: entry(bootstrap(torch.stack(part, 1), lambda mean: halves(mean).mean(1), num_bootstrap,
+                                  seed, groups)) for name, part in parts.items()}
 
 
 def pool_spread(scores: list[Scores], num_bootstrap: int, seed: int, groups: Tensor) -> dict[str, Any]:
@@ -106,12 +105,114 @@ def pool_spread(scores: list[Scores], num_bootstrap: int, seed: int, groups: Ten
 
 def summarise_exact(rows: list[dict[str, float]], splits: Tensor, num_bootstrap: int,
                     seed: int) -> dict[str, Any]:
-    """Moments of `ups.evaluation.posterior.judge`, one entry per field, as figures with intervals over
+    """Moments of `judge`, one entry per field, as figures with intervals over
     fields; floor: the distance that exact draws stay below 95 times of 100."""
-    out: dict[str, Any] = {"fields": len(rows), "floor": float(torch.quantile(splits, 0.95))}
     values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
-    out["distance"] = entry(bootstrap(*plain_mean(values["distance"][:, None]), num_bootstrap, seed))
-    for key in ("trace", "log_trace", "leading"):
-        both = torch.stack([values[key], values[f"{key}_exact"]], 1)
-        out[key] = entry(bootstrap(both, lambda mean: halves(mean)[:, 0], num_bootstrap, seed))
-    return out
+    moments = {"distance": plain_mean(values["distance"][:, None]),
+               **{key: (torch.stack([values[key], values[f"{key}_exact"]], 1),
+                        lambda mean: halves(mean)[:, 0]) for key in ("trace", "log_trace", "leading")}}
+    return {"fields": len(rows), "floor": float(torch.quantile(splits, 0.95)),
+            **{key: entry(bootstrap(*part, num_bootstrap, seed)) for key, part in moments.items()}}
+
+
+# ---- draws, and what they are judged by
+
+
+def case_bank(residuals: SteadyResiduals, case: str, seed: int) -> Tensor:
+    """Residuals of reserved fields under the observations of a case, (<= BANK, *tokens, dim): what cheap
+    ensembles are fitted to.
+
+    Per case, for the residual's size differs by orders between them: one spread for all would be a straw man
+    in every one.
+    """
+    places = torch.arange(min(BANK, residuals.windows("reserved")[0]))
+    z_in, z_ref, parameters = residuals.fields("reserved", places)
+    v = residuals.head.input_codec.decode(z_in[:, 0])
+    guess, _, _ = residuals.predict(observe_case(v, case,
+                                                 row_generators(seed, "bank", case, rows=places.tolist())),
+                                    parameters)
+    return residuals.logarithm(residuals.head.physical(z_ref[:, 0])) - guess
+
+
+@torch.no_grad()
+def posterior_draws(prior: Corrector, residuals: SteadyResiduals, predicted: tuple[Tensor, Tensor, Tensor],
+                    noise: Tensor, kind: str, bank: Tensor) -> Tensor:
+    """Draws of the solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
+
+    predicted: of `residuals.predict`. kind: prior (the diffusion), gaussian (its conditional mean and scale
+    alone, B2); dressed (mean and spread of `bank`, B1) or resampled (a residual of `bank`, whole, B3), bank
+    being `case_bank` of the same case.
+    """
+    if kind == "dressed":
+        return residuals.solution(predicted[0][:, None], bank.mean(0) + bank.std(0) * noise)
+    if kind == "resampled":
+        return residuals.solution(predicted[0][:, None], resampled(bank, noise.flatten(2)[..., 0]))
+    draw = {"prior": lambda condition, some: sample(prior.velocity(condition), some,
+                                                    prior.description["sampler_steps"]),
+            "gaussian": lambda condition, some: some}[kind]
+    return draw_solutions(residuals, draw, prior, predicted, noise)
+
+
+def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
+    """Draws (M, ...) against N exact ones, both positive: moments to be averaged over fields.
+
+    distance: energy distance, without bias, in units of the exact spread. Pairs (of draws, exact): trace, the
+    total variance; log_trace, that of log u, which has no tails that a hundred draws do not see; leading, the
+    variance of log u along the leading pattern of one half of the exact draws, seen in the draws and in the
+    other half.
+    """
+    flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
+    scale, tiny = exact.var(0).sum().sqrt(), FLOOR * exact.mean()
+    logs = [part.clamp_min(tiny).log() for part in (flat, exact)]
+    first, second = logs[1].chunk(2)
+    pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]
+    pairs = {"trace": (flat.var(0).sum(), exact.var(0).sum()),
+             "log_trace": tuple(part.var(0).sum() for part in logs),
+             "leading": tuple((part @ pattern).var() for part in (logs[0], second))}
+    return {"distance": energy_distance(flat / scale, exact / scale),
+            **{name + end: float(value) for name, pair in pairs.items()
+               for end, value in zip(("", "_exact"), pair, strict=True)}}
+
+
+def split_distances(truth: Tensor, num_draws: int, seed: int) -> Tensor:
+    """Energy distances of num_draws exact draws from the N that `judge` uses, as chance has it: (SPLITS,), of
+    random halves of truth (N, ...). The variance of such a distance between equal laws goes as 1/a + 1/b,
+    which halves are scaled by."""
+    flat = truth.flatten(1).double()
+    flat = flat / flat.var(0).sum().sqrt()
+    half, count = len(flat) // 2, len(flat)
+    away = torch.cdist(flat, flat)
+    order = torch.rand(SPLITS, count, generator=generator(seed, "splits")).argsort(1)
+    side = torch.zeros(SPLITS, count, dtype=torch.float64).scatter_(1, order[:, :half], 1.0)
+    other = 1 - side
+    within = sum(((part @ away) * part).sum(1) / (size * (size - 1))
+                 for part, size in ((side, half), (other, count - half)))
+    distance = 2 * ((side @ away) * other).sum(1) / (half * (count - half)) - within
+    return distance * (1 / num_draws + 1 / count) / (1 / half + 1 / (count - half))
+
+
+@torch.no_grad()
+def judge_exactly(prior: Corrector, residuals: SteadyResiduals, case: str, v: Tensor, parameters: Tensor,
+                  rows: list[int], seed: int, count: int, bank: Tensor,
+                  kinds: Iterable[str]) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
+    """`judge` of `count` draws of every kind against twice as many of the exact posterior: (kind -> one entry
+    per coefficient v (n, C, *space), normalised, `split_distances` averaged over them).
+
+    rows: numbers that name the coefficients in observations and noise. Only for a task whose posterior is
+    known (Task.posterior) and a partial observation.
+    """
+    codec = residuals.head.input_codec
+    observation = observe_case(v, case, row_generators(seed, case, rows=rows))
+    predicted = residuals.predict(observation, parameters)
+    noise = member_noise(predicted[0].shape[1:], seed, rows, 0, count).to(predicted[0].device)
+    draws = {kind: posterior_draws(prior, residuals, predicted, noise, kind, bank) for kind in kinds}
+    out, splits = {kind: [] for kind in draws}, []
+    for index, row in enumerate(rows):
+        source = generator(seed, "truth", case, row)
+        linear = as_linear(observation, index, codec.mean.item(), codec.std.item())
+        _, exact = residuals.head.task.posterior(linear, 2 * count, source.initial_seed() % 2**31,
+                                                 float(parameters[index, 0]))
+        for kind, u in draws.items():
+            out[kind].append(judge(u[index, :, 0].cpu(), exact))
+        splits.append(split_distances(exact, count, seed + index))
+    return out, torch.stack(splits).mean(0)

@@ -9,14 +9,14 @@ and counts a difference only where the paired interval is apart from none.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ups.evaluation import figures
 from ups.evaluation.bench_rows import NETWORKS
-from ups.evaluation.gates import BASELINES
+from ups.evaluation.gates import trivial_of
 from ups.evaluation.tables import cell, number, table
 
 PAIR = "operator / base"   # of a task's comparisons
@@ -26,9 +26,9 @@ SHARE = {"less": "<b>{} %</b>", "tie": "tie", "more": "<b>{} %</b> the base is b
 LOST = 2.0
 
 
-def baseline(task: dict) -> str:
-    """The trivial forecast of a task."""
-    return next(name for name in BASELINES if name in task["models"])
+def _nrmse(task: dict, model: str) -> float | None:
+    """None where it is not finite, or the model is not there."""
+    return task["models"].get(model, {}).get("nrmse", {}).get("value")
 
 
 def network_share(task: dict) -> tuple[str, list[float]]:
@@ -38,9 +38,7 @@ def network_share(task: dict) -> tuple[str, list[float]]:
     ratio = task.get("comparisons", {}).get(PAIR, {}).get("nrmse")
     if not task.get("network_is_used", True):
         return "off", []
-    if ratio is None or None in ratio.values():
-        return "unknown", []
-    if task["num_initial_conditions"] < 2:
+    if ratio is None or None in ratio.values() or task["num_initial_conditions"] < 2:
         return "unknown", []
     _, low, high = shares = [100 * (1 - ratio[key]) for key in ("value", "high", "low")]
     return "tie" if low <= 0 <= high else "less" if low > 0 else "more", shares
@@ -48,9 +46,8 @@ def network_share(task: dict) -> tuple[str, list[float]]:
 
 def best_other(task: dict) -> str | None:
     """The FNO or U-Net with the least error, if one was trained on these data."""
-    known = {name: task["models"][name]["nrmse"]["value"] for name in NETWORKS if name in task["models"]}
-    known = {name: value for name, value in known.items() if value is not None}
-    return min(known, key=known.get) if known else None
+    known = {name: error for name in NETWORKS if (error := _nrmse(task, name)) is not None}
+    return min(known, key=known.get, default=None)
 
 
 def verdict(results: dict) -> str:
@@ -58,16 +55,17 @@ def verdict(results: dict) -> str:
     tasks, gates = results["tasks"], results["gates"]
     failed = [gate["name"] for gate in gates if not gate["passed"]]
     total = sum(task["num_trajectories"] for task in tasks.values())
-    out = [f"The operator was scored on {total:,} {results['protocol'].get('split', '')} trajectories of "
-           f"{len(tasks)} task{'s' * (len(tasks) != 1)}."]
-    wrong = f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}."
-    out.append(wrong if failed else f"All {len(gates)} gates pass.")
-    return " ".join([*out, *_on_the_base(tasks), *_on_other_networks(tasks), *_on_the_codec(tasks),
-                     *_on_the_largest_error(tasks)])
+    return " ".join([
+        f"The operator was scored on {total:,} {results['protocol'].get('split', '')} trajectories of "
+        f"{len(tasks)} task{'s' * (len(tasks) != 1)}.",
+        f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}." if failed else
+        f"All {len(gates)} gates pass.",
+        *_on_the_base(tasks), *_on_other_networks(tasks), *_on_the_codec(tasks),
+        *_on_the_largest_error(tasks)])
 
 
-def _listed(texts: Iterable[str]) -> str:
-    *some, last = texts
+def _listed(texts: Sequence[str]) -> str:
+    *some, last = texts or [""]
     return f"{', '.join(some)} and {last}" if some else last
 
 
@@ -77,11 +75,11 @@ def _on_the_base(tasks: dict) -> list[str]:
         kind, shares = network_share(task)
         kinds.setdefault(kind, []).append(f"{number(shares[0])} % on {name}" if kind == "less" else name)
     out = [words.format(_listed(kinds[kind])) for kind, words in (
-        ("less", "Of its base's error the network takes off {}."), ("tie", "Operator and base alone tie on "
-                                                                           "{}."),
+        ("less", "Of its base's error the network takes off {}."),
+        ("tie", "Operator and base alone tie on {}."),
         ("off", "The network is switched off, as validation was no better with it, on {}."),
-        ("more", "The base alone is better on {}."), ("unknown", "What the network is worth is not known on "
-                                                                 "{}."))
+        ("more", "The base alone is better on {}."),
+        ("unknown", "What the network is worth is not known on {}."))
         if kind in kinds]
     for name, task in tasks.items():
         ratio = task.get("comparisons", {}).get(PAIR, {}).get("crmse")
@@ -93,54 +91,45 @@ def _on_the_base(tasks: dict) -> list[str]:
 
 
 def _on_other_networks(tasks: dict) -> list[str]:
-    better, worse, level, unknown = [], [], [], []
+    level = "the same within the intervals"
+    kinds: dict[str, list[str]] = {"lower": [], "higher": [], level: [], "unknown": []}
     for name, task in tasks.items():
         other, ours = best_other(task), task["models"]["operator"]["nrmse"]
         theirs = task["models"][other]["nrmse"] if other else {}
-        if not other or None in (*ours.values(), *theirs.values()):
-            unknown.append(name)
-            continue
-        apart = ours["high"] < theirs["low"] or theirs["high"] < ours["low"]
-        group = level if not apart else better if ours["value"] < theirs["value"] else worse
-        group.append(f"{name} ({figures.NAMES[other]})")
-    parts = [f"{words} on {_listed(names)}" for words, names in
-             (("lower", better), ("higher", worse), ("the same within the intervals", level)) if names]
-    out = [f"Beside the better of FNO and U-Net its error is {'; '.join(parts)}."] if parts else []
-    if unknown:
-        where = "these data" if len(unknown) == len(tasks) else _listed(unknown)
-        out.append(f"No FNO or U-Net was trained on {where} (make bench).")
-    return out
+        kind = ("unknown" if not other or None in (*ours.values(), *theirs.values())
+                else "lower" if ours["high"] < theirs["low"] else "higher" if theirs["high"] < ours["low"]
+                else level)
+        kinds[kind].append(name if kind == "unknown" else f"{name} ({figures.NAMES[other]})")
+    unknown = kinds.pop("unknown")
+    parts = [f"{kind} on {_listed(names)}" for kind, names in kinds.items() if names]
+    where = "these data" if len(unknown) == len(tasks) else _listed(unknown)
+    return [*([f"Beside the better of FNO and U-Net its error is {'; '.join(parts)}."] if parts else []),
+            *([f"No FNO or U-Net was trained on {where} (make bench)."] if unknown else [])]
 
 
 def _on_the_codec(tasks: dict) -> list[str]:
-    floors = {name: task["models"].get("codec_floor", {}).get("nrmse", {}).get("value")
-              for name, task in tasks.items()}
-    known = {name: floor / tasks[name]["models"]["operator"]["nrmse"]["value"]
-             for name, floor in floors.items()
-             if floor is not None and tasks[name]["models"]["operator"]["nrmse"]["value"]}
-    if not known:
-        return []
-    name = max(known, key=known.get)
-    return [f"The codec's reconstruction error is at most {100 * known[name]:.2g} % of the operator's "
-            f"({name})."]
+    shares = {name: floor / ours for name, task in tasks.items() if (ours := _nrmse(task, "operator"))
+              and (floor := _nrmse(task, "codec_floor")) is not None}
+    name = max(shares, key=shares.get, default=None)
+    return [f"The codec's reconstruction error is at most {100 * shares[name]:.2g} % of the operator's "
+            f"({name})."] if name else []
 
 
 def _on_the_largest_error(tasks: dict) -> list[str]:
-    errors = {name: task["models"]["operator"]["nrmse"]["value"] for name, task in tasks.items()}
-    broken, out = [name for name, value in errors.items() if value is None], []
-    if broken:
-        out.append(f"On {_listed(broken)} the prediction is not finite or the error undefined.")
-    if len(broken) < len(errors):
-        name = max((name for name in errors if name not in broken), key=errors.get)
-        row, task = tasks[name]["models"]["operator"], tasks[name]
-        entry, growth, by_field = row["nrmse"], row["error_growth"], row.get("nrmse_by_field", [])
-        text = f"The largest error is on {name}: nRMSE {number(entry['value'])}"
-        text += f" ({number(entry['low'])} to {number(entry['high'])})"
+    errors = {name: _nrmse(task, "operator") for name, task in tasks.items()}
+    broken = [name for name, value in errors.items() if value is None]
+    out = [f"On {_listed(broken)} the prediction is not finite or the error undefined."] if broken else []
+    name = max((name for name in errors if name not in broken), key=errors.get, default=None)
+    if name:
+        row = tasks[name]["models"]["operator"]
+        low, high, by_field = row["nrmse"]["low"], row["nrmse"]["high"], row.get("nrmse_by_field", [])
+        first, last = row["error_growth"][0], row["error_growth"][-1]
+        text = (f"The largest error is on {name}: nRMSE {number(errors[name])} ({number(low)} to "
+                f"{number(high)})")
         if len(by_field) > 1 and None not in by_field:
-            text += f", most of it in {task['fields'][int(np.argmax(by_field))]}"
-        if len(growth) > 1 and None not in (growth[0], growth[-1]):
-            text += (f", from {number(growth[0])} at the first to {number(growth[-1])} at the last predicted "
-                     "frame")
+            text += f", most of it in {tasks[name]['fields'][int(np.argmax(by_field))]}"
+        if len(row["error_growth"]) > 1 and None not in (first, last):
+            text += f", from {number(first)} at the first to {number(last)} at the last predicted frame"
         out.append(text + ".")
     return out
 
@@ -161,7 +150,7 @@ def overview(results: dict) -> str:
     rows = []
     for name, task in results["tasks"].items():
         models, text, (kind, shares) = task["models"], html.escape(name), network_share(task)
-        base, other, trivial = models.get("base", {}), best_other(task), baseline(task)
+        base, other, trivial = models.get("base", {}), best_other(task), trivial_of(task)
         share = f"<span>{SHARE[kind].format(*map(number, shares))}</span>"
         share += f"<small>{number(shares[1])} – {number(shares[2])} %</small>" if shares else ""
         beside = f"{cell(models[other]['nrmse'])}<i>{_origin(other, models[other])}</i>" if other else (

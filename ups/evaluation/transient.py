@@ -12,8 +12,15 @@ from torch import Tensor
 from ups.config import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, milliseconds_per_state, one_step, rollouts
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Scores, bootstrap, entry
-from ups.metrics.pairs import bootstrap_pairs, distance_matrix, exchange_floor, pairing
+from ups.metrics.intervals import (
+    Scores,
+    bootstrap,
+    bootstrap_pairs,
+    distance_matrix,
+    entry,
+    exchange_floor,
+    pairing,
+)
 
 WINDOWS = 512          # for scores of one step; 192 gave one model spread over skill from 0.76 to 0.94
 STARTS = (0, 1, 4, 16)  # first frames of the bins in which scores of one step are reported
@@ -42,9 +49,8 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
     scores, shown, models = {}, {}, {}
     for model in ensembles.names:
-        members = reference
-        if model != "operator":
-            members = rollouts(ensembles, model, rows, num_frames, settings.members)
+        members = (reference if model == "operator" else
+                   rollouts(ensembles, model, rows, num_frames, settings.members))
         scores[model] = score_ensemble(members, u_ref, task.boundary, reference[:, 0])
         milliseconds, evaluations = milliseconds_per_state(ensembles, model, TIMED_STATES)
         models[model] = {**summarise_ensemble(scores[model], count, seed, times, groups),
@@ -87,8 +93,8 @@ def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_boot
     """
     source, truth, seed = ensembles.residuals, ensembles.truth, ensembles.seed
     windows = one_step(ensembles, count, num_members, ensembles.names)
-    groups, field_ref = (truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]],
-                         windows.u_ref.cpu())
+    groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
+    field_ref = windows.u_ref.cpu()
 
     def score(members: Tensor) -> Scores:
         return score_ensemble(source.decode(members).cpu(), field_ref[: len(members)], truth.task.boundary)
@@ -137,8 +143,8 @@ def check_latents(ensembles: Ensembles, windows: Windows, models: dict[str, dict
     """Energy distances of draws from the truth (into `models`), what chance leaves of one, how much farther
     the students are than 1.1 times the corrector, and how closely whatever was distilled or trained on the
     same noise follows it."""
-    seed, unit = (ensembles.seed,
-                  ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5)
+    seed = ensembles.seed
+    unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
     truth = windows.truth.cpu().flatten(1) / unit
     flat = {name: draws.cpu().flatten(2) / unit for name, draws in windows.draws.items()}
     distances = {model: distance_matrix(draws[:, :PAIRED], truth) for model, draws in flat.items()}
@@ -158,11 +164,11 @@ def check_latents(ensembles: Ensembles, windows: Windows, models: dict[str, dict
 def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[str, Any]:
     """How many of a few members leave the range of their start by BLOWN_UP, or are not finite, in
     `num_frames` frames."""
-    blown_up, rows = {}, rows[:LONG_ROWS]
-    start = ensembles.truth.frames(rows, 0, 1).abs().flatten(1).amax(1)
-    for model in ["operator", *[name for name in ensembles.names if name not in CHEAP]]:
-        u = rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS)
-        blown_up[model] = int((~(u.abs().flatten(2).amax(2) <= BLOWN_UP * start[:, None])).sum())
+    rows = rows[:LONG_ROWS]
+    limit = BLOWN_UP * ensembles.truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
+    u = {model: rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS).abs().flatten(2).amax(2)
+         for model in ensembles.names if model == "operator" or model not in CHEAP}
+    blown_up = {model: int((~(largest <= limit)).sum()) for model, largest in u.items()}
     return {"frames": num_frames, "members": len(rows) * LONG_MEMBERS, "blown_up": blown_up}
 
 
@@ -171,12 +177,10 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
 
 def setting_of(settings: TaskConfig, is_hidden: bool) -> str:
     """Why the next state of this task is uncertain, in words."""
-    words = []
-    if is_hidden:
-        words.append(f"the parameter (one of {', '.join(f'{value:g}' for value in settings.parameters)}) is "
-                     "hidden")
-    if settings.dim:
-        words.append(f"patches of {settings.patch} cells are cut to {settings.dim} numbers")
+    values = ", ".join(f"{value:g}" for value in settings.parameters)
+    words = [*([f"the parameter (one of {values}) is hidden"] if is_hidden else []),
+             *([f"patches of {settings.patch} cells are cut to {settings.dim} numbers"]
+               if settings.dim else [])]
     return (" and ".join(words) or "everything is observed") + f"; {settings.history} frame(s) are given"
 
 
@@ -190,7 +194,8 @@ def words_of(entry: dict[str, Any]) -> list[str]:
         return in_words(top / bottom if top is not None and bottom else None)
 
     teacher = models["corrector"]
-    starts = ", ".join(f"{in_words(row['ssr']['value'], 2)} from {frames_of(row)}"
+    starts = ", ".join(f"{in_words(row['ssr']['value'], 2)} from " + (
+        f"frame {row['first']}" if row["first"] == row["last"] else f"frames {row['first']} to {row['last']}")
                        for row in teacher["one_step"]["by_start"])
     leads = [value for value in teacher["ssr_by_lead"] if value is not None] or [None]
     out = [f"Setting: {entry['setting']}. {entry['num_trajectories']} {entry['split']} trajectories of as "
@@ -202,25 +207,18 @@ def words_of(entry: dict[str, Any]) -> list[str]:
            f"{ratio('corrector', 'dressed_conditional', 'energy_score')} times a conditional Gaussian's. Its "
            f"spread over its error (1 is calibrated) is, one step ahead, {starts}; over the leads of a "
            f"rollout {in_words(min(leads), 2)} to {in_words(max(leads), 2)}."]
-    for student, words in STUDENTS.items():
-        if student in models:
-            faster = teacher["ms_per_state"] / models[student]["ms_per_state"]
-            out.append(f"What the student adds over its teacher, with {words} for "
-                       f"{teacher['evaluations_per_state']:.0f}: it is {faster:.1f} times faster per state, "
-                       f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the "
-                       f"CRPS and {ratio(student, 'corrector', 'energy_score')} times the energy score.")
+    out += [f"What the student adds over its teacher, with {words} for "
+            f"{teacher['evaluations_per_state']:.0f}: it is "
+            f"{teacher['ms_per_state'] / models[student]['ms_per_state']:.1f} times faster per state, "
+            f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the "
+            f"CRPS and {ratio(student, 'corrector', 'energy_score')} times the energy score."
+            for student, words in STUDENTS.items() if student in models]
     if {"rival", "student_1"} <= models.keys():
         out.append("The same network trained by scores, without a teacher, has "
                    f"{ratio('rival', 'student_1', 'crps')} times the CRPS and "
                    f"{ratio('rival', 'student_1', 'energy_score')} times the energy score of the student's "
                    "single evaluation.")
     return out
-
-
-def frames_of(row: dict[str, Any]) -> str:
-    """The first frames of a row of "by_start", in words."""
-    return (f"frame {row['first']}" if row["first"] == row["last"] else f"frames {row['first']} to "
-                                                                        f"{row['last']}")
 
 
 def in_words(value: float | None, digits: int = 3) -> str:

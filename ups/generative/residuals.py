@@ -12,7 +12,7 @@ solution of a diffusion equation with a positive source is positive, and where l
 by factors: hence the logarithm. The conditional mean and scale of ups/generative/corrector.py and a diffusion
 do the rest, from certainty to the spread of all solutions. A fully observed steady equation has one answer,
 so calibration is judged on partial observations of a task whose exact posterior is known
-(ups/evaluation/posterior.py).
+(ups/evaluation/steady.py).
 """
 
 from __future__ import annotations

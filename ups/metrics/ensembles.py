@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.metrics import pairs
 from ups.metrics.errors import check_shapes, rmse, shown_leads
 from ups.metrics.intervals import (
     CHUNK,
@@ -36,6 +35,7 @@ from ups.metrics.intervals import (
     entry,
     number,
     numbers,
+    rank_evenness,
     ratio,
     summarise,
 )
@@ -127,10 +127,9 @@ def coverage(counts: Tensor, level: float) -> Tensor:
 def _ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
     """rank_histogram whose tie-breaking is seeded by each frame's truth, so that it does not depend on the
     batch."""
-    counts = []
-    for x, y in zip(members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1), strict=True):
-        generator = torch.Generator().manual_seed(zlib.crc32(y.cpu().contiguous().numpy().tobytes()))
-        counts.append(rank_histogram(x[None, :, None], y[None, None], generator, stride))
+    counts = [rank_histogram(x[None, :, None], y[None, None], torch.Generator().manual_seed(
+                  zlib.crc32(y.cpu().contiguous().numpy().tobytes())), stride)
+              for x, y in zip(members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1), strict=True)]
     return torch.cat(counts).reshape(*u_ref.shape[:2], -1)
 
 
@@ -261,12 +260,9 @@ def _root_by_lead(squares: Tensor) -> Moments:
     return squares.flatten(1), lambda mean: mean.unflatten(1, (-1, num_fields)).sqrt().mean(2)
 
 
-def _ranked(scores: Scores) -> Tensor:
-    return scores["ranks"].sum(1)
-
-
-def _covered(level: float, scores: Scores, _: Any) -> Moments:
-    return _ranked(scores), lambda mean: coverage(mean, level)
+def _of_ranks(statistic: Callable[[Tensor], Tensor]) -> Any:
+    """Moments of a statistic of the counts of ranks over all leads."""
+    return lambda scores, _: (scores["ranks"].sum(1), statistic)
 
 
 ENSEMBLES = (
@@ -287,9 +283,9 @@ ENSEMBLES = (
            lambda scores, _: _calibration(scores, False), best=1.0),
     *[Metric(f"coverage_{100 * level:.0f}", f"coverage, {100 * level:.0f} %",
              f"share of truths in the central {100 * level:.0f} % interval, exact for finite M",
-             partial(_covered, level), best=level) for level in LEVELS],
+             _of_ranks(partial(coverage, level=level)), best=level) for level in LEVELS],
     Metric("outlier_share", "outliers / expected", "share of truths outside the ensemble over 2/(M+1)",
-           lambda scores, _: (_ranked(scores), outlier_share), best=1.0),
+           _of_ranks(outlier_share), best=1.0),
     Metric("rank_ratio", "rank ratio", "unevenness of the rank histogram (Candille and Talagrand); 1 is flat",
            best=1.0),
     Metric("spectrum_error", "spectrum error",
@@ -312,7 +308,7 @@ ENSEMBLES = (
            plain=lambda scores: scores["ranks"].shape[2] - 1, best=None),
     Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
     Metric("spread_skill_bins", plain=lambda scores: spread_skill_bins(scores["spread_bins"].sum(0))),
-    Metric("rank_histogram", plain=lambda scores: numbers(_ranked(scores).sum(0))),
+    Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
@@ -323,21 +319,22 @@ def summarise_ensemble(scores: Scores, num_bootstrap: int, seed: int,
     """One model's row: every metric of `ENSEMBLES`, null where not finite or undefined, and lists by lead
     (physical units).
 
-    And rank_ratio (ups.metrics.pairs.rank_evenness); coherence: leads, wavenumber (lower ends), [lead][band]
-    with truth and among members; lead_times.
+    And rank_ratio (rank_evenness); coherence: leads, wavenumber (lower ends), [lead][band] with truth and
+    among members; lead_times.
     """
     num_frames = scores["crps"].shape[1]
+    leads = shown_leads(num_frames)
     if lead_times is not None and len(lead_times) != num_frames:
         raise ValueError(f"{len(lead_times)} lead_times; expected {num_frames}, one per predicted frame, in "
                          "summarise_ensemble. Cut the context frames from them.")
-    out = summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups)
-    out["lead_times"] = None if lead_times is None else [number(float(time)) for time in lead_times]
-    out["rank_ratio"] = entry(pairs.rank_evenness(scores["ranks"], num_bootstrap, seed, groups))
-    leads = shown_leads(num_frames)
-    out["coherence"] = {"leads": leads, "wavenumber": [2**j for j in range(scores["coherence"].shape[3])]}
-    for label, name in (("truth", "coherence"), ("members", "coherence_members")):
-        out["coherence"][label] = numbers(scores[name][:, leads].nanmean((0, 2)))
-    return out
+    mean = {label: scores[name][:, leads].nanmean((0, 2))
+            for label, name in (("truth", "coherence"), ("members", "coherence_members"))}
+    return {**summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups),
+            "lead_times": None if lead_times is None else [number(float(time)) for time in lead_times],
+            "rank_ratio": entry(rank_evenness(scores["ranks"], num_bootstrap, seed, groups)),
+            "coherence": {"leads": leads,
+                          "wavenumber": [2**j for j in range(scores["coherence"].shape[3])],
+                          **{label: numbers(value) for label, value in mean.items()}}}
 
 
 def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed: int,

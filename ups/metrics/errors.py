@@ -47,10 +47,14 @@ def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:
                          "frames from both.")
 
 
+def _error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
+    check_shapes(u_pred, u_ref)
+    return u_pred.double() - u_ref.double()
+
+
 def rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """sqrt(<e^2>_x) -> (n, T, C). PDEBench's RMSE is its mean over n, T and C."""
-    check_shapes(u_pred, u_ref)
-    return rms(u_pred.double() - u_ref.double())
+    return rms(_error(u_pred, u_ref))
 
 
 def nrmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -82,14 +86,12 @@ def nrmse_pooled(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 
 def bias(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """<e>_x -> (n, T, C): error of the conserved mean. PDEBench's cRMSE is mean_TC sqrt(mean_n bias^2)."""
-    check_shapes(u_pred, u_ref)
-    return (u_pred.double() - u_ref.double()).mean(space_axes(u_ref))
+    return _error(u_pred, u_ref).mean(space_axes(u_ref))
 
 
 def max_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """max_x |e| -> (n, T, C). PDEBench's Max is mean_TC max_n of it."""
-    check_shapes(u_pred, u_ref)
-    return (u_pred.double() - u_ref.double()).abs().amax(space_axes(u_ref))
+    return _error(u_pred, u_ref).abs().amax(space_axes(u_ref))
 
 
 def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -100,14 +102,11 @@ def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     channels before the root: theirs is sqrt(sum_c ours^2), which we do not follow because it grows with the
     number of channels.
     """
-    check_shapes(u_pred, u_ref)
-    squared = (u_pred.double() - u_ref.double()).square()
-    total, cells = torch.zeros(squared.shape[:3], dtype=torch.float64, device=squared.device), 0
-    for axis in space_axes(squared):
-        faces = squared.index_select(axis, torch.tensor([0, squared.shape[axis] - 1], device=squared.device))
-        total = total + faces.sum(space_axes(faces))
-        cells += math.prod(faces.shape[3:])
-    return (total / cells).sqrt()
+    squared = _error(u_pred, u_ref).square()
+    ends = torch.tensor([0, -1], device=squared.device)
+    faces = [squared.index_select(axis, ends % squared.shape[axis]) for axis in space_axes(squared)]
+    total = sum(face.sum(space_axes(face)) for face in faces)
+    return (total / sum(math.prod(face.shape[3:]) for face in faces)).sqrt()
 
 
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -160,9 +159,9 @@ def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tens
               "brmse": boundary_rmse(u_pred, u_ref), "shells": error_shells(u_pred - u_ref)}
     errors = {name: value.masked_fill(bad.reshape(*bad.shape, *[1] * (value.ndim - 3)), torch.inf)
               for name, value in errors.items()}
-    values = correlation(u_pred, u_ref).masked_fill(bad.any(2), -1.0)
     spectrum = energy_spectrum(u_pred[:, leads], boundary).masked_fill(bad[:, leads, :, None], torch.inf)
-    return {**errors, "ref_rms": rms(u_ref), "correlation": values, "spectrum_pred": spectrum,
+    return {**errors, "ref_rms": rms(u_ref), "spectrum_pred": spectrum,
+            "correlation": correlation(u_pred, u_ref).masked_fill(bad.any(2), -1.0),
             "spectrum_ref": energy_spectrum(u_ref[:, leads], boundary),
             "nonfinite": bad.flatten(1).any(1).double()}
 
@@ -186,24 +185,23 @@ def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
     return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
 
 
-def nrmse_per_trajectory(scores: dict[str, Tensor]) -> Tensor:
-    """PDEBench's nRMSE of each trajectory, mean over time and channel -> (n,); to find the median and the
-    worst one."""
-    return ratio(scores["rmse"], scores["ref_rms"]).nanmean((1, 2))
-
-
 def relative(scores: Scores) -> Tensor:
     """nRMSE per frame and field (n, T, C)."""
     return ratio(scores["rmse"], scores["ref_rms"])
 
 
-def _squares(scores: Scores) -> tuple[Tensor, Tensor]:
-    return scores["rmse"].square().flatten(1), scores["ref_rms"].square().flatten(1)
+def nrmse_per_trajectory(scores: Scores) -> Tensor:
+    """PDEBench's nRMSE of each trajectory, mean over time and channel -> (n,); to find the median and the
+    worst one."""
+    return relative(scores).nanmean((1, 2))
+
+
+def _squares(scores: Scores) -> list[Tensor]:
+    return [scores[name].square().flatten(1) for name in ("rmse", "ref_rms")]
 
 
 def _global(scores: Scores, _: Any) -> Moments:
-    error, reference = (part.sum(1) for part in _squares(scores))
-    return defined_mean(ratio(error, reference).sqrt()[:, None])
+    return defined_mean(ratio(*(part.sum(1) for part in _squares(scores))).sqrt()[:, None])
 
 
 def _pooled(scores: Scores, _: Any) -> Moments:
@@ -222,11 +220,6 @@ def _correlated(scores: Scores, lead_times: Any) -> Moments | None:
     return plain_mean(correlation_time(values, lead_times)[:, None]) if values.shape[1] > 1 else None
 
 
-def _largest(scores: Scores) -> dict[str, float | None]:
-    """The bootstrap of a maximum is not consistent: no interval."""
-    return {"value": number(scores["max_error"].amax(0).mean()), "low": None, "high": None}
-
-
 ERRORS = (
     Metric("nrmse", "nRMSE",
            "RMS error over RMS of the truth per frame and field, mean over frames, fields, trajectories "
@@ -242,7 +235,8 @@ ERRORS = (
            lambda scores, _: root_mean(scores["bias"].square())),
     Metric("max_error", "max error",
            "largest error over cells and trajectories, mean over frames and fields; no interval",
-           plain=_largest),
+           plain=lambda scores: {"value": number(scores["max_error"].amax(0).mean()), "low": None,
+                                 "high": None}),   # the bootstrap of a maximum is not consistent
     Metric("brmse", "boundary RMSE", "RMS error in the outermost cells", lambda scores,
            _: plain_mean(scores["brmse"])),
     Metric("frmse_low", "Fourier RMSE, low", f"error of wave numbers below {LOW}",
@@ -264,25 +258,17 @@ ERRORS = (
 ERROR = {metric.name: metric for metric in ERRORS}
 
 
-def legacy_factor(num_predicted: int, num_context: int) -> float:
-    """T / (T + context): PDEBench's published tables average over the context frames too, whose error is zero
-    (its issue 41).
-
-    Every metric that is averaged over time last shrinks by this factor.
-    """
-    return num_predicted / (num_predicted + num_context)
-
-
 def summarise_errors(scores: Scores, num_bootstrap: int, seed: int, lead_times: Tensor | None = None,
                      legacy_context: int = 0, groups: Tensor | None = None) -> dict[str, Any]:
     """One model's row of results.json: every metric of `ERRORS`.
 
-    lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, which counts so many perfect
-    context frames.
+    lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, times T / (T + context):
+    PDEBench's published tables average over the context frames too, whose error is zero (its issue 41).
     """
     out = summarise(ERRORS, scores, num_bootstrap, seed, lead_times, groups)
     if legacy_context:
-        factor = legacy_factor(scores["rmse"].shape[1], legacy_context)
+        num_frames = scores["rmse"].shape[1]
+        factor = num_frames / (num_frames + legacy_context)
         out["nrmse_legacy"] = {end: None if value is None else number(value * factor)
                                for end, value in out["nrmse"].items()}
     return out
@@ -292,8 +278,7 @@ def summarise_spectra(scores: dict[str, Scores]) -> dict[str, Any]:
     """Mean energy spectra of the truth and of each model: leads, wavenumber and name ->
     [lead][field][shell]."""
     first = next(iter(scores.values()))
-    series = {"truth": first["spectrum_ref"],
-              **{name: value["spectrum_pred"] for name, value in scores.items()}}
     return {"leads": shown_leads(first["rmse"].shape[1]),
             "wavenumber": list(range(first["spectrum_ref"].shape[3])),
-            **{name: numbers(values.mean(0)) for name, values in series.items()}}
+            "truth": numbers(first["spectrum_ref"].mean(0)),
+            **{name: numbers(value["spectrum_pred"].mean(0)) for name, value in scores.items()}}

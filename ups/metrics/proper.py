@@ -1,4 +1,4 @@
-"""Proper scores of an ensemble, to judge and to train by: least in the mean for members drawn as the truth is.
+"""Proper scores of an ensemble, to judge and to train by: least in the mean for members drawn as the truth.
 
 As precise as their arguments (judges pass float64), and differentiable.
 """
