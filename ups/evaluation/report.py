@@ -342,9 +342,9 @@ def write_report(results: dict, samples: dict[str, list[dict]], history: list[di
     parts = [f"<section id=summary><h2>Summary</h2>{summary.verdicts(results)}<p "
              f"class=verdict>{html.escape(summary.verdict(results))}</p>{summary.overview(results)}<p "
              "class=note>nRMSE and error of the mean (cRMSE): means over trajectories with 95 % bootstrap "
-             "intervals. What the network takes off is judged on the same trajectories; a tie: the interval holds zero. Context "
-             "frames are given to every model and are not scored. FNO and U-Net had the training time that "
-             "is named, on the task alone.</p></section>"]
+             "intervals. What the network takes off is judged on the same trajectories; a tie: the "
+             "interval holds zero. Context frames are given to every model and are not scored. FNO and "
+             "U-Net had the training time that is named, on the task alone.</p></section>"]
     parts += [_task_section(name, task, samples.get(name, []), draw)
               for name, task in results["tasks"].items()]
     parts += [f'<section id="{html.escape(title)}"><h2>{html.escape(title)}</h2>{body}</section>'
