@@ -13,7 +13,7 @@ import torch
 from test_report import example, task_entry, waves
 
 from ups.config import load_config
-from ups.evaluation import report
+from ups.evaluation import report, summary
 from ups.evaluation.gates import check_gates, check_verdicts, gate, point
 from ups.evaluation.steady import pool, pool_spread
 from ups.metrics import ensembles as probabilistic
@@ -167,7 +167,7 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     assert [row["passed"] for row in gates] == [False] * 5   # finite twice, against persistence and base, the limit
     results |= {"gates": gates, "verdicts": check_verdicts(results)}
     assert not results["verdicts"]["advection1d"]["usable"]
-    assert "not finite" in report.verdict(results) and "5 of 5 gates fail" in report.verdict(results)
+    assert "not finite" in summary.verdict(results) and "5 of 5 gates fail" in summary.verdict(results)
     report.validate_results(results)
 
 
