@@ -15,8 +15,6 @@ Expected (configs/small.yaml): pair error (1 is another draw, 2 an unrelated one
 compares the draws.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -15,8 +15,6 @@ Expected (configs/small.yaml): a loss well below 1 (1 is a Gaussian of the right
 report.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from ups.data.schedule import Batch

@@ -13,8 +13,6 @@ model.safetensors, done.json.
 Expected (configs/small.yaml): validation nRMSE and the gates are in the report; README states the numbers.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor

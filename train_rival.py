@@ -14,8 +14,6 @@ Expected (configs/small.yaml): CRPS and energy score some 3 % above the student'
 compares the draws.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from ups.data.schedule import Batch

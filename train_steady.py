@@ -13,8 +13,6 @@ Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors (with the
 Expected (configs/small.yaml): the report compares its draws with exact ones.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from ups.data.schedule import Batch

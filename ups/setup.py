@@ -1,7 +1,5 @@
 """What every training script begins with: its configuration, its caches and its run."""
 
-from __future__ import annotations
-
 from ups.chain import STAGES, parents_of
 from ups.config import Config, parse_arguments
 from ups.data.cache import Cache, open_cache

@@ -4,8 +4,6 @@ Dense matrices on purpose: axes of tokens and cells are short (16 to 1024), and 
 modes that are kept is faster than a transform of all of them, on CPU and on GPU, and works in bf16.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -133,7 +133,7 @@ class Corrector(nn.Module):
     def whiten(self, r: Tensor, condition: Condition) -> Tensor:
         """r (batch, *tokens, dim), latent units, to r~."""
         head = self.heads[condition.name]
-        return (r - head.r_mean) / head.r_std * torch.exp(-condition.log_scale) - condition.mean
+        return _whitened((r - head.r_mean) / head.r_std, condition.mean, condition.log_scale)
 
     def shown(self, name: str, drawn: Drawn) -> tuple[Tensor, Condition]:
         """(r~, its condition) of residuals, tokens and facts of task `name`."""
@@ -171,7 +171,7 @@ def gaussian_nll(r: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
     0.5 (r e^{-h} - m)^2 + h; r in units of its marginal standard deviation. r e^{-h} - m is the whitened
     residual.
     """
-    return (0.5 * (r * torch.exp(-log_scale) - mean).square() + log_scale).flatten(1).mean(1)
+    return (0.5 * _whitened(r, mean, log_scale).square() + log_scale).flatten(1).mean(1)
 
 
 def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequence[Drawn], steps: int,
@@ -185,9 +185,8 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
     residual, the latter's standard error, its largest_std and kurtosis, and nll of validation.
     """
     probe = [draw(-1 - i) for i in range(16)]
-    r, tokens = torch.cat([p[0] for p in probe]).flatten(0, -2), torch.cat([p[1]
-                                                                            for p in probe]).flatten(0, -2)
-    std, size_train = r.std(0), torch.cat([_log_size(p[0]) for p in probe])
+    r, tokens = (torch.cat(parts).flatten(0, -2) for parts in list(zip(*probe, strict=True))[:2])
+    std, size_train = r.std(0), torch.cat([_log_size(r) for r, _, _ in probe])
     head.r_mean.copy_(r.mean(0))
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
@@ -209,30 +208,30 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
     ema.write(ema.averages)
     fitted.requires_grad_(False)
     with torch.no_grad():
-        white = torch.cat([_whitened(head, *part) for part in (draw(-1 - i) for i in range(16))])
+        white = torch.cat([_whitened(*_gaussian(head, *draw(-1 - i))) for i in range(16)])
         # the last word on the scale: unit variance per coefficient on training residuals
         factor = white.flatten(0, -2).std(0).clamp_min(1e-6)
         head.r_std.mul_(factor)
-        bias = head.gaussian_out.bias[: len(factor)]
         head.gaussian_out.weight[: len(factor)].div_(factor[:, None])
-        bias.div_(factor)
+        head.gaussian_out.bias[: len(factor)].div_(factor)
         white = white / factor
         head.largest_std.copy_(largest_mode(white))
-        val = torch.cat([_whitened(head, *part) for part in validation])
-        squares = val.square().flatten(1).mean(1)
-        val_error = (squares.var() / min(len(squares), num_rows[1])).sqrt() / (2 * val.std())
-        rms_val = torch.cat([part[0] for part in validation]).square().mean().sqrt()
-        size_val = torch.cat([_log_size(part[0]) for part in validation])
-        ratio = (size_train.mean() - size_val.mean()).exp()
-        error = (size_train.var() / min(len(size_train), num_rows[0]) + size_val.var()
-                 / min(len(size_val), num_rows[1])).sqrt()
-        nll = torch.cat([gaussian_nll(*_gaussian(head, *part))
-                         for part in validation]).mean() + factor.log().mean()
-    kurtosis = white.pow(4).mean() / white.var() ** 2 - 3
-    return {"ratio": float(ratio), "ratio_error": float(error), "nll": float(nll),
-            "std_train": float(white.std()),
-            "std_val": float(val.std()), "std_val_error": float(val_error),
-            "largest_std": float(head.largest_std), "kurtosis": float(kurtosis), "rms_val": float(rms_val)}
+        held_out = [_gaussian(head, *part) for part in validation]
+        val, r_val = torch.cat([_whitened(*part) for part in held_out]), [r for r, _, _ in validation]
+        size_val, squares = torch.cat([_log_size(r) for r in r_val]), val.square().flatten(1).mean(1)
+        nll = torch.cat([gaussian_nll(*part) for part in held_out]).mean() + factor.log().mean()
+
+    def variance_of_mean(rows: Tensor, num: int) -> Tensor:
+        """Rows of one trajectory are not independent of each other."""
+        return rows.var() / min(len(rows), num)
+
+    error = (variance_of_mean(size_train, num_rows[0]) + variance_of_mean(size_val, num_rows[1])).sqrt()
+    facts = {"ratio": (size_train.mean() - size_val.mean()).exp(), "ratio_error": error, "nll": nll,
+             "std_train": white.std(), "std_val": val.std(),
+             "std_val_error": variance_of_mean(squares, num_rows[1]).sqrt() / (2 * val.std()),
+             "largest_std": head.largest_std, "kurtosis": white.pow(4).mean() / white.var() ** 2 - 3,
+             "rms_val": torch.cat(r_val).square().mean().sqrt()}
+    return {name: float(value) for name, value in facts.items()}
 
 
 def _log_size(r: Tensor) -> Tensor:
@@ -246,8 +245,7 @@ def _gaussian(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> 
             *head.predict_gaussian((tokens - head.c_mean) / head.c_std, facts))
 
 
-def _whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> Tensor:
-    r, mean, log_scale = _gaussian(head, r, tokens, facts)
+def _whitened(r: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
     return r * torch.exp(-log_scale) - mean
 
 

@@ -12,8 +12,6 @@ Euler or Heun in sigma lose or add 5 to 12 % (reference: table in docs/results.m
 (x (batch, ...), angle (batch,)) -> (batch, ...), conditions bound beforehand.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

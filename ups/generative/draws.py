@@ -10,10 +10,9 @@ A finished stage's folder is enough: the conditional mean and scale are in all o
 mid_angle in their config.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,40 +28,27 @@ from ups.models.rollout import conserve, ensemble_rollout, member_noise
 
 STATES = 512          # states in one call of a network
 
-# (network, conditions, noise, second noise) -> r~
-Draw = Callable[[Corrector, Condition, Tensor, Tensor], Tensor]
-
-
-def _diffuse(network: Corrector, condition: Condition, noise: Tensor, second: Tensor,
-             num_steps: int = 0) -> Tensor:
-    return sample(network.velocity(condition), noise, num_steps or network.description["sampler_steps"])
-
-
-def _once(network: Corrector, condition: Condition, noise: Tensor, second: Tensor) -> Tensor:
-    return sample_student(network.velocity(condition), noise)
-
-
-def _twice(network: Corrector, condition: Condition, noise: Tensor, second: Tensor) -> Tensor:
-    return sample_student(network.velocity(condition), noise, network.description["mid_angle"], second)
-
-
-WAYS: dict[str, tuple[str, Draw]] = {   # name: (stage, draw)
-    "rival": ("rival", _once), "corrector": ("diffusion", _diffuse), "student_1": ("consistency", _once),
-    "student_2": ("consistency", _twice), "prior": ("steady", _diffuse),
+WAYS = {   # name: (stage, evaluations of a student; 0: the probability flow of a diffusion)
+    "rival": ("rival", 1), "corrector": ("diffusion", 0), "student_1": ("consistency", 1),
+    "student_2": ("consistency", 2), "prior": ("steady", 0),
 }
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A network and how it draws. num_steps (of corrector and prior): of the midpoint rule, 0: as it was
-    trained for."""
+    """A network and how it draws: evaluations as in `WAYS`."""
 
     network: Corrector
-    draw: Draw
+    evaluations: int
 
-    def whitened(self, condition: Condition, noise: Tensor, second: Tensor, **options: int) -> Tensor:
-        """r~ (batch, *tokens, dim) from two noises of that shape."""
-        return self.draw(self.network, condition, noise, second, **options)
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor, num_steps: int = 0) -> Tensor:
+        """r~ (batch, *tokens, dim) from two noises of that shape. num_steps (of corrector and prior): of the
+        midpoint rule, 0: as it was trained for."""
+        velocity, facts = self.network.velocity(condition), self.network.description
+        if self.evaluations == 0:
+            return sample(velocity, noise, num_steps or facts["sampler_steps"])
+        return sample_student(velocity, noise, facts.get("mid_angle", 0.0),
+                              second if self.evaluations == 2 else None)
 
     def residual(self, name: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
         """r (batch, *tokens, dim), latent units, of task `name` under raw conditions as `predict` gives
@@ -73,8 +59,8 @@ class Sampler:
 
 def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "cpu") -> Sampler:
     """The way `name` (of WAYS) from its finished stage in the folder of a run. Raises as `load_corrector`."""
-    stage, draw = WAYS[name]
-    return Sampler(load_corrector(Path(run_dir) / stage, device), draw)
+    stage, evaluations = WAYS[name]
+    return Sampler(load_corrector(Path(run_dir) / stage, device), evaluations)
 
 
 @torch.no_grad()
@@ -108,19 +94,14 @@ def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, pa
     """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or
     more, *tokens, dim); parameters (batch, P) raw. A function of seed and row (its number in `names`),
     whatever the batch holds."""
-    states, parts, rows = StateConditions(operator, name), [], torch.arange(len(z))
+    states, rows = StateConditions(operator, name), torch.arange(len(z))
     shape = (*z.shape[2:-1], states.description["dim"])
     numbers = rows if names is None else torch.as_tensor(names)
-    for some in rows.split(max(1, STATES // num_members)):
-        def noise_of(lead: int, some: Tensor = some) -> tuple[Tensor, Tensor]:
-            return two_noises(shape, seed, numbers[some], lead, num_members, states.device)
-
-        def residual(tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
-            return sampler.residual(name, tokens, facts, noise, second)
-
-        parts.append(draw_rollout(states, residual, z[some], parameters[some], num_frames, num_members,
-                                  noise_of))
-    return torch.cat(parts)
+    return torch.cat([
+        draw_rollout(states, partial(sampler.residual, name), z[some], parameters[some], num_frames,
+                     num_members, partial(two_noises, shape, seed, numbers[some], num_members=num_members,
+                                          device=states.device))
+        for some in rows.split(max(1, STATES // num_members))])
 
 
 def two_noises(shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int,

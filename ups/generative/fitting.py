@@ -1,8 +1,6 @@
 """What the stages that fit a diffusion to residuals share: the fit of their scale, noised batches, what is
 logged of them, and validation."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, NamedTuple

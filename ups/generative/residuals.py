@@ -15,8 +15,6 @@ so calibration is judged on partial observations of a task whose exact posterior
 (ups/evaluation/steady.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Protocol

@@ -13,8 +13,6 @@ others serve the second step. Knowledge distillation on ODE pairs is Luhman and 
 2412.15832).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -236,15 +234,14 @@ def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict
                     (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
                     (field.mean(1) - field_ref).square().mean() * size,
                     energy_score(states, truth).sum(),
-                    torch.tensor(float(size), device=ranks.device)]).double()
+                    r.new_tensor(size)]).double()
         return sums
 
-    out = {}
     sums = ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
-    for name, (pair, variance, crps, spread, skill, energy, count) in zip(residuals, sums, strict=True):
-        out[name] = {"pair": pair / max(variance, 1e-12), "crps": crps / count, "energy": energy / count,
-                     "spread_skill": (spread / max(skill, 1e-12)) ** 0.5}
-    return out
+    return {name: {"pair": pair / max(variance, 1e-12), "crps": crps / count, "energy": energy / count,
+                   "spread_skill": (spread / max(skill, 1e-12)) ** 0.5}
+            for name, (pair, variance, crps, spread, skill, energy, count)
+            in zip(residuals, sums, strict=True)}
 
 
 def metrics_of(found: dict[str, dict]) -> dict[str, float]:
@@ -262,12 +259,10 @@ def words_of(found: dict[str, dict]) -> str:
 def gate(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
     """Mean CRPS ratio of the tuned student if it may be kept, else None: every task must gain and none lose
     elsewhere."""
-    ratios = []
     for name, now in tuned.items():
         old = before[name]
         if not (now["crps"] <= GAIN * old["crps"]
                 and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
                 and now["energy"] <= old["energy"]):
             return None
-        ratios.append(now["crps"] / old["crps"])
-    return sum(ratios) / len(ratios)
+    return sum(now["crps"] / before[name]["crps"] for name, now in tuned.items()) / len(tuned)

@@ -9,8 +9,6 @@ attention: at equal time spectral mixing on one level measured better than a U-s
 task tried.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,12 +5,9 @@ thirty. So each candidate predicts every frame after the context of held-out tra
 nRMSE of that decides.
 """
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,11 +16,10 @@ from torch import Tensor
 from ups.data.cache import Cache
 from ups.metrics.errors import nrmse_pooled
 from ups.models.bases import BASES
-from ups.models.bases.base import Window
+from ups.models.bases.base import Samples
 from ups.models.head import TaskHead, describe_data
 from ups.models.rollout import rollout
 from ups.progress import note
-from ups.seeds import generator
 
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
@@ -58,48 +54,6 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
     if cache.input_tokenizer is not None:
         head.input_codec.load_state_dict(cache.input_tokenizer.state_dict())
     return head.to(device)
-
-
-class TrainingSamples:
-    """Windows of the training split from train_from on, as a head sees them; see
-    `ups.models.bases.base.Samples`."""
-
-    def __init__(self, head: TaskHead, cache: Cache, seed: int, budget: int = 0):
-        self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
-        self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
-        length = 1 if head.task.is_steady else head.history + 1
-        self.num_starts = max(0, cache.num_frames - self.first - length + 1)
-
-    def rows(self, value: int | None) -> Tensor:
-        """Training rows of one parameter value; all of them for None or for a task without parameters."""
-        rows = self.cache.split["train"]
-        is_one = value is not None and len(self.cache.parameter_values) > 0
-        return rows[self.cache.parameter_index[rows] == value] if is_one else rows
-
-    def count(self, value: int) -> int:
-        return len(self.rows(value)) * self.num_starts
-
-    def batches(self, count: int, size: int, value: int | None = None) -> list[Callable[[], Window]]:
-        """All rows in turn, with random starts."""
-        draw, rows = generator(self.seed, self.name, "bases"), self.rows(value)
-        rows = rows[torch.randperm(len(rows), generator=draw)[torch.arange(count) % len(rows)]]
-        starts = self.first + torch.randint(0, max(1, self.num_starts), (count,), generator=draw)
-        return [partial(self.read, rows[i : i + size], starts[i : i + size]) for i in range(0, count, size)]
-
-    def read(self, rows: Tensor, starts: Tensor) -> Window:
-        """The windows that start there."""
-        head, cache, device = self.head, self.cache, self.device
-        known = head.known(cache.parameters[rows])
-        if head.task.is_steady:
-            u_next = head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0])
-            return head.input_codec.decode(cache.inputs(rows, device)), known, u_next
-        u = head.codec.decode(cache.batch(rows, starts, head.history + 1, device))
-        return u[:, :-1], known, u[:, -1]
-
-    def at_zero(self) -> Tensor:
-        codec = self.head.codec
-        return codec.normalise(torch.zeros(codec.num_channels, *codec.space,
-                                           device=self.device)).flatten(1)[:, 0]
 
 
 @torch.no_grad()
@@ -138,7 +92,7 @@ def candidates(cache: Cache, base_steps: int, seed: int,
     window.
     """
     settings = base_settings(cache)
-    samples = TrainingSamples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
+    samples = Samples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     for kind in cache.settings.base:
         note(f"{cache.task.name}: {kind}")
         for name, base in BASES[kind].fit(samples, settings):
@@ -151,7 +105,7 @@ def candidates(cache: Cache, base_steps: int, seed: int,
 def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     """RMS over training windows of encode(u_next - base), per parameter value; the unit of the network's
     output."""
-    scales, samples = [], TrainingSamples(head, cache, seed + 1)
+    scales, samples = [], Samples(head, cache, seed + 1)
     for value in range(len(head.scale)):
         squares = []
         for read in samples.batches(4 * BATCH, BATCH, value):

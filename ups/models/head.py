@@ -1,7 +1,5 @@
 """What one task adds to the shared network, and what of its data travels with the weights."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -102,9 +100,8 @@ class TaskHead(nn.Module):
 
 def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
     """A codec of the right shape whose tensors a state_dict fills."""
-    shape = meta["shape"]
-    tensors = {name: torch.zeros(size) for name, size in shape.items()}
-    return Tokenizer.from_state(tensors, {k: v for k, v in meta.items() if k != "shape"})
+    return Tokenizer.from_state({name: torch.zeros(size) for name, size in meta["shape"].items()},
+                                {key: value for key, value in meta.items() if key != "shape"})
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -121,13 +118,13 @@ def describe_data(cache: Cache) -> dict[str, Any]:
     dt between frames (0 if steady); parameters: name -> smallest and largest value, empty where the task
     hides or has none; parameter_values of the first.
     """
-    shown = cache.parameters.unbind(1)   # none where they are hidden
-    steady = cache.input_tokenizer is not None
     return {"codec": describe_tokenizer(cache.tokenizer),
-            "input_codec": describe_tokenizer(cache.input_tokenizer) if steady else None,
+            "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer else None,
             "boundary": cache.task.boundary, "domain": list(cache.task.domain), "dt": cache.dt,
             "parameters": {name: [float(column.min()), float(column.max())]
-                           for name, column in zip(cache.task.parameters, shown, strict=False)},
+                           # none where they are hidden
+                           for name, column in zip(cache.task.parameters, cache.parameters.unbind(1),
+                                                   strict=False)},
             "parameter_values": [float(v) for v in cache.parameter_values]}
 
 
@@ -136,5 +133,5 @@ def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
     names = {"space": "grid", "fields": "fields", "positive": "logarithms", "patch": "patch", "shape": "size"}
     codecs = {"": description["codec"], "input ": description["input_codec"] or {}}
     facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
-    others = ("boundary", "domain", "dt", "parameters", "parameter_values")
-    return facts | {key: description[key] for key in others}
+    return facts | {key: description[key]
+                    for key in ("boundary", "domain", "dt", "parameters", "parameter_values")}

@@ -1,8 +1,6 @@
 """What the operator is trained on, errors relative to what its base leaves along an unrolled window; and what
 it is kept and judged by meanwhile, rollouts of held-out trajectories. Both from latents."""
 
-from __future__ import annotations
-
 import math
 
 import torch

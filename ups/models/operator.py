@@ -8,8 +8,6 @@ training windows. A base with weights is also trained on its own error, so that 
 network, and the network serves only the tasks where it helps on validation (`TaskHead.is_network_used`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,8 +1,6 @@
 """Autoregressive rollouts: a one-call model fed its own predictions, alone or as an ensemble with noise of
 its own per member."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,8 +1,6 @@
 """What each step of the operator's training sees: windows of trajectories, under a random symmetry of the
 equation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

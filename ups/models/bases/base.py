@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from ups.data.cache import Cache
 from ups.progress import note
+from ups.seeds import generator
 from ups.training.fit import fit
 
 
@@ -41,23 +44,52 @@ class Known:
 Window = tuple[Tensor, Known, Tensor]
 
 
-class Samples(Protocol):
-    """The training windows of a task as normalised fields, drawn by a seed; for a steady task coefficient and
-    solution."""
+class Samples:
+    """Windows of the training split of a task from train_from on, drawn by a seed, as normalised fields, as
+    its head (a `TaskHead`) sees them; for a steady task coefficient and solution.
 
-    name: str
-    seed: int
-    budget: int                # windows that gradient steps may see
-    device: torch.device
+    budget: windows that gradient steps may see.
+    """
+
+    def __init__(self, head: nn.Module, cache: Cache, seed: int, budget: int = 0):
+        self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
+        self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
+        length = 1 if head.task.is_steady else head.history + 1
+        self.num_starts = max(0, cache.num_frames - self.first - length + 1)
+
+    def rows(self, value: int | None) -> Tensor:
+        """Training rows of one parameter value; all of them for None or for a task without parameters."""
+        rows = self.cache.split["train"]
+        is_one = value is not None and len(self.cache.parameter_values) > 0
+        return rows[self.cache.parameter_index[rows] == value] if is_one else rows
 
     def count(self, value: int) -> int:
         """How many different windows there are of a parameter value."""
+        return len(self.rows(value)) * self.num_starts
 
     def batches(self, count: int, size: int, value: int | None = None) -> list[Callable[[], Window]]:
-        """Readers of `count` windows, `size` at a time, of one parameter value or of all."""
+        """Readers of `count` windows, `size` at a time, of one parameter value or of all: all rows in turn,
+        with random starts."""
+        draw, rows = generator(self.seed, self.name, "bases"), self.rows(value)
+        rows = rows[torch.randperm(len(rows), generator=draw)[torch.arange(count) % len(rows)]]
+        starts = self.first + torch.randint(0, max(1, self.num_starts), (count,), generator=draw)
+        return [partial(self.read, rows[i : i + size], starts[i : i + size]) for i in range(0, count, size)]
+
+    def read(self, rows: Tensor, starts: Tensor) -> Window:
+        """The windows that start there."""
+        head, cache, device = self.head, self.cache, self.device
+        known = head.known(cache.parameters[rows])
+        if head.task.is_steady:
+            u_next = head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0])
+            return head.input_codec.decode(cache.inputs(rows, device)), known, u_next
+        u = head.codec.decode(cache.batch(rows, starts, head.history + 1, device))
+        return u[:, :-1], known, u[:, -1]
 
     def at_zero(self) -> Tensor:
         """The normalised values (C,) of u = 0."""
+        codec = self.head.codec
+        return codec.normalise(torch.zeros(codec.num_channels, *codec.space,
+                                           device=self.device)).flatten(1)[:, 0]
 
 
 class Base(nn.Module):
@@ -67,7 +99,6 @@ class Base(nn.Module):
     knows_fitted_only = False   # whether it serves no other parameter values than those it was fitted on
     is_learnt = False           # whether it has weights that gradient steps train, rather than a closed form
     lr_factor = 1.0             # of the rate, once it trains beside the network
-    settings: dict[str, Any]
 
     @classmethod
     def build(cls, settings: dict[str, Any]) -> Self:

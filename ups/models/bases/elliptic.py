@@ -1,7 +1,5 @@
 """The elliptic solve: a steady task as the answer of a linear system whose coefficients are learnt."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

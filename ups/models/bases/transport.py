@@ -1,7 +1,5 @@
 """The transport kernel: what moves and mixes, fitted by gradient steps."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
