@@ -170,8 +170,7 @@ def _network(config: Config, name: str, model: ModelConfig,
     if is_operator:
         inputs = dim + (shapes["input"][-1] if task.is_steady else settings.history * dim)
     elif task.is_steady:
-        # ups/generative/steady.py: what was seen, the guess, its spread, the mask; then the noisy residual, m
-        # and h
+        # FieldConditions: what was seen, the guess, its spread, the mask; then the noisy residual, m and h
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
         inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs

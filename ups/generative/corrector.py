@@ -87,6 +87,8 @@ class CorrectorHead(nn.Module):
         for layer in (self.gaussian_out, self.out):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
+        for part in self.gaussian_parts():
+            part.requires_grad_(False)   # but while `fit_head` fits them
 
     def gaussian_parts(self) -> list[nn.Module]:
         return [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
@@ -109,9 +111,6 @@ class Corrector(nn.Module):
         self.names = [task["name"] for task in description["tasks"]]
         self.heads = nn.ModuleDict({task["name"]: CorrectorHead(task, model)
                                     for task in description["tasks"]})
-        for head in self.heads.values():
-            for part in head.gaussian_parts():
-                part.requires_grad_(False)
         self.backbone = Backbone(model)
         self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
         self.facts = nn.Sequential(nn.Linear(MAX_FACTS, model.width), nn.SiLU(),

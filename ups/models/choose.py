@@ -61,8 +61,8 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task); inf if it
     blows up."""
     rows, device = spread(cache, "val", NUM_ROLLOUTS), head.scale.device
-    u, known = head.codec.decode(cache.batch(rows, 0, cache.num_frames,
-                                             device)), head.known(cache.parameters[rows])
+    u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
+    known = head.known(cache.parameters[rows])
     given, u_ref = u[:, :context_frames], u[:, context_frames:]
     if head.task.is_steady:
         given, u_ref = head.input_codec.decode(cache.inputs(rows, device)), u
@@ -107,10 +107,9 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     output."""
     scales, samples = [], Samples(head, cache, seed + 1)
     for value in range(len(head.scale)):
-        squares = []
-        for read in samples.batches(4 * BATCH, BATCH, value):
-            u, known, u_next = read()
-            squares.append(head.codec.encode(u_next - head.base(u, known)).square().mean())
+        windows = (read() for read in samples.batches(4 * BATCH, BATCH, value))
+        squares = [head.codec.encode(u_next - head.base(u, known)).square().mean()
+                   for u, known, u_next in windows]
         scales.append(torch.stack(squares).mean().sqrt())
     # float32 rounding of a normalised field: nothing below it can be learnt
     return torch.stack(scales).clamp_min(1e-7)

@@ -78,11 +78,6 @@ class Windows:
         self.schedule = Schedule(windows, settings.train.batch_size, seed, sampling.strategy,
                                  sampling.temperature, complexity, settings.train.steps)
 
-    def calls(self, step: int) -> int:
-        """Calls of the operator in a row: one, and unroll_steps in the last share of the training."""
-        is_unrolled = step >= (1 - self.settings.unroll_fraction) * self.settings.train.steps
-        return self.settings.unroll_steps if is_unrolled else 1
-
     def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """(z shown, z_ref to predict, raw parameters) of the rows `part` of this rank's share of a batch."""
         cache, device = self.caches[batch.task], head.scale.device
@@ -93,7 +88,10 @@ class Windows:
             z, z_ref = augment(head.task, parts, symmetry)
         else:
             starts = batch.starts[part] + self.tasks[batch.task].train_from
-            window = cache.batch(rows, starts, head.history + self.calls(step) * head.bundle, device)
+            # calls of the operator in a row: one, and unroll_steps in the last share of the training
+            is_unrolled = step >= (1 - self.settings.unroll_fraction) * self.settings.train.steps
+            num_new = head.bundle * (self.settings.unroll_steps if is_unrolled else 1)
+            window = cache.batch(rows, starts, head.history + num_new, device)
             [window] = augment(head.task, [(window, head.codec)], symmetry)
             z, z_ref = window[:, : head.history], window[:, head.history :]
         return z, z_ref, cache.parameters[rows]

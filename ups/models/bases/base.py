@@ -114,9 +114,6 @@ class Base(nn.Module):
         fit of."""
         yield cls.kind, cls.build(settings)
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
-        raise NotImplementedError
-
 
 class Persistence(Base):
     """The last frame again: what every forecast is compared with."""
@@ -161,6 +158,7 @@ class Learnt(Base):
         Validation judges what that leaves.
         """
         def loss_of(step: int) -> Tensor:
+            note(f"{name}: {self.kind}, step {step + 1} of {num_steps}")
             u, known, u_next = draw(step)
             axes = tuple(range(1, u_next.ndim))
             error = (self(u, known) - u_next).square().mean(axes)
@@ -169,10 +167,5 @@ class Learnt(Base):
         def rate(step: int) -> float:
             return min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / num_steps))
 
-        def steps() -> Iterator[int]:
-            for step in range(num_steps):
-                yield step
-                note(f"{name}: {self.kind}, step {step + 1} of {num_steps}")
-
         optimizer = torch.optim.Adam([{"params": list(self.parameters()), "base_lr": self.LEARNING_RATE}])
-        fit(self, loss_of, steps(), optimizer, rate, clip_norm=1.0)
+        fit(self, loss_of, range(num_steps), optimizer, rate, clip_norm=1.0)
