@@ -1,7 +1,7 @@
 """T10: -u'' = f on an interval, f a Gaussian process seen at some points: u is then Gaussian, mean G mu, covariance G S G^T.
 
-The linear guess of ups/generative/observation.py and the production losses and sampler of the prior must find both; a prior that does
-not look at the mask must be caught.
+The linear guess of ups/generative/observation.py and the production losses and sampler of the prior must find both; a prior
+that does not look at the mask must be caught.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from ups.dry_run import print_training_plan
 from ups.training.run import Run
 
 
-def opened(documentation: str | None, stage: str) -> tuple[Config, dict[str, Cache]]:
+def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
     """The configuration of the command line and the caches that `stage` reads, by task.
 
     With --dry-run, prints the plan and ends the process. Raises ValueError where no task has trajectories for
