@@ -41,8 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     is_published, is_own = config.data.source == "published", config.data.source == "own"
 
     # -------------------------------------------------------------------------------------------------- files
-    # (task, parameter, path, bytes, generation settings, (id, md5) or None); tasks that share files name them
-    # once
+    # (task, parameter, path, bytes, generation settings or (id, md5)); tasks that share files name them once
     files = []
     for task, wanted in {get_task(name).of or name: config.task[name] for name in config.data.tasks}.items():
         spec = get_task(task)
@@ -50,20 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
         values = {value for name in readers for value in config.task[name].parameters}
         for parameter in sorted(values) or [None]:
             path = config.data_dir(task) / spec.file_for(parameter)
-            if is_own:
-                source, size = None, data_bytes(task, wanted.num_trajectories, wanted.num_frames,
-                                                wanted.resolution)
-            elif is_published:
-                source = published_file(task, parameter)[1:]
-                size = data_bytes(task, spec.num_trajectories, spec.num_frames, spec.resolution)
-            else:
-                source = generation_settings(
-                    task, f"ups {ups.__version__}", seed=config.data.seed,
-                    num_trajectories=wanted.num_trajectories,
-                    resolution=wanted.resolution, num_frames=wanted.num_frames, t_end=wanted.t_end,
-                    parameter=parameter)
-                size = data_bytes(task, wanted.num_trajectories, wanted.num_frames, wanted.resolution)
-            files.append((task, parameter, path, size, source))
+            sizes = spec if is_published else wanted
+            num_bytes = data_bytes(task, sizes.num_trajectories, sizes.num_frames, sizes.resolution)
+            source = published_file(task, parameter)[1:] if is_published else generation_settings(
+                task, f"ups {ups.__version__}", seed=config.data.seed, parameter=parameter,
+                num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
+                num_frames=wanted.num_frames, t_end=wanted.t_end)
+            files.append((task, parameter, path, num_bytes, source))
 
     # ------------------------------------------------------------------------------------------------- doctor
     if args.doctor:
@@ -75,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                                 test_fraction=config.data.test_fraction, is_own=is_own)
             for path, findings in found.items():
                 print(report(path, findings))
-                is_ill = is_ill or any(finding.severity != "info" for finding in findings)
+                is_ill |= any(finding.severity != "info" for finding in findings)
         return int(is_ill)
 
     # ------------------------------------------------------------------------------------------------ dry run

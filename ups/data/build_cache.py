@@ -57,8 +57,7 @@ def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
     except (FileNotFoundError, ValueError) as error:
         return False, str(error)
     paths = data_files(config, task_name)
-    gone = [str(path) for path in paths if not path.is_file()]
-    if gone:
+    if gone := [str(path) for path in paths if not path.is_file()]:
         return True, f"the cache is whole; the data are no longer there ({gone[0]})"
     if _identity(paths) != cache.header["files"]:
         return False, f"the data files changed since {cache.path} was built"
