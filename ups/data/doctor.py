@@ -35,8 +35,8 @@ SHOWN = 5             # indices listed per finding
 
 def examine(paths: Sequence[Path], task: str, *, val_fraction: float, test_fraction: float,
             hash_all: bool = False, is_own: bool = False) -> dict[Path, list[Finding]]:
-    """What is to be said about each of the files of one task that differ in a parameter. A file that cannot be
-    read gives one error; nothing is raised for its sake.
+    """What is to be said about each of the files of one task that differ in a parameter. A file that cannot
+    be read gives one error; nothing is raised for its sake.
 
     val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large
     files too. is_own: the user's files, whatever their names: not compared with the published ones.

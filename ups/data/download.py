@@ -110,7 +110,8 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
                 if failures > retries:
                     raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); "
                                           f"expected the file {path.name}. Check the network and run `make "
-                                          f"data` again: it continues at byte {partial.stat().st_size}.") from error
+                                          "data` again: it continues at byte "
+                                          f"{partial.stat().st_size}.") from error
                 time.sleep(min(MAX_PAUSE_S, pause_s * 2 ** (failures - 1)))
         _check(partial, path, md5, show_progress)
 

@@ -126,8 +126,8 @@ class Trajectories(Reader):
         if dataset.dtype.kind != "f" or (frames, expected, shape[first + task.ndim:]) != (
                 self.num_frames, self.space, channels):
             raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype} of shape {shape}, unlike "
-                             "the first trajectory; expected real floating-point numbers of one shape for all. "
-                             "Remove that trajectory, or download or generate the file again with `make "
+                             "the first trajectory; expected real floating-point numbers of one shape for "
+                             "all. Remove that trajectory, or download or generate the file again with `make "
                              "data`.")
         frame_bytes = math.prod(shape[first:]) * dataset.dtype.itemsize
         num_frames = max(1, min(frames, BLOCK_BYTES // frame_bytes))
