@@ -13,8 +13,6 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
     --members 16
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

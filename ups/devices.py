@@ -1,7 +1,5 @@
 """What the machine doctor asks of torch, its GPUs and two ranks, and a check's verdict."""
 
-from __future__ import annotations
-
 import os
 import socket
 import statistics

@@ -6,8 +6,6 @@ network of the stage's width and depth is run here, for a fraction of a second, 
 the rest is arithmetic.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

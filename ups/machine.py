@@ -8,8 +8,6 @@ in a process of their own, in the order of their cost, and whatever one of them 
 LIMIT_S: a broken driver can block `import torch`, and a dead file server any look at a disk.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform
@@ -44,20 +42,18 @@ def check_python() -> Verdict:
                                    f"{platform.machine()}, {cores} cores")
 
 
-def check_interfaces(environment: dict[str, str], present: Iterable[str]) -> Iterator[Verdict]:
+def check_interfaces(environment: dict[str, str], present: list[str]) -> Iterator[Verdict]:
     """Variables that steer communication. One that names a network interface which is not there hangs every
     start."""
-    present = sorted(present)
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         asked = environment.get(name, "")
         is_exact = asked.startswith("=") or name.startswith("GLOO")
-        names = [part for part in asked.lstrip("=").split(",") if part]
-        missing = [part for part in names
-                   if not any(there == part if is_exact else there.startswith(part) for there in present)]
+        missing = [part for part in asked.lstrip("=").split(",") if part
+                   and not any(there == part if is_exact else there.startswith(part) for there in present)]
         if missing and not asked.startswith("^"):
             yield Verdict("ill", "network",
                           f"{name} is {asked!r}, but there is no interface {missing[0]} (there are: "
-                          f"{', '.join(present)})",
+                          f"{', '.join(sorted(present))})",
                           f"unset {name}, or name one that is there; see docs/distributed.md")
     found = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith(VARIABLES)]
     yield Verdict("note", "variables", ", ".join(found) if found else "none set that steers communication")

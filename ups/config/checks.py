@@ -1,8 +1,6 @@
 """What a configuration may not say: impossible values and combinations, refused at once before anything is
 made."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

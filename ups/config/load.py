@@ -5,8 +5,6 @@ missing or mistyped keys and impossible combinations are errors that name the ke
 nearest spelling.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -30,10 +28,6 @@ CONFIG_OPTIONS = {"--config": {"help": "YAML overlay of configs/default.yaml"},
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be done and write nothing"}}
 
 
-class _DuplicateError(ValueError):
-    """A key written twice."""
-
-
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice in one mapping."""
 
@@ -43,8 +37,8 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
     for place, key in enumerate(keys):
         if key in keys[:place]:
             line = node.value[place][0].start_mark.line + 1
-            raise _DuplicateError(f"duplicate key {_show(key)} in {loader.name} line {line}; expected each "
-                                  "key once. Remove one of the two.")
+            raise ValueError(f"duplicate key {_show(key)} in line {line}; expected each key once. Remove one "
+                             "of the two")
     return loader.construct_mapping(node, deep=True)
 
 
@@ -60,10 +54,7 @@ def read_yaml(path: str | Path) -> dict:
                                 "with --config (CONFIG= of make): "
                                 f"{', '.join(near) or f'{path.parent} has none'}.")
     try:
-        with path.open(encoding="utf-8") as file:
-            data = yaml.load(file, _Loader)
-    except _DuplicateError:
-        raise
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # a date that is none, unhashable keys, depth
         raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that "

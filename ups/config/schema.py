@@ -4,8 +4,6 @@ The numbers are in configs/default.yaml and, of a task, in its file (ups/tasks):
 does not exist.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,10 +137,14 @@ class DdpConfig:
 
 
 @dataclass(frozen=True)
-class OperatorConfig:
+class NetworkConfig:
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
+
+
+@dataclass(frozen=True)
+class OperatorConfig(NetworkConfig):
     base_steps: int
     field_weight: float
     unroll_steps: Annotated[int, Positive]
@@ -150,10 +152,7 @@ class OperatorConfig:
 
 
 @dataclass(frozen=True)
-class SteadyConfig:
-    model: ModelConfig
-    optim: OptimConfig
-    train: TrainConfig
+class SteadyConfig(NetworkConfig):
     noises: Annotated[int, Positive]
     scale_steps: Annotated[int, Positive]
     sampler_steps: Annotated[int, Positive]

@@ -3,8 +3,6 @@
 Facts from PDEBench (Takamoto et al. 2022, arXiv 2210.07182) and its public code.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import pkgutil

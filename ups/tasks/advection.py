@@ -5,8 +5,6 @@ to 2e-2 (windowed ones) in relative L2 norm at t = 2, purely by dispersion; ours
 learnt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -11,8 +11,6 @@ psi(x) + mean u. psi lives on cell faces: (psi_{i+1} - psi_i) / dx is the exact 
 PDEBench's finite-volume files hold, and the mean of u is conserved to rounding.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ PDEBench's files hold a relaxation u_t = div(a grad u) + f stopped at about t = 
 yet steady where a is small and not a function of a alone when f is small; we solve the steady equation.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

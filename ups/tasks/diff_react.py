@@ -8,8 +8,6 @@ the cosine basis. Time: ETDRK4 (Cox and Matthews 2002, with the contour integral
 2005), diffusion exact. PDEBench integrates the same system with RK45 at tolerances 1e-3 and 1e-6.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Reaction-diffusion u_t = nu u_xx + rho u (1 - u) on [0, 1), periodic (Fisher-KPP). No solver here yet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -13,8 +13,6 @@ same limiter. It takes h at the centres of the cells, so that its thousand traje
 128 cells per axis) and training shares them with test; we take means over cells.
 """
 
-from __future__ import annotations
-
 import math
 
 from ups.boundary import OUTFLOW
