@@ -8,9 +8,9 @@ Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and par
 Large files are solved by one single-threaded process per core; how many never changes the numbers. A killed
 run continues where it stopped; a finished file is kept; a file made otherwise is never overwritten.
 
-    python prepare_data.py --config configs/small.yaml          one line per file: "generated", "up to date"
-    python prepare_data.py --config configs/small.yaml --dry-run    files, sizes and disk, writes nothing
-    python prepare_data.py --config configs/small.yaml --doctor  examines the files, status 1 if one is ill
+    python prepare_data.py --config configs/small.yaml            one line per file: "generated", "up to date"
+    python prepare_data.py --config configs/small.yaml --dry-run  files, sizes and disk, writes nothing
+    python prepare_data.py --config configs/small.yaml --doctor   examines the files, status 1 if one is ill
 """
 
 import sys
