@@ -120,7 +120,8 @@ class LinearObservation:
         is_right = {
             f"cells, shape {tuple(cells.shape)}, are not disjoint groups; expected (k, m) different whole "
             f"numbers from 0 to {size - 1} (ups.tasks.darcy_grf); observe each cell once, as "
-            "ups.generative.observation does.": is_index and cells.unique().numel() == cells.numel() and cells.shape[1] > 0,
+            "ups.generative.observation does.":
+                is_index and cells.unique().numel() == cells.numel() and cells.shape[1] > 0,
             f"values have shape {tuple(self.values.shape)} or are not finite; expected {len(cells)} numbers, "
             "one per group of cells (ups.tasks.darcy_grf); check what was observed.":
                 self.values.shape == cells.shape[:1] and bool(torch.isfinite(self.values).all()),
