@@ -620,7 +620,7 @@ def test_ranks_are_known_before_anything_is_shared_out_and_no_loader_shares_out_
         assert not re.search(r"DataLoader|DistributedSampler|prepare_data_loader|accelerator\.prepare\(", text), path
         lines = {name: [call.lineno for call, _ in calls(tree) if named(call)[1] == name] for name in ("start", "share")}
         if path.name.startswith("train_") and lines["share"]:
-            start = [call.lineno for call, _ in calls(tree) if named(call) == ("Run", "start")]
+            start = [call.lineno for call, _ in calls(tree) if named(call) in (("Run", "start"), ("", "started"))]
             assert start and min(start) < min(lines["share"]), path
 
 
