@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import typing
+
 import pytest
 import torch
 from torch import nn
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import ModelConfig
-from ups.models.backbone import Backbone, Block, LocalMixing, SpectralMixing
+from ups.models.backbone import BACKBONES, Block, FlatBackbone, LocalMixing, SpectralMixing
 
-MODEL = ModelConfig(width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
+MODEL = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]
 
 
@@ -18,10 +20,10 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def awake(model: ModelConfig = MODEL) -> Backbone:
+def awake(model: ModelConfig = MODEL) -> FlatBackbone:
     """A backbone whose gates and shifts are not zero, as after training."""
     torch.manual_seed(0)
-    backbone = Backbone(model)
+    backbone = FlatBackbone(model)
     for block in backbone.blocks:
         nn.init.normal_(block.modulation.weight, std=0.3)
         nn.init.normal_(block.modulation.bias, std=0.3)
@@ -114,7 +116,7 @@ def test_axes_may_be_swapped_before_or_after(boundary):
 
 def test_at_the_start_blocks_do_nothing_and_the_condition_is_not_seen():
     torch.manual_seed(0)
-    backbone, x = Backbone(MODEL), noise(2, 7, 8, 8)
+    backbone, x = FlatBackbone(MODEL), noise(2, 7, 8, 8)
     for block in backbone.blocks:
         assert torch.equal(block(x, noise(2, 8), PERIODIC), x)
     assert torch.equal(backbone(x, noise(2, 8), PERIODIC), torch.nn.functional.rms_norm(x, (8,)))
@@ -125,7 +127,7 @@ def test_at_the_start_blocks_do_nothing_and_the_condition_is_not_seen():
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
 def test_every_parameter_gets_a_gradient_after_one_update(boundary):
     torch.manual_seed(0)
-    backbone = Backbone(MODEL)
+    backbone = FlatBackbone(MODEL)
     optimizer = torch.optim.SGD(backbone.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
@@ -164,7 +166,7 @@ def test_bfloat16_is_close_to_float32(boundary):
 
 
 def test_only_the_matrices_of_the_mlps_are_for_muon():
-    flagged = {name for name, p in Backbone(MODEL).named_parameters() if getattr(p, "is_hidden_matrix", False)}
+    flagged = {name for name, p in FlatBackbone(MODEL).named_parameters() if getattr(p, "is_hidden_matrix", False)}
     assert flagged == {f"blocks.{i}.{part}.weight" for i in range(2) for part in ("up", "down")}
 
 
@@ -172,5 +174,9 @@ def test_only_the_matrices_of_the_mlps_are_for_muon():
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
 def test_the_backbone_takes_any_grid_and_boundary_and_keeps_the_shape(grid, boundary):
     x = noise(2, *grid, 8)
-    y = Backbone(MODEL)(x, noise(2, 8, seed=1), boundary)
+    y = FlatBackbone(MODEL)(x, noise(2, 8, seed=1), boundary)
     assert y.shape == x.shape and y.isfinite().all()
+
+
+def test_the_configuration_and_the_table_name_the_same_kinds():
+    assert set(typing.get_args(typing.get_type_hints(ModelConfig)["kind"])) == BACKBONES.keys()

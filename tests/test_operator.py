@@ -37,7 +37,7 @@ from ups.models.windows import Windows, augment
 from ups.tasks import TASKS, darcy, diff_react, get_task
 from ups.training.optim import build_optimizer
 
-MODEL = {"width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
+MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
 HEADS = [("burgers1d", "transport", 2), ("darcy2d", "elliptic", 1), ("diff_react2d", "propagator", 2)]
 VALUES = {"advection1d": (0.1, 0.4), "burgers1d": (0.01, 0.1, 1.0), "darcy2d": (1.0,), "diff_react2d": ()}
 

@@ -25,7 +25,7 @@ from ups.data.download import is_verified
 from ups.data.generate import num_done
 from ups.data.pdebench import partial_path
 from ups.generative.corrector import Corrector
-from ups.models.backbone import Backbone
+from ups.models.backbone import make_backbone
 from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.environment import asks_for_cpu
@@ -172,7 +172,7 @@ def _network(config: Config, name: str, model: ModelConfig,
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
         inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs
-    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": Backbone(model),
+    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": make_backbone(model),
                           "out": nn.Linear(model.width, outputs)}), tuple(tokens)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearGuess
-from ups.models.backbone import Backbone
+from ups.models.backbone import make_backbone
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
 from ups.training.fit import fit
@@ -80,7 +80,7 @@ class CorrectorHead(nn.Module):
         self.guess = LinearGuess(**description["guess"]) if "guess" in description else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
-        self.gaussian = Backbone(model)
+        self.gaussian = make_backbone(model)
         self.gaussian_out = nn.Linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
         self.out = nn.Linear(model.width, dim)
@@ -111,7 +111,7 @@ class Corrector(nn.Module):
         self.names = [task["name"] for task in description["tasks"]]
         self.heads = nn.ModuleDict({task["name"]: CorrectorHead(task, model)
                                     for task in description["tasks"]})
-        self.backbone = Backbone(model)
+        self.backbone = make_backbone(model)
         self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
         self.facts = nn.Sequential(nn.Linear(MAX_FACTS, model.width), nn.SiLU(),
                                    nn.Linear(model.width, model.width))

@@ -111,7 +111,7 @@ class Block(nn.Module):
         return x + gate2 * self.down(nn.functional.silu(gate) * value)
 
 
-class Backbone(nn.Module):
+class FlatBackbone(nn.Module):
     """Blocks over tokens, all on one level: x (batch, *tokens, width), a condition (batch, width) and a
     boundary to (batch, *tokens, width)."""
 
@@ -124,3 +124,12 @@ class Backbone(nn.Module):
         for block in self.blocks:
             x = block(x, condition, boundary)
         return nn.functional.rms_norm(x, x.shape[-1:])
+
+
+# Every kind is made from a ModelConfig and called with tokens, condition and boundary as FlatBackbone is.
+BACKBONES: dict[str, type[nn.Module]] = {"flat": FlatBackbone}
+
+
+def make_backbone(model: ModelConfig) -> nn.Module:
+    """The backbone of `model.kind`, not yet trained."""
+    return BACKBONES[model.kind](model)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
-from ups.models.backbone import Backbone
+from ups.models.backbone import make_backbone
 from ups.models.bases.base import Known
 from ups.models.choose import load_base
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
@@ -51,7 +51,7 @@ class Operator(nn.Module):
                 raise ValueError(f"{head.name} has {min(head.codec.tokens)} tokens along an axis; expected "
                                  f"at least half of operator.model.kernel_size = {model.kernel_size}. Lower "
                                  f"it, or task.{head.name}.patch.")
-        self.backbone = Backbone(model)
+        self.backbone = make_backbone(model)
         self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
         self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width),
                                        nn.SiLU(), nn.Linear(model.width, model.width))
