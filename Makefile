@@ -123,7 +123,7 @@ smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU process
 
 test: $(ENVIRONMENT)          ## The test suite but its slow half: truth, behaviour, contracts; known answers from a fixed seed
 	@$(PY) -m ups.interpreter requirements-dev.txt
-	OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n logical --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n 3 --dist loadfile
 
 test-faults: $(ENVIRONMENT)   ## The other half: injections, mutations, several machines, sharded stages; known answers drawn anew
 	@$(PY) -m ups.interpreter requirements-dev.txt

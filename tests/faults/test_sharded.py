@@ -268,7 +268,7 @@ def both(data, stage, module, *flags, parents=()):
         run_stage(data, module, *flags, *overrides_of(data, f"run.root={data / mode}"), is_sharded=mode == "shared")
     folders = [data / mode / "smoke" / stage for mode in ("plain", "shared")]
     logged = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in folders]
-    scored = "validation/burgers1d_hidden/crps" if stage == "consistency" else "validation/score"
+    scored = "validation/burgers1d/crps" if stage == "consistency" else "validation/score"
     for name in ("train/loss", "train/gradient_norm", scored):
         values = [torch.tensor([line[name] for line in lines if name in line]) for lines in logged]
         assert len(values[0]) >= (2 if "validation" in name else 6) and values[0].isfinite().all()
