@@ -15,24 +15,13 @@ Expected (configs/small.yaml): the report compares its draws with exact ones.
 
 from functools import partial
 
-from ups.data.schedule import Batch
-from ups.generative.corrector import Corrector
-from ups.generative.diffusion import diffusion_loss
-from ups.generative.fitting import metrics_of, noised, scaled_corrector, validate
-from ups.generative.residuals import Residuals, SteadyResiduals, schedule_of, validation
+from ups.generative.fitting import loss_of, scaled_corrector, validate
+from ups.generative.residuals import SteadyResiduals, schedule_of, validation
 from ups.models.operator import load_operator
 from ups.setup import opened, started
 from ups.training.ranks import main_guard
 
 STAGE = "steady"
-
-
-def loss_of(corrector: Corrector, source: Residuals, batch: Batch, size: int, noises: int, seed: int,
-            step: int, part: slice) -> tuple:
-    """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
-    given = noised(corrector, source, batch, part, size, noises, seed, step)
-    loss = diffusion_loss(corrector.velocity(given.condition), given.r, given.noise, given.angle)
-    return loss.mean(), metrics_of(loss, given)
 
 
 @main_guard

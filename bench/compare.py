@@ -186,7 +186,7 @@ def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, fl
 
 @torch.no_grad()
 def report_row(trained: Trained, split: Split, config: Config, cache: Any, state_ms: float) -> dict[str, Any]:
-    """The model's row of results.json, as evaluate.py scores the operator; see ups/evaluation/rivals.py."""
+    """The model's row of results.json, as evaluate.py scores the operator; see ups/evaluation/bench_rows.py."""
     parts, num_frames = [], split.truth.shape[1]
     for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)

@@ -1,5 +1,5 @@
-"""What the stages that fit a diffusion to residuals share: the fit of their scale, noised batches, what is
-logged of them, and validation."""
+"""What the stages that fit a diffusion to residuals share: the fit of their scale, the loss of noised
+batches, what is logged of it, and validation."""
 
 import math
 from functools import partial
@@ -121,6 +121,14 @@ def metrics_of(loss: Tensor, given: Noised) -> dict[str, Tensor]:
     bins = {key: (low <= angle) & (angle < high) for key, (low, high) in BINS.items()}
     return {name: loss.mean(), f"{name}/std": given.r.std(),
             **{f"{name}/angle_{key}": loss[rows].mean() for key, rows in bins.items() if bool(rows.any())}}
+
+
+def loss_of(corrector: Corrector, source: Residuals, batch: Batch, size: int, noises: int, seed: int,
+            step: int, part: slice) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
+    given = noised(corrector, source, batch, part, size, noises, seed, step)
+    loss = diffusion_loss(corrector.velocity(given.condition), given.r, given.noise, given.angle)
+    return loss.mean(), metrics_of(loss, given)
 
 
 @torch.no_grad()
