@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from ups.chain import bench_rows, report_parents, report_record, require_stage, why_report
-from ups.config import parse_arguments, to_dict
+from ups.config import parse_arguments, run_script, to_dict
 from ups.evaluation import ensemble, forecast, gates, leaderboard, report, steady, transient, truth
 from ups.files import value_hash, write_sealed
 from ups.generative.corrector import load_corrector
@@ -130,7 +130,4 @@ def train_seconds(history: list[dict]) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:   # what a user can cause: the message says what to do
-        sys.exit(f"evaluate.py: {error}")
+    run_script(main, "evaluate.py")

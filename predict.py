@@ -14,7 +14,6 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
 """
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import h5py
 import numpy as np
 
 import ups
-from ups.config import DRY_RUN, read_command
+from ups.config import DRY_RUN, read_command, run_script
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import Trajectories, open_data
@@ -145,8 +144,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        # what a user can cause: the message says what to do, a traceback would hide it
-        sys.exit(f"predict.py: {error}")
+    run_script(main, "predict.py")

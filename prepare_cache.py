@@ -11,10 +11,9 @@ fingerprint and the floor: the error that encoding and decoding alone make on he
     python prepare_cache.py --config configs/small.yaml --verify     every checksum; exits 1 on damage
 """
 
-import sys
 import time
 
-from ups.config import CONFIG_OPTIONS, load_config, read_command
+from ups.config import CONFIG_OPTIONS, load_config, read_command, run_script
 from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
 from ups.dry_run import duration, free_bytes
@@ -93,8 +92,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        # what a user can cause: the message says what to do, a traceback would hide it
-        sys.exit(f"prepare_cache.py: {error}")
+    run_script(main, "prepare_cache.py")

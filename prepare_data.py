@@ -19,7 +19,7 @@ from functools import partial
 from tqdm import tqdm
 
 import ups
-from ups.config import CONFIG_OPTIONS, load_config, read_command
+from ups.config import CONFIG_OPTIONS, load_config, read_command, run_script
 from ups.data.doctor import examine, report
 from ups.data.download import fetch, is_verified, published_file
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
@@ -110,10 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
-    except (ValueError, OSError) as error:
-        # what a user can cause: the message says what to do, a traceback would hide it
-        sys.exit(f"prepare_data.py: {error}")
+        run_script(main, "prepare_data.py")
     except KeyboardInterrupt:
         print("prepare_data.py: interrupted; the same command continues", file=sys.stderr)
         sys.exit(130)

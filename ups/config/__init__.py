@@ -9,6 +9,7 @@ from ups.config.load import (
     parse_arguments,
     read_command,
     read_yaml,
+    run_script,
     to_dict,
 )
 from ups.config.schema import (
@@ -29,5 +30,6 @@ from ups.config.schema import (
 __all__ = [
     "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "Config", "DiffusionConfig", "EvaluateConfig",
     "ModelConfig", "OperatorConfig", "OptimConfig", "SamplingConfig", "SteadyConfig", "TaskConfig",
-    "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml", "to_dict",
+    "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml",
+    "run_script", "to_dict",
 ]

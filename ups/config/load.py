@@ -12,9 +12,11 @@ import difflib
 import functools
 import math
 import reprlib
+import sys
 import typing
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import yaml
 
@@ -209,6 +211,15 @@ def read_command(description: str, options: dict[str, dict[str, Any]], arguments
     for name, told in options.items():
         parser.add_argument(name, **told)
     return parser.parse_intermixed_args(arguments)
+
+
+def run_script(main: Callable[[], int], name: str) -> NoReturn:
+    """End the process with the status of main(). What a user can cause ends it with 1 and the message, which
+    says what to do; a traceback would hide it."""
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as error:
+        sys.exit(f"{name}: {error}")
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:
