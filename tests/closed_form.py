@@ -31,12 +31,12 @@ from known_answers import failed
 from torch import Tensor
 
 import train_consistency
-import train_diffusion
 import train_operator
 import train_rival
 from ups.config import ROOT, Config, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
 from ups.evaluation.truth import open_truth
+from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.proper import fair_crps
@@ -215,8 +215,8 @@ def blind() -> None:
 
 
 def negated() -> None:
-    loss = train_diffusion.diffusion_loss
-    train_diffusion.diffusion_loss = lambda velocity, r, noise, angle: loss(velocity, -r, noise, angle)
+    loss = fitting.diffusion_loss
+    fitting.diffusion_loss = lambda velocity, r, noise, angle: loss(velocity, -r, noise, angle)
 
 
 def student_of_zero() -> None:
