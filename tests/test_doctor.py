@@ -1,5 +1,7 @@
 """The data doctor on files that look right: another equation, an unsteady answer, noise at a wall, and sound ones beside each."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
@@ -160,7 +162,8 @@ def test_a_field_that_is_rough_everywhere_is_not_taken_for_noise_at_a_wall(tmp_p
 # ---------------------------------------------------------------- what to do next
 
 
-def test_no_task_without_a_solver_is_advised_to_generate(tmp_path):
+def test_no_task_without_a_solver_is_advised_to_generate(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "reacdiff1d", replace(TASKS["reacdiff1d"], simulate=None))
     u = np.random.default_rng(0).random((20, 21, 1, 16), np.float32)
     u[:, 4:] = u[:, 4:5]
     findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)

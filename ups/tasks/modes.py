@@ -1,0 +1,55 @@
+"""What solvers in modes share: the cosines of no-flux cells, and a step with the linear part exact.
+
+    u_t = L u + N(u),  L diagonal in the modes:  ETDRK4
+
+(Cox and Matthews 2002, with the contour integrals of Kassam and Trefethen 2005): fourth order in N, no limit
+on the step from L.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+from ups.lazy import Tensor, torch
+from ups.tasks.initial import cell_centres
+
+CONTOUR_POINTS = 32  # Kassam and Trefethen 2005, section 3
+
+
+@functools.lru_cache(maxsize=8)
+def cosine_basis(num_cells: int, side: float) -> tuple[Tensor, Tensor]:
+    """Orthonormal eigenvectors (rows: the DCT-II) and eigenvalues of d^2/dx^2 on no-flux cells of an axis of
+    length `side`."""
+    k = torch.arange(num_cells, dtype=torch.float64)
+    basis = torch.cos(math.pi * k[:, None] * cell_centres(num_cells)[None, :]) * math.sqrt(2 / num_cells)
+    basis[0] /= math.sqrt(2)
+    return basis, -(2 * num_cells / side * torch.sin(0.5 * math.pi * k / num_cells)).square()
+
+
+def coefficients(rates: Tensor, dt: float) -> tuple[Tensor, ...]:
+    """exp(L dt), exp(L dt/2), Q, f1, f2 and f3 of a step dt, each of the shape of `rates`, the diagonal of
+    L."""
+    linear = dt * rates
+    q, f1, f2, f3 = (torch.zeros_like(linear) for _ in range(4))
+    for point in range(CONTOUR_POINTS):
+        angle = math.pi * (point + 0.5) / CONTOUR_POINTS  # half a circle: the rest is its conjugate
+        z = linear + complex(math.cos(angle), math.sin(angle))
+        exp_z = torch.exp(z)
+        q += ((torch.exp(z / 2) - 1) / z).real
+        f1 += ((-4 - z + exp_z * (4 - 3 * z + z**2)) / z**3).real
+        f2 += ((2 + z + exp_z * (z - 2)) / z**3).real
+        f3 += ((-4 - 3 * z - z**2 + exp_z * (4 - z)) / z**3).real
+    scale = dt / CONTOUR_POINTS
+    return torch.exp(linear), torch.exp(linear / 2), q * scale, f1 * scale, f2 * scale, f3 * scale
+
+
+def step(modes: Tensor, nonlinear: Callable[[Tensor], Tensor], parts: tuple[Tensor, ...]) -> Tensor:
+    """The modes one step later. nonlinear: N in modes; parts: the `coefficients` of the step."""
+    exp_full, exp_half, q, f1, f2, f3 = parts
+    rate = nonlinear(modes)
+    half = exp_half * modes
+    stage_a = half + q * rate
+    rate_a = nonlinear(stage_a)
+    rate_b = nonlinear(half + q * rate_a)
+    rate_c = nonlinear(exp_half * stage_a + q * (2 * rate_b - rate))
+    return exp_full * modes + f1 * rate + 2 * f2 * (rate_a + rate_b) + f3 * rate_c
