@@ -1,0 +1,218 @@
+"""Incompressible flow against a manufactured flow, the Stokes spectrum of the box, its balances and finer runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_data import SPLIT, examine, said, saved
+from torch import Tensor
+
+from ups.tasks.initial import cell_centres, random_stream
+from ups.tasks.ns_incompressible import (
+    FORCE_SCALE,
+    FORCE_SMOOTHNESS,
+    HIGHEST,
+    SCALE,
+    SMOOTHNESS,
+    Box,
+    at_centres,
+    both_ways,
+    divergence,
+    field,
+    noise,
+    sample_start,
+    simulate,
+)
+
+SETTINGS = {"seed": 3, "resolution": 32, "num_frames": 5, "parameter": None, "t_end": 0.2}
+STOKES = 52.3446911   # least eigenvalue of the Stokes operator in the unit square (Leriche and Labrosse 2004: 4 * 13.0861728)
+
+
+def stream_flow(n: int, strength: float = 0.1) -> Tensor:
+    """V of the stream function strength sin^2(pi x) sin^2(pi y): no slip, no divergence, (2, n + 1, n)."""
+    x = torch.arange(n + 1, dtype=torch.float64) / n
+    bump = torch.sin(math.pi * x).square()
+    psi = strength * bump[:, None] * bump[None, :]
+    return torch.stack([torch.diff(psi, dim=1) * n, -torch.diff(psi, dim=0).T * n])
+
+
+def manufactured(n: int, viscosity: float, strength: float = 0.1) -> tuple[Tensor, Tensor, Tensor]:
+    """(V, particles, force) of a steady flow: particles are a function of the stream function, and their push balances
+    advection and friction, with no pressure."""
+    x = cell_centres(n)
+    s, c = torch.sin(math.pi * x), torch.cos(math.pi * x)
+    p, d1, d2, d3 = s.square(), 2 * math.pi * s * c, 2 * math.pi**2 * (c.square() - s.square()), -8 * math.pi**3 * s * c
+    px, dx, d2x, d3x = (part[:, None] * strength for part in (p, d1, d2, d3))
+    vx, vy = px * d1, -dx * p                       # psi_y, -psi_x
+    vx_x, vx_y, vy_x, vy_y = dx * d1, px * d2, -d2x * p, -dx * d1
+    lap_x, lap_y = d2x * d1 + px * d3, -d3x * p - dx * d2
+    particles = 2 + px * p / strength
+    force = torch.stack([(vx * vx_x + vy * vx_y - viscosity * lap_x) / particles,
+                         ((vx * vy_x + vy * vy_y - viscosity * lap_y) / particles).T])
+    return stream_flow(n, strength), particles, force
+
+
+def last(box: Box, v: Tensor, particles: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    return list(box.evolve(v, particles, dt=t, num_frames=2))[1]
+
+
+def energy(v: Tensor) -> float:
+    return 0.5 * float(v.square().sum()) / v.shape[-1] ** 2
+
+
+def random_start(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    return sample_start(1, 0, n)
+
+
+# ---------------------------------------------------------------- exact solutions
+
+
+def test_a_manufactured_steady_flow_stays_to_second_order():
+    errors = []
+    for n in (16, 32, 64):
+        v, particles, force = manufactured(n, 0.02)
+        moved, carried = last(Box(force, 0.02), v, particles, 0.5)
+        x = cell_centres(n)
+        bump = torch.sin(math.pi * x).square()
+        exact = 0.1 * bump[:, None] * (math.pi * torch.sin(2 * math.pi * x))
+        errors.append((float((at_centres(moved, carried)[0] - exact).abs().max()), float((carried - particles).abs().mean())))
+    orders = [[math.log2(a / b) for a, b in zip(coarse, fine, strict=True)]
+              for coarse, fine in zip(errors, errors[1:], strict=False)]
+    assert min(order[0] for order in orders) > 1.8 and errors[-1][0] < 1e-3
+    assert min(order[1] for order in orders) > 1.6 and errors[-1][1] < 1e-3   # the limiter takes some at the extrema
+
+
+def test_slow_flow_decays_at_the_least_rate_of_the_stokes_operator():
+    errors = []
+    for n in (16, 32):
+        box = Box(torch.zeros(2, n, n, dtype=torch.float64), 1.0)
+        frames = list(box.evolve(1e-6 * stream_flow(n), torch.zeros(n, n, dtype=torch.float64), dt=0.03, num_frames=4))
+        rate = math.log(energy(frames[2][0]) / energy(frames[3][0])) / (2 * 0.03)
+        errors.append(abs(rate / STOKES - 1))
+    assert errors[0] < 2e-2 and errors[1] < 5e-3 and errors[0] / errors[1] > 3.5
+
+
+# ---------------------------------------------------------------- balances
+
+
+def test_the_divergence_is_zero_to_rounding_and_nothing_passes_the_walls():
+    v, particles, force = random_start(32)
+    for moved, _ in Box(force).evolve(v, particles, dt=0.05, num_frames=4):
+        assert float(divergence(moved).abs().max()) * 32 < 1e-10
+        assert not moved[:, 0].any() and not moved[:, -1].any()
+
+
+def test_the_flow_sticks_to_the_walls():
+    """The velocity along a wall, continued to it from the two rows beside, vanishes with the cells."""
+    slips = []
+    for n in (32, 64):
+        v, particles, force = random_start(n)
+        moved, _ = last(Box(force), v, particles, 0.3)
+        slips.append(float((1.5 * moved[:, 1:-1, 0] - 0.5 * moved[:, 1:-1, 1]).norm() / moved[:, 1:-1, n // 2].norm()))
+    assert slips[1] < 0.05 and slips[0] / slips[1] > 2.5
+
+
+def test_particles_are_conserved_to_rounding_and_keep_their_range():
+    v, particles, force = random_start(32)
+    for _, carried in Box(force).evolve(v, particles, dt=0.1, num_frames=4):
+        assert abs(float((carried - particles).mean())) < 1e-14
+        assert carried.min() >= particles.min() - 1e-12 and carried.max() <= particles.max() + 1e-12
+    uniform = torch.full_like(particles, 1.3)
+    assert float((last(Box(force), v, uniform, 0.1)[1] - 1.3).abs().max()) < 1e-12
+
+
+def test_without_friction_and_force_the_energy_stays_and_friction_alone_takes_what_it_must():
+    v, particles, force = random_start(32)
+    box = Box(torch.zeros_like(force), 0.0)
+    v = box.project(v)
+    drift = energy(last(box, v, particles, 0.1)[0]) / energy(v) - 1
+    assert -1e-3 < drift <= 0   # of the time steps alone
+    rate = box.rates(v, particles)[0]
+    assert abs(float((v * box.project(rate)).sum())) < 1e-10 * float(rate.norm() * v.norm())
+    box = Box(torch.zeros_like(force), 0.05)
+    frames = [moved for moved, _ in box.evolve(v, particles, dt=0.005, num_frames=41)]
+    energies = torch.tensor([energy(moved) for moved in frames[10:]], dtype=torch.float64)
+    losses = torch.tensor([0.05 * gradient_square(moved) for moved in frames[10:]], dtype=torch.float64)
+    lost = 0.005 / 3 * float(losses[0] + losses[-1] + 4 * losses[1:-1:2].sum() + 2 * losses[2:-1:2].sum())
+    assert float(energies[0] - energies[-1]) == pytest.approx(lost, rel=1e-2) and lost > 0.2 * energies[0]
+
+
+def gradient_square(v: Tensor) -> float:
+    """Integral of |grad V|^2, no slip at the walls."""
+    inner = v[:, 1:-1]
+    sides = torch.cat([-inner[..., :1], inner, -inner[..., -1:]], 2)
+    across = torch.diff(sides, dim=2)
+    across[..., [0, -1]] *= math.sqrt(0.5)   # between a value and its image: half of it lies outside
+    return float(torch.diff(v, dim=1).square().sum() + across.square().sum())
+
+
+# ---------------------------------------------------------------- symmetries and finer runs
+
+
+def test_mirrored_and_exchanged_starts_give_mirrored_and_exchanged_flows():
+    v, particles, force = random_start(24)
+    moved, carried = last(Box(force), v, particles, 0.1)
+    swapped, carried_2 = last(Box(force.flip(0)), v.flip(0), particles.T, 0.1)
+    assert torch.allclose(swapped.flip(0), moved, rtol=0, atol=1e-12) and torch.allclose(carried_2.T, carried, rtol=0, atol=1e-12)
+
+    def mirror(u: Tensor) -> Tensor:   # of x: Vx changes its sign
+        return torch.stack([-u[0].flip(0), u[1].flip(1)])
+
+    mirrored, carried_3 = last(Box(mirror(force)), mirror(v), particles.flip(0), 0.1)
+    assert torch.allclose(mirror(mirrored), moved, rtol=0, atol=1e-12)
+    assert torch.allclose(carried_3.flip(0), carried, rtol=0, atol=1e-12)
+
+
+def smooth_run(n: int, t: float) -> Tensor:
+    """From a smooth start that meets the walls, with a push, to t, at the centres."""
+    x = cell_centres(n)
+    particles = torch.cos(math.pi * x)[:, None] * torch.cos(2 * math.pi * x)[None, :]
+    push = both_ways(torch.sin(math.pi * x)[:, None] * torch.ones(n, dtype=torch.float64))
+    return at_centres(*last(Box(push * torch.tensor([1.0, -0.5]).double()[:, None, None]), stream_flow(n, 0.2), particles, t))
+
+
+def test_a_grid_twice_as_fine_is_within_a_thousandth_where_the_flow_is_smooth():
+    coarse, fine = smooth_run(64, 0.1), torch.nn.functional.avg_pool2d(smooth_run(128, 0.1), 2)
+    for channel, bound in ((0, 1e-3), (1, 1e-3), (2, 2e-3)):
+        assert float((coarse - fine)[channel].norm() / fine[channel].norm()) < bound, channel
+
+
+# ---------------------------------------------------------------- starts and files
+
+
+@pytest.mark.parametrize(("smoothness", "scale", "least"), [(SMOOTHNESS, SCALE, 1), (FORCE_SMOOTHNESS, FORCE_SCALE, 5)])
+def test_noise_has_unit_variance_and_the_documented_spectrum(smoothness, scale, least):
+    modes = torch.stack([noise(random_stream(0, index), 2, smoothness, scale) for index in range(24)])
+    power = modes.abs().square()
+    assert torch.allclose(power.sum((2, 3)).mean(1), torch.ones(24).double())
+    k = torch.arange(-HIGHEST, HIGHEST + 1).double()
+    square = k[:, None].square() + k.square()
+    power = power.mean((0, 1))
+    assert not power[square < least].any() and power[square == least].min() > 0
+    shells = [float(power[(square >= low**2) & (square < (1.2 * low) ** 2)].mean()) for low in (5, 10, 20, 40)]
+    slopes = [math.log2(b / a) for a, b in zip(shells, shells[1:], strict=False)]
+    assert slopes == pytest.approx([-4 * smoothness] * 3, rel=0.12)
+
+
+def test_starts_are_the_same_fields_on_every_grid_and_have_mean_zero():
+    modes = noise(random_stream(2, 0), 1, 2.0, SCALE)[0]
+    modes[(torch.arange(-HIGHEST, HIGHEST + 1).abs() > 10)] = 0
+    modes[:, (torch.arange(-HIGHEST, HIGHEST + 1).abs() > 10)] = 0
+    coarse = field(modes, cell_centres(32), cell_centres(32), 32)
+    fine = field(modes, cell_centres(96), cell_centres(96), 96)
+    assert torch.allclose(coarse, fine[1::3, 1::3], rtol=0, atol=1e-12)
+    assert abs(float(fine.mean())) < 1e-12 and float(fine.square().mean()) == pytest.approx(float(modes.abs().square().sum()))
+
+
+def test_the_first_frame_is_the_noise_made_incompressible_and_the_doctor_finds_files_sound(tmp_path):
+    u = simulate(range(4), **SETTINGS)
+    v, particles, force = sample_start(3, 1, 32)
+    assert torch.equal(u[1, 0], at_centres(Box(force).project(v), particles).float())
+    path = saved(tmp_path, u.numpy(), "ns_incom2d", None)
+    findings = examine(path, "ns_incom2d", **SPLIT)
+    assert said(findings, "error") + said(findings, "warning") == ""
+    (tmp_path / "exchanged").mkdir()
+    path = saved(tmp_path / "exchanged", u[:, :, [1, 0, 2]].numpy(), "ns_incom2d", None)
+    assert "its components or axes are exchanged" in said(examine(path, "ns_incom2d", **SPLIT), "error")
