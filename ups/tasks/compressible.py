@@ -1,38 +1,266 @@
-"""Compressible flow of an ideal gas in one, two and three dimensions; PDEBench's data. No solver here yet."""
+"""Compressible flow of a viscous ideal gas in one, two and three dimensions; the equations and their solver
+are in ups/tasks/gas.py. It starts, as in PDEBench's code, from
 
-from ups.boundary import PERIODIC
-from ups.tasks.task import Array, Task
+random fields in 1D: density and pressure are waves (ups/tasks/initial.py, of three modes, half of them in a
+    window, which lies in the right half of (-1, 1)) brought to [0, 1], times m, plus b, m and b
+    log-uniform in [1, 10] and [10, 100]; the velocity is such a wave as it is.
+random fields in 2D and 3D: velocity components, pressure and density are sums of sines with random phases
+    over all wave vectors of components 1 to 4 in size and either sign, weighted with |k|^(-1/2) in 2D and
+    |k|^-1 in 3D. The mean speed is M times the speed of sound of the mean state (density d and pressure d T,
+    d and T ~ U(0.1, 10)); density and pressure differ from it by 1 to 20 per cent in the mean, less where a
+    cell would have less than LEAST of it. Half lie in a box of side 0.45, in a gas at rest.
+turbulence in 2D and 3D: density 1, pressure 1 / (GAMMA M^2), velocities as above without their divergence,
+    of mean speed 1. PDEBench's projection is off by one wave number: its turbulence starts with sound.
+shock tubes in 1D: density, pressure and velocity each constant on either side of a jump of their own,
+    density and pressure log-uniform in [1, 10] and [10, 100], the velocity in [e^(-1/2), e^(1/2)]. The number
+    that drew the right value places the jump, too, between 1/4 and 3/4 of the axis: as in PDEBench.
 
-EQUATION = ("density (∂V/∂t + V·∇V) = -∇pressure + eta lap V + (zeta + eta/3) ∇(∇·V), with the conservation "
-            "of mass and of the energy of an ideal gas (adiabatic index 5/3)")
+Values are those at the centres of the cells, as PDEBench has them. What is normalised over space is
+normalised on a fixed grid, so that a start does not depend on the resolution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from ups.boundary import OUTFLOW, PERIODIC
+from ups.lazy import Tensor, np, torch
+from ups.tasks.gas import GAMMA, Gas, conserved, evolve, primitive
+from ups.tasks.initial import (
+    NOMINAL_POINTS,
+    WINDOW_EDGE,
+    WINDOW_FIRST,
+    WINDOW_RANGE,
+    WINDOW_WIDTH,
+    cell_centres,
+    draw_wave,
+    random_stream,
+    solver,
+)
+from ups.tasks.task import Array, Finding, Task
+
+DENSITIES, PRESSURES = (1.0, 10.0), (10.0, 100.0)
+VELOCITIES = (math.exp(-0.5), math.exp(0.5))   # of shock tubes
+NUM_MODES_1D = 3
+PROBABILITY_WINDOW = 0.5
+DOMAIN_1D = (-1.0, 1.0)
+MAX_MODE = 4
+MEANS = (0.1, 10.0)   # of the density and of pressure / density
+CONTRAST = (0.01, 0.2)
+LEAST = 0.05
+NORM_CELLS = 64   # per axis, of the grid that fields are normalised on
+CELLS_AT_ONCE = 2**14   # few operations on small arrays wait for Python, large ones for memory
+LOOKED_AT = 8   # trajectories of a check
+DRIFT = 1e-2    # of the mean density over itself
+
+
+# ---------------------------------------------------------------------------------------------------- starts
+
+
+def _log_uniform(stream: np.random.Generator, bounds: tuple[float, float]) -> float:
+    return math.exp(stream.uniform(math.log(bounds[0]), math.log(bounds[1])))
+
+
+def random_1d(stream: np.random.Generator, resolution: int) -> Tensor:
+    """(density, pressure, velocity) of random waves, (3, resolution), float64."""
+    fields = []
+    for bounds in (DENSITIES, PRESSURES, None):
+        wave = draw_wave(stream, num_modes=NUM_MODES_1D, probability_window=PROBABILITY_WINDOW,
+                         domain=DOMAIN_1D)
+        value = wave(cell_centres(resolution))
+        if bounds:
+            on_grid = wave(cell_centres(NOMINAL_POINTS))
+            value = (value - on_grid.min()) / (on_grid.max() - on_grid.min())
+            value = value * _log_uniform(stream, bounds) + _log_uniform(stream, bounds)
+        fields.append(value)
+    return torch.stack(fields)
+
+
+def shock_tube(stream: np.random.Generator, resolution: int) -> Tensor:
+    """(density, pressure, velocity) with a jump each, (3, resolution), float64."""
+    fields = torch.empty(3, resolution, dtype=torch.float64)
+    for field, (first, last) in zip(fields, (DENSITIES, PRESSURES, VELOCITIES), strict=True):
+        left, right = stream.uniform(size=2).tolist()
+        field[:] = first * (last / first) ** right
+        field[:int(resolution * (0.25 + 0.5 * right))] = first * (last / first) ** left
+    return fields
+
+
+class Waves:
+    """Fields that are sums of sines with random phases, (num, *space), at the centres of any grid of [0,
+    1)^ndim; as if their wave vectors were weighted with |k|^-power."""
+
+    def __init__(self, stream: np.random.Generator, num: int, ndim: int, *,
+                 is_solenoidal: bool = False) -> None:
+        modes = torch.arange(-MAX_MODE, MAX_MODE + 1, dtype=torch.float64)
+        self.vectors = torch.stack(torch.meshgrid(*[modes] * ndim, indexing="ij"))
+        squared = self.vectors.square().sum(0).clamp_min(1)
+        weight = squared ** (-0.25 if ndim == 2 else -0.5) * (self.vectors != 0).all(0)
+        phase = torch.from_numpy(stream.uniform(0, 2 * math.pi, size=(num, *weight.shape)))
+        self.amplitudes = weight * torch.exp(1j * phase)
+        if is_solenoidal:
+            along = (self.vectors * self.amplitudes).sum(0) / squared
+            self.amplitudes = self.amplitudes - self.vectors * along
+
+    def __call__(self, resolution: int) -> Tensor:
+        modes = torch.arange(-MAX_MODE, MAX_MODE + 1, dtype=torch.float64)
+        rows = torch.exp(2j * math.pi * modes[:, None] * cell_centres(resolution))
+        values = self.amplitudes
+        for _ in range(self.vectors.shape[0]):   # the axis in front goes to the end: all in turn
+            values = torch.tensordot(values, rows, ([1], [0]))
+        return values.imag
+
+
+def _mean_speed(velocity: Tensor) -> Tensor:
+    return velocity.square().sum(0).sqrt().mean()
+
+
+def random_fields(stream: np.random.Generator, resolution: int, *, ndim: int, mach: float) -> Tensor:
+    """(density, pressure, *velocity) of random fields, (2 + ndim, *space), float64."""
+    density, temperature = stream.uniform(*MEANS, size=2).tolist()
+    contrast = stream.uniform(*CONTRAST, size=2).tolist()
+    waves = Waves(stream, 2 + ndim, ndim)
+    edges = stream.uniform(size=ndim).tolist()
+    norm, fields = waves(NORM_CELLS), waves(resolution)
+    means = (density, density * temperature)
+    for channel, (mean, wanted) in enumerate(zip(means, contrast, strict=True)):
+        scale = norm[channel].abs().mean()
+        share = min(wanted, (1 - LEAST) * float(scale / -norm[channel].min()))
+        fields[channel] = mean * (1 + share * fields[channel] / scale)
+    fields[2:] *= mach * math.sqrt(GAMMA * temperature) / _mean_speed(norm[2:])
+    if edges[0] < PROBABILITY_WINDOW:   # PDEBench draws it and the first edge from one number
+        inside = torch.ones(())
+        for edge in edges:
+            x, left = cell_centres(resolution), WINDOW_FIRST + WINDOW_RANGE * edge
+            side = torch.tanh((x - left) / WINDOW_EDGE) - torch.tanh((x - left - WINDOW_WIDTH) / WINDOW_EDGE)
+            inside = inside[..., None] * (0.5 * side)
+        rest = torch.zeros(2 + ndim, *[1] * ndim, dtype=torch.float64)
+        rest[0], rest[1] = means
+        fields = rest + inside * (fields - rest)
+    return fields
+
+
+def turbulence(stream: np.random.Generator, resolution: int, *, ndim: int, mach: float) -> Tensor:
+    """(density, pressure, *velocity) of a uniform gas in solenoidal motion, (2 + ndim, *space), float64."""
+    waves = Waves(stream, ndim, ndim, is_solenoidal=True)
+    fields = torch.ones(2 + ndim, *[resolution] * ndim, dtype=torch.float64)
+    fields[1] = 1 / (GAMMA * mach**2)
+    fields[2:] = waves(resolution) / _mean_speed(waves(NORM_CELLS))
+    return fields
+
+
+# ----------------------------------------------------------------------------------------------------- tasks
+
+
+def simulation(start: Callable[[np.random.Generator, int], Tensor], ndim: int, boundary: str,
+               side: float) -> Callable[..., Tensor]:
+    """A task's `simulate`: density, pressure and velocity from `start` on, on [0, side)^ndim. parameter: eta,
+    which zeta equals in all of PDEBench's files. Solved where torch's default device is."""
+    @solver("eta", channels=2 + ndim, ndim=ndim, cells_at_once=CELLS_AT_ONCE)
+    def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float,
+                 t_end: float) -> Tensor:
+        with torch.device("cpu"):
+            fields = torch.stack([start(random_stream(seed, index), resolution) for index in indices])
+        gas = Gas(parameter, parameter, side / resolution, boundary == PERIODIC)
+        states = evolve(conserved(fields.to(torch.get_default_device())), gas,
+                        dt=t_end / max(num_frames - 1, 1), num_frames=num_frames)
+        return torch.stack([primitive(state).float() for state in states], 1)
+
+    return simulate
+
+
+def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether density and pressure are positive and the mass of a closed domain stays, in a few
+    trajectories."""
+    chosen = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
+    u = np.concatenate([data.read(i, i + 1) for i in chosen.tolist()])
+    space = tuple(range(2, u.ndim - 1))
+    if (u[:, :, :2] <= 0).any():
+        wrong = chosen[(u[:, :, :2] <= 0).reshape(len(u), -1).any(1)].tolist()
+        yield Finding("error", "a density or pressure is not positive", f"trajectories {wrong}",
+                      data.task.remedy)
+    mass = u[:, :, 0].mean(space, dtype=np.float64)
+    moved = float(np.median(np.abs(mass / mass[:, :1] - 1).max(1)))
+    if data.task.conserved and moved > DRIFT:
+        yield Finding("error", f"the mass moves by {moved:.2g} of itself, and {data.task.name} conserves it: "
+                               "another boundary", str(data.path), "name the right task in data.tasks")
+
+
 FIELDS = ("density", "pressure", "Vx", "Vy", "Vz")
-POSITIVE = ("density", "pressure")
-PUBLISHED_1D = {
-    "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5": (135485, "ad22fe08b8abc721179dbb34f2cc8b2a"),
-    "1D_CFD_Rand_Eta0.01_Zeta0.01_periodic_Train.hdf5": (164672, "2fdd00138f1d7abc794fb953021a9f43"),
-    "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5": (164668, "45655bd77d006ab539c52b7fbcf099b9"),
-}
-# the viscosity 1e-8 is published on the finer grid only, under a name that says so
-PUBLISHED_2D = {
-    "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (164689,
-                                                                    "ae2552864d0856f58dc74132a2f95d20"),
-    "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5": (164687, "5b21dcccaef4d2145ca579a71153c580"),
-    "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5": (164688, "b2733888745a1d64e36df813e979910b"),
-}
-PUBLISHED_3D = {
-    "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (164693, "45892a12d1066d54af74badae55c438e"),
-}
+EQUATION = ("density (∂Vi/∂t + V·∇Vi) = -∂i pressure + ∇·(eta density ∇Vi) + ∂i ((zeta + eta/3) density ∂i "
+            "Vi), with the conservation of mass and of the energy of an ideal gas (adiabatic index 5/3)")
 
+
+def task(name: str, ndim: int, filename: str, start: Callable[..., Tensor], *, boundary: str = PERIODIC,
+         mach: float | None = None, **facts: Any) -> Task:
+    """A task of this family. mach: M, of those whose start and file have it."""
+    domain, given = DOMAIN_1D, start
+    if mach is not None:
+        domain, given = (0.0, 1.0), partial(start, ndim=ndim, mach=mach)
+    fields = FIELDS[:2 + ndim]
+    return Task(name, fields, ndim, boundary, "arrays", tuple(map(Array, fields)), filename,
+                ("eta", "zeta") if mach is None else ("eta", "zeta", "M"),
+                constants=() if mach is None else (("M", mach),), equation=EQUATION, positive=FIELDS[:2],
+                domain=domain, conserved=FIELDS[:1] if boundary == PERIODIC else (), checks=(is_a_gas,),
+                simulate=simulation(given, ndim, boundary, domain[1] - domain[0]), **facts)
+
+
+# the viscosity 1e-8 is written in another way in 1D; in 2D it is published on a finer grid, as the name says
 FAMILY = (
-    Task("cfd1d", FIELDS[:3], 1, PERIODIC, "arrays", tuple(map(Array, FIELDS[:3])),
-         "1D_CFD_Rand_Eta{0}_Zeta{0}_periodic_Train.hdf5", ("eta", "zeta"), respell=("1e-08", "1.e-8"),
-         equation=EQUATION, positive=POSITIVE, domain=(-1.0, 1.0), resolution=1024, published=PUBLISHED_1D),
-    Task("cfd2d", FIELDS[:4], 2, PERIODIC, "arrays", tuple(map(Array, FIELDS[:4])),
-         "2D_CFD_Rand_M0.1_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", ("eta", "zeta", "M"),
-         constants=(("M", 0.1),),
-         respell=("1e-08_periodic_128", "1e-08_periodic_512"), equation=EQUATION, positive=POSITIVE,
-         num_frames=21, published=PUBLISHED_2D),
-    Task("cfd3d", FIELDS, 3, PERIODIC, "arrays", tuple(map(Array, FIELDS)),
-         "3D_CFD_Rand_M1.0_Eta{0}_Zeta{0}_periodic_Train.hdf5", ("eta", "zeta", "M"), constants=(("M", 1.0),),
-         equation=EQUATION, positive=POSITIVE, num_frames=21, num_trajectories=100, published=PUBLISHED_3D),
+    task("cfd1d", 1, "1D_CFD_Rand_Eta{0}_Zeta{0}_periodic_Train.hdf5", random_1d, resolution=1024,
+         respell=("1e-08", "1.e-8"), published={
+             "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5": (
+                 135485, "ad22fe08b8abc721179dbb34f2cc8b2a"),
+             "1D_CFD_Rand_Eta0.01_Zeta0.01_periodic_Train.hdf5": (164672, "2fdd00138f1d7abc794fb953021a9f43"),
+             "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5": (164668, "45655bd77d006ab539c52b7fbcf099b9"),
+         }),
+    task("cfd1d_trans", 1, "1D_CFD_Rand_Eta{0}_Zeta{0}_trans_Train.hdf5", random_1d, boundary=OUTFLOW,
+         resolution=1024, respell=("1e-08", "1.e-8"), published={
+             "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5": (133155, "79857a11ad9a69d77b8cf249a1c72d06"),
+         }),
+    task("cfd1d_shock", 1, "1D_CFD_Shock_Eta{0}_Zeta{0}_trans_Train.hdf5", shock_tube, boundary=OUTFLOW,
+         resolution=1024, t_end=0.4, num_frames=81, respell=("1e-08", "1.e-8"), published={
+             "1D_CFD_Shock_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5": (133156, "08dffc3d84033c7574a70614703dd753"),
+         }),
+    task("cfd2d", 2, "2D_CFD_Rand_M0.1_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", random_fields, mach=0.1,
+         num_frames=21, respell=("1e-08_periodic_128", "1e-08_periodic_512"), published={
+             "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
+                 164689, "ae2552864d0856f58dc74132a2f95d20"),
+             "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5": (
+                 164687, "5b21dcccaef4d2145ca579a71153c580"),
+             "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5": (
+                 164688, "b2733888745a1d64e36df813e979910b"),
+         }),
+    task("cfd2d_m1", 2, "2D_CFD_Rand_M1.0_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", random_fields, mach=1.0,
+         num_frames=21, respell=("1e-08_periodic_128", "1e-08_periodic_512"), published={
+             "2D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
+                 164692, "04fcc44c39acea69e2869b84cd653d4a"),
+             "2D_CFD_Rand_M1.0_Eta0.01_Zeta0.01_periodic_128_Train.hdf5": (
+                 164690, "21969082d0e9524bcc4708e216148e60"),
+             "2D_CFD_Rand_M1.0_Eta0.1_Zeta0.1_periodic_128_Train.hdf5": (
+                 164691, "75a34f34a3dcd9bc8ae4b7adf8bf372c"),
+         }),
+    task("cfd2d_turb", 2, "2D_CFD_Turb_M0.1_Eta{0}_Zeta{0}_periodic_512_Train.hdf5", turbulence, mach=0.1,
+         num_frames=21, resolution=512, num_trajectories=1000, published={
+             "2D_CFD_Turb_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
+                 164685, "844555000d342d2947162c6cf46798e7"),
+         }),
+    task("cfd2d_turb_m1", 2, "2D_CFD_Turb_M1.0_Eta{0}_Zeta{0}_periodic_512_Train.hdf5", turbulence, mach=1.0,
+         num_frames=21, resolution=512, num_trajectories=1000, published={
+             "2D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
+                 164686, "3f2c7376cde5fb072db0f9814f1c6992"),
+         }),
+    task("cfd3d", 3, "3D_CFD_Rand_M1.0_Eta{0}_Zeta{0}_periodic_Train.hdf5", random_fields, mach=1.0,
+         num_frames=21, resolution=128, num_trajectories=100, published={
+             "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (
+                 164693, "45892a12d1066d54af74badae55c438e"),
+         }),
+    task("cfd3d_turb", 3, "3D_CFD_Turb_M1.0_Eta{0}_Zeta{0}_periodic_Train.hdf5", turbulence, mach=1.0,
+         num_frames=21, resolution=64, num_trajectories=600, published={
+             "3D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (
+                 164694, "4f0eacaec5ff000bbd9a31026ea207b8"),
+         }),
 )

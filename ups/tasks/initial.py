@@ -24,15 +24,17 @@ WINDOW_FIRST, WINDOW_RANGE = 0.1, 0.35  # left edge = first + range * (the numbe
 MIN_RESOLUTION = 8
 
 
-def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 1,
-           is_steady: bool = False) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 1, is_steady: bool = False,
+           cells_at_once: int = 0) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Makes a task's `simulate` (ups/tasks/task.py) of what gives one trajectory, the function it decorates:
 
         trajectory(seed, index, resolution=, num_frames=, parameter=, t_end=) -> (num_frames, channel, *space)
 
-    parameter_name: None for an equation without a parameter. What it makes raises ValueError for resolution <
-    8, num_frames < 1, negative indices or seed, t_end not positive where there is more than one frame, and a
-    parameter that is missing, superfluous or not a positive finite number.
+    cells_at_once: where it is not 0 the function gives several trajectories, (n, num_frames, channel,
+    *space), and gets as many indices at a time as have about so many cells. parameter_name: None for an
+    equation without a parameter. What it makes raises ValueError for resolution < 8, num_frames < 1, negative
+    indices or seed, t_end not positive where there is more than one frame, and a parameter that is missing,
+    superfluous or not a positive finite number.
     """
     def decorate(trajectory: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(trajectory)
@@ -56,10 +58,13 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
             }
             if wrong := [text for text, fine in is_right.items() if not fine]:
                 raise ValueError(wrong[0])
-            u = torch.empty(len(indices), 1 if is_steady else num_frames, channels, *[resolution] * ndim)
-            for row, index in enumerate(indices):
-                u[row] = trajectory(seed, index, resolution=resolution, num_frames=num_frames,
-                                    parameter=parameter, t_end=t_end)
+            u = torch.empty(len(indices), 1 if is_steady else num_frames, channels, *[resolution] * ndim,
+                            device="cpu")
+            num = max(1, cells_at_once // resolution**ndim)
+            for row in range(0, len(indices), num):
+                chosen = indices[row:row + num] if cells_at_once else indices[row]
+                u[row:row + num] = trajectory(seed, chosen, resolution=resolution, num_frames=num_frames,
+                                              parameter=parameter, t_end=t_end)
             return u
 
         return simulate
@@ -89,7 +94,7 @@ class Wave:
     wave_number: 0 for modes that were not drawn (they still add the constant amplitude * sin(phase)), j for
     one draw, 2 j when both draws coincide. x_last - x_first is that of the published grid whatever ours is,
     so that u0 does not depend on resolution; k exceeds 2 pi n by one part in a thousand, so u0 has a small
-    jump at x = 0. window: (left, right) or None.
+    jump at x = 0. window: (left, right) or None; edge: half-width of its edges, 0.01 above.
     """
 
     wave_number: tuple[int, ...]
@@ -98,6 +103,7 @@ class Wave:
     sign: float
     use_abs: bool
     window: tuple[float, float] | None
+    edge: float = WINDOW_EDGE
 
     def signed_sum(self, x: Tensor) -> Tensor:
         """s(x) before the absolute value; its zeros are the kinks of u0 if `use_abs`. x: any shape."""
@@ -117,7 +123,7 @@ class Wave:
             value = value.abs_()
         if self.window is not None:
             left, right = self.window
-            value *= 0.5 * (torch.tanh((x - left) / WINDOW_EDGE) - torch.tanh((x - right) / WINDOW_EDGE))
+            value *= 0.5 * (torch.tanh((x - left) / self.edge) - torch.tanh((x - right) / self.edge))
         return value.mul_(self.sign)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -127,26 +133,34 @@ class Wave:
 
 
 def sample_wave(seed: int, index: int) -> Wave:
-    """The wave of trajectory `index`, as PDEBench's 1D generator distributes them.
+    """The wave of trajectory `index`, as PDEBench's 1D generator distributes them."""
+    return draw_wave(random_stream(seed, index))
 
-    Two modes drawn from 1..4 with replacement; amplitude U(0,1) and phase U(0,2 pi) for each of the four;
-    with probability 0.1 the absolute value; a random sign; with probability 0.1 a window. PDEBench draws the
-    window's flag and edges from one random number u, so only u < 0.1 is seen: left = 0.1 + 0.35 u in [0.1,
-    0.135) and right = left + 0.45. We keep that, or our waves would not be distributed like the published
-    ones.
+
+def draw_wave(stream: np.random.Generator, *, num_modes: int = NUM_MODES,
+              probability_window: float = PROBABILITY_WINDOW,
+              domain: tuple[float, float] = (0.0, 1.0)) -> Wave:
+    """The next wave of a stream, as PDEBench's 1D generators distribute them.
+
+    Two modes drawn from 1..num_modes with replacement; amplitude U(0,1) and phase U(0,2 pi) for each of them;
+    with probability 0.1 the absolute value; a random sign; with probability_window a window. PDEBench draws
+    the window's flag and edges from one random number u, so only u < probability_window is seen: left = 0.1 +
+    0.35 u and right = left + 0.45. We keep that, or our waves would not be distributed like the published
+    ones. These are places in `domain`, of which a Wave's [0, 1) is the image.
     """
-    stream = random_stream(seed, index)
-    drawn = stream.integers(0, NUM_MODES, size=NUM_DRAWS)
-    amplitude = stream.uniform(0.0, 1.0, size=NUM_MODES)
-    phase = stream.uniform(0.0, 2 * math.pi, size=NUM_MODES)
+    drawn = stream.integers(0, num_modes, size=NUM_DRAWS)
+    amplitude = stream.uniform(0.0, 1.0, size=num_modes)
+    phase = stream.uniform(0.0, 2 * math.pi, size=num_modes)
     use_abs = bool(stream.uniform() < PROBABILITY_ABS)
     sign = 1.0 if stream.uniform() < 0.5 else -1.0
     opened = float(stream.uniform())
-    left = WINDOW_FIRST + WINDOW_RANGE * opened
+    left = (WINDOW_FIRST + WINDOW_RANGE * opened - domain[0]) / (domain[1] - domain[0])
+    right = left + WINDOW_WIDTH / (domain[1] - domain[0])
     return Wave(
-        wave_number=tuple((mode + 1) * int((drawn == mode).sum()) for mode in range(NUM_MODES)),
+        wave_number=tuple((mode + 1) * int((drawn == mode).sum()) for mode in range(num_modes)),
         amplitude=tuple(amplitude.tolist()), phase=tuple(phase.tolist()), sign=sign, use_abs=use_abs,
-        window=(left, left + WINDOW_WIDTH) if opened < PROBABILITY_WINDOW else None,
+        window=(left, right) if opened < probability_window else None,
+        edge=WINDOW_EDGE / (domain[1] - domain[0]),
     )
 
 
