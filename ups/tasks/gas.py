@@ -31,6 +31,7 @@ from ups.lazy import Tensor, torch
 
 GAMMA = 5 / 3
 CFL = 0.4   # of the sum over the axes; HLLC without slopes keeps densities positive up to 0.5
+MAX_HALVINGS = 12   # of a step with stresses: it is then shorter than that of the explicit method
 DENSITY, PRESSURE, VELOCITY = 0, 1, 2   # channels; of a state they are density, energy and momentum
 
 
@@ -61,6 +62,11 @@ def primitive(state: Tensor) -> Tensor:
 def _square(velocity: Tensor) -> Tensor:
     """V^2, (n, 1, *space)."""
     return sum(part * part for part in velocity.split(1, 1))
+
+
+def _is_gas(state: Tensor) -> Tensor:
+    """Where density and pressure are positive, (n, 1, *space)."""
+    return (state[:, :1] > 0) & (2 * state[:, :1] * state[:, 1:2] > _square(state[:, 2:]))
 
 
 def evolve(state: Tensor, gas: Gas, *, dt: float, num_frames: int) -> Iterator[Tensor]:
@@ -113,11 +119,10 @@ def _forward(state: Tensor, step: Tensor, gas: Gas) -> Tensor:
     flat = None
     while True:
         ahead = state - step * _outflow(state, gas, flat)
-        density, energy, momentum = ahead[:, :1], ahead[:, 1:2], ahead[:, 2:]
-        is_gas = (density > 0) & (2 * density * energy > _square(momentum))
-        if bool(is_gas.all()):
+        wrong = ~_is_gas(ahead)
+        if not bool(wrong.any()):
             return ahead
-        wrong = ~is_gas if flat is None else flat | ~is_gas
+        wrong = wrong if flat is None else flat | wrong
         for axis in range(2, state.ndim):
             padded = _walled(wrong.movedim(axis, -1), 1, gas.is_periodic)
             wrong = (padded[..., :-2] | padded[..., 1:-1] | padded[..., 2:]).movedim(-1, axis)
@@ -131,12 +136,13 @@ def _outflow(state: Tensor, gas: Gas, flat: Tensor | None) -> Tensor:
     fields, total = primitive(state), None
     for axis in range(fields.ndim - 2):
         padded = _walled(fields.movedim(2 + axis, -1), 2, gas.is_periodic)
-        difference = padded.diff(dim=-1)
-        size, before, after = difference.abs(), difference[..., :-1], difference[..., 1:]
-        most = torch.where(before * after > 0, torch.minimum(size[..., :-1], size[..., 1:]), 0.0)
+        step = padded.diff(dim=-1)
+        before, after = step[..., :-1], step[..., 1:]
+        rise = torch.minimum(before, after).clamp_min_(0)
+        fall = torch.maximum(before, after).clamp_max_(0)
+        half = torch.clamp((before + after).mul_(0.25), fall, rise)   # of the slope
         if flat is not None:
-            most = most.masked_fill(_walled(flat.movedim(2 + axis, -1), 1, gas.is_periodic), 0.0)
-        half = torch.clamp(0.25 * (before + after), -most, most)   # of the slope
+            half.masked_fill_(_walled(flat.movedim(2 + axis, -1), 1, gas.is_periodic), 0.0)
         flux = _flux(padded[..., 1:-2] + half[..., :-1], padded[..., 2:-1] - half[..., 1:], VELOCITY + axis)
         change = flux.diff(dim=-1).movedim(-1, 2 + axis)
         total = change if total is None else total + change
@@ -180,9 +186,22 @@ def _flux(left: Tensor, right: Tensor, normal: int) -> Tensor:
 # -------------------------------------------------------------------------------------------------- viscosity
 
 
-def _rub(state: Tensor, step: Tensor, gas: Gas) -> Tensor:
-    """The state after the stresses have acted for a step: RKL2, whose s stages allow (s^2 + s - 2) / 4 times
-    the step of the explicit method."""
+def _rub(state: Tensor, step: Tensor, gas: Gas, depth: int = 0) -> Tensor:
+    """The state after the stresses have acted for a step; in halves where the pressure would be lost."""
+    after = _stages(state, step, gas)
+    wrong = ~_is_gas(after).flatten(1).all(1)
+    if bool(wrong.any()):
+        assert depth < MAX_HALVINGS, "a stress took the pressure away"
+        some, half = state[wrong], 0.5 * step[wrong]
+        for _ in range(2):
+            some = _rub(some, half, gas, depth + 1)
+        after[wrong] = some
+    return after
+
+
+def _stages(state: Tensor, step: Tensor, gas: Gas) -> Tensor:
+    """The state after a step of RKL2, whose s stages allow (s^2 + s - 2) / 4 times the step of the explicit
+    method."""
     num_axes, density, start = state.ndim - 2, state[:, :1], state[:, 1:]
     faces, ratios = [], []
     for axis in range(2, state.ndim):
