@@ -15,6 +15,8 @@ followed from the beginning. In numpy: arrays this small take torch five times a
 tolerances 1e-3 and 1e-6.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 
