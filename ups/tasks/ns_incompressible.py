@@ -22,6 +22,8 @@ configuration, on a periodic box of side 1 (its own, of side 512, leaves no mode
 Published as hundreds of files of four trajectories, all with one viscosity; this is the first.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from typing import Any
