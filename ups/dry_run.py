@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.chain import STAGES
-from ups.config import Config, ModelConfig, to_dict
+from ups.config import STAGES, Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done
@@ -50,14 +49,14 @@ def _work(config: Config, stage: str) -> tuple[float, float, int]:
 
 def print_training_plan(config: Config, stage: str) -> None:
     """Batch, parents, parameters, memory, disk and time of a training stage."""
-    kind, section = STAGES[stage], getattr(config, stage)
-    names, train, model = kind.tasks(config), section.train, getattr(section, "model", config.diffusion.model)
+    names, section = config.served(stage), getattr(config, stage)
+    train, model = section.train, getattr(section, "model", config.diffusion.model)
     trained, evaluated, fitted = _work(config, stage)
     if not names:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
         return
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
-    parents = ({config.run_dir / parent / DONE: parent for parent in kind.parents}
+    parents = ({config.run_dir / parent / DONE: parent for parent in STAGES[stage]}
                or {config.cache_path(name): "cache" for name in names})
     missing = [path for path in parents if not path.is_file()]
     more = f"; {missing[0]} is missing: make {parents[missing[0]]}" if missing else ""
@@ -129,12 +128,13 @@ def print_report_plan(config: Config) -> None:
     settings, total = config.evaluate, 0.0
     print(f"report: to {config.report_dir}: results.json, report.html, figures; on "
           f"{', '.join(config.evaluated)}")
-    for is_steady, section in ((False, config.diffusion), (True, config.steady)):
-        for name in config.corrected(is_steady, config.evaluated):
+    for stage, section in (("diffusion", config.diffusion), ("steady", config.steady)):
+        for name in config.served(stage, config.evaluated):
             network, x = _network(config, name, section.model, is_operator=False)
             forth, _ = _seconds(network, x, settings.batch_size, get_task(name).boundary,
                                 section.train.precision)
-            states = settings.ensemble_trajectories * (4 if is_steady else 24 + settings.ensemble_frames)
+            states = settings.ensemble_trajectories * (
+                4 if stage == "steady" else 24 + settings.ensemble_frames)
             total += 2 * config.diffusion.sampler_steps * settings.members * states * forth
     print(f"  about {duration(total)} for ensembles of {settings.members} members of what is corrected: an "
           "estimate from one evaluation per task, measured now; the operator's rollouts take seconds per "
