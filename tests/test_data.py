@@ -19,12 +19,14 @@ import pytest
 import yaml
 
 import prepare_data
+from ups import files
 from ups.config import load_config
-from ups.data import doctor, download, pdebench
+from ups.data import doctor, download
 from ups.data.doctor import report
 from ups.data.download import fetch, md5_of, published_file
 from ups.data.generate import generation_settings, write_data
-from ups.data.pdebench import open_data, partial_path
+from ups.data.pdebench import open_data
+from ups.files import partial_path
 from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -278,9 +280,10 @@ def test_nobody_listening_is_a_connection_error(tmp_path):
 
 
 def test_a_download_larger_than_the_disk_is_refused(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(pdebench.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
-    with pytest.raises(OSError, match="a.hdf5 needs 0.00 GiB more"):
+    monkeypatch.setattr(files.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=2**10, f_frsize=2**10))
+    with pytest.raises(OSError, match="cannot write .*a.hdf5 .No space left.*and 3 MiB of room in it.*change data.root"):
         get(server, tmp_path / "a.hdf5")
+    assert partial_path(tmp_path / "a.hdf5").stat().st_size == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- doctor
@@ -422,7 +425,7 @@ def test_what_cannot_be_read_is_one_finding(tmp_path):
     saved(tmp_path, u, "diff_react2d", None)
     with h5py.File(path, "r+") as file:
         del file["0002/data"]
-    assert "no 0002/data" in said(examine(path, "diff_react2d", **SPLIT), "error")
+    assert "no array '0002/data'" in said(examine(path, "diff_react2d", **SPLIT), "error")
 
 
 # ---------------------------------------------------------------------------------------------------------- prepare_data

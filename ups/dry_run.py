@@ -22,7 +22,7 @@ from ups.config import STAGES, Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done
-from ups.data.pdebench import partial_path
+from ups.files import partial_path
 from ups.generative.corrector import Corrector
 from ups.models.backbone import make_backbone
 from ups.models.operator import Operator

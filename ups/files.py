@@ -187,18 +187,55 @@ def lock(file: IO, path: Path) -> None:
                                    f"another disk") from error
 
 
+def partial_path(path: Path) -> Path:
+    """Where a file is written before it is complete."""
+    return path.with_name(path.name + ".partial")
+
+
+@contextlib.contextmanager
+def completing(path: Path, num_bytes: int, keys: str, is_continued: bool = True) -> Iterator[BinaryIO]:
+    """The unfinished file of `path`, `held`; it becomes `path`, flushed, when the block ends well and has not
+    removed it.
+
+    is_continued: on an error it stays for the next process to continue. num_bytes, keys: as in `explained`.
+    """
+    partial = partial_path(path)
+    with explained(path, num_bytes, keys):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with held(partial) as file:
+            try:
+                yield file
+                if is_at(partial, file):
+                    os.fsync(file.fileno())
+                    partial.rename(path)
+            except BaseException:
+                if not is_continued:
+                    partial.unlink(missing_ok=True)
+                raise
+            flush(path.parent)
+
+
+def require_room(file: BinaryIO, num_bytes: int) -> None:
+    """Raise OSError where the disk has not the room that `file` lacks of `num_bytes`."""
+    disk, there = os.fstatvfs(file.fileno()), os.fstat(file.fileno()).st_blocks * 512
+    if num_bytes - there > disk.f_bavail * disk.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def reserve(file: BinaryIO, num_bytes: int) -> None:
     """Give `file` its first `num_bytes` on the disk for real: a full disk is an error now, not in an hour."""
+    require_room(file, num_bytes)   # else a disk would be filled before it is found too small
     os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
 @contextlib.contextmanager
 def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
-    """Say of an error that the disk or its rights caused what `path` needs, and which `keys` change that."""
+    """Say of an error that the disk or its rights caused what `path` needs, and which `keys` change that; what
+    was said already stays."""
     try:
         yield
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        if error.errno not in UNWRITABLE or error.__cause__:
             raise
         raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder "
                                    f"that may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free "

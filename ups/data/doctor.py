@@ -14,8 +14,7 @@ import numpy as np
 
 from ups.boundary import PERIODIC
 from ups.data.download import edition, md5_of
-from ups.data.pdebench import SETTINGS, open_data, split_indices
-from ups.data.reader import Reader
+from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.tasks import Finding
 
 BLOCK_BYTES = 32 * 2**20
@@ -102,7 +101,7 @@ class _Scan:
     drift: list[float] = field(default_factory=list)
 
 
-def _scan(data: Reader) -> _Scan:
+def _scan(data: Trajectories) -> _Scan:
     """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
     task = data.task
     scan, frozen = _Scan(), 0.0
@@ -139,7 +138,7 @@ def _copies(digests: list[bytes]) -> list[tuple[int, int]]:
     return [(i, first[digest]) for i, digest in enumerate(digests) if first.setdefault(digest, i) != i]
 
 
-def _of_scan(data: Reader, scan: _Scan, split: dict[int, str]) -> Iterator[Finding]:
+def _of_scan(data: Trajectories, scan: _Scan, split: dict[int, str]) -> Iterator[Finding]:
     """What a pass over the file has shown."""
     copies = _copies(scan.whole)
     leaks = [(i, j) for i, j in _copies(scan.initial) if split[i] != split[j]]
@@ -165,7 +164,7 @@ def _of_scan(data: Reader, scan: _Scan, split: dict[int, str]) -> Iterator[Findi
         yield from check(data, scan)
 
 
-def _edition(data: Reader, hash_all: bool) -> Iterator[Finding]:
+def _edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
     """Whether a file with a published name is the published file (by MD5)."""
     name, where, published = data.path.name, str(data.path), data.task.published
     if SETTINGS in data.attributes or name not in published:
@@ -182,7 +181,7 @@ def _edition(data: Reader, hash_all: bool) -> Iterator[Finding]:
                if old else Finding("warning", what, where, "make sure you know where it comes from"))
 
 
-def _name(data: Reader) -> Iterator[Finding]:
+def _name(data: Trajectories) -> Iterator[Finding]:
     """Whether the parameter is the one in the file's name."""
     named = data.task.parameter_in(data.path.name)
     if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
@@ -191,7 +190,7 @@ def _name(data: Reader) -> Iterator[Finding]:
                       "find out which is true and mend the other")
 
 
-def _mean(data: Reader, drift: list[float]) -> Iterator[Finding]:
+def _mean(data: Trajectories, drift: list[float]) -> Iterator[Finding]:
     """Whether the mean stays where the equation conserves it."""
     task, median = data.task, float(np.median(drift)) if drift else 0.0
     if task.conserved == task.fields and median > DRIFT:
@@ -200,7 +199,7 @@ def _mean(data: Reader, drift: list[float]) -> Iterator[Finding]:
                                "boundary", str(data.path), "name the right task in data.tasks")
 
 
-def _wall_noise(data: Reader) -> Iterator[Finding]:
+def _wall_noise(data: Trajectories) -> Iterator[Finding]:
     """Whether the second half of some trajectories alternates from cell to cell next to a wall, and not
     elsewhere."""
     if data.task.boundary == PERIODIC or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
