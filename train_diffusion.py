@@ -15,10 +15,8 @@ Expected (configs/small.yaml): a loss well below 1 (1 is a Gaussian of the right
 report.
 """
 
-from functools import partial
-
-from ups.generative.fitting import loss_of, scaled_corrector, validate
-from ups.generative.residuals import TransientResiduals, schedule_of, validation
+from ups.generative.fitting import scaled_corrector, train
+from ups.generative.residuals import TransientResiduals
 from ups.models.operator import load_operator
 from ups.setup import opened, started
 from ups.training.ranks import main_guard
@@ -32,42 +30,16 @@ def main() -> None:
     config, caches = opened(__doc__, STAGE)
     run = started(config, STAGE, caches)
     section, seed = config.diffusion, config.run.seed
-    train, size = section.train, section.train.batch_size
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
-    schedule = schedule_of(residuals, "reserved", size, seed)
 
-    # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
-    # leave
-    run.seed_all()
+    # ---- model: the conditional mean and scale of the residuals, fitted once
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
-    corrector = run.attach(corrector)
-    held_out = {name: validation(source, seed, train.validate_trajectories)
-                for name, source in residuals.items()}
 
-    def loss_at(step: int) -> tuple[partial, int]:
-        batch = schedule.batch(step).share(run.rank, run.world)
-        source = residuals[batch.task]
-        return partial(loss_of, corrector, source, batch, size, section.noises, seed, step), len(batch)
-
-    run.probe(*loss_at(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})))
-
-    # ---- loop
-    for step in run.steps():
-        run.update(*loss_at(step))
-        if run.is_due(train.validate_every):
-            with run.ema_weights():
-                losses = validate(corrector, held_out, seed, run.ranks)
-            score = sum(losses.values()) / len(losses)
-            run.validated({"score": score, **losses})
-            run.keep_best(score)
-            run.print(f"step {run.step}: validation loss "
-                      + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
-
-    # ---- finish
-    run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)
+    # ---- loop, finish: the diffusion of what they leave
+    train(run, corrector, residuals, section, seed, scales)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from ups.config import Config, load_config
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.diffusion import Velocity, column, denoise, diffuse, draw_angles
-from ups.generative.residuals import TransientResiduals, schedule_of
+from ups.generative.residuals import Batches, TransientResiduals
 from ups.generative.student import (
     Solved,
     SolvedPool,
@@ -78,17 +78,14 @@ def compare(config: Config, steps: int) -> dict[str, dict[str, dict]]:
     operator = load_operator(config.run_dir / "operator")
     residuals = {name: TransientResiduals(operator, open_cache(config, name)) for name in config.corrected(is_steady=False)}
     teacher = load_corrector(config.run_dir / "diffusion")
-    schedule = schedule_of(residuals, "reserved", size, seed + 3)
     ranks = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"), agreed=lambda function, doing: function(),
                             reduce_sum=lambda tensor: tensor)
     held_out = held_out_of(teacher, residuals, section.train.validate_trajectories, seed, ranks)
 
-    def solved_part(number: int, part: slice) -> Solved:
-        batch = schedule.batch(number)
-        return solve(teacher, residuals[batch.task], batch, part, size, seed, number)
+    batches = Batches(residuals, size, seed, "consistency", ranks, offset=3)
 
     def trained(loss: Callable[..., Tensor]) -> Corrector:
-        student, pool = Corrector(teacher.description), SolvedPool(solved_part)
+        student, pool = Corrector(teacher.description), SolvedPool(partial(solve, teacher, batches))
         student.load_state_dict(teacher.state_dict())
         ema = EMA(student, section.optim.ema_decay)
 

@@ -130,7 +130,7 @@ def test_on_the_trained_grid_a_forecast_is_the_rollout_of_the_latents(trained, n
         u_pred = forecast(operator, name, u0, shown, frames, dt=cache.dt)
     rows = cache.split["test"][:2]
     z = cache.inputs(rows) if cache.task.is_steady else cache.batch(rows, 0, head.history)
-    right = operator.physical(name, operator.rollout(z, name, parameters, frames))
+    right = operator.head(name).physical(operator.rollout(z, name, parameters, frames))
     torch.testing.assert_close(u_pred, right, rtol=1e-4, atol=1e-4)
     assert u_pred.shape == (len(u0), frames, head.codec.num_channels, *head.codec.space)
 

@@ -540,7 +540,7 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     known = ensembles.residuals.head.known(torch.zeros(len(rows), 0))
     r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], known)[0] for t in range(9)])
     assert float(head.marginal_std.norm()) == pytest.approx(float(r.flatten(0, -2).std(0).norm()), rel=0.15)
-    condition = networks["diffusion"].condition(HIDDEN, tokens, facts)
+    condition = networks["diffusion"].heads[HIDDEN].condition(tokens, facts)
     scale = head.r_std * condition.log_scale.exp()
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
     ends = {"corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)}
@@ -662,12 +662,13 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     observation = observe_case(v, "points_10", row_generators(0, "points_10", rows=range(2)))
     guess, tokens, facts = steady.predict(observation, parameters)
     noise = torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)])
-    condition = prior.condition(STEADY, tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    head = prior.heads[STEADY]
+    condition = head.condition(tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
     bank = case_bank(steady, "points_10", 0)
     place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
     residuals = {"dressed": bank.mean(0) + bank.std(0) * noise, "resampled": bank[place],
-                 "gaussian": prior.unwhiten(noise.flatten(0, 1), condition),
-                 "prior": prior.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)}
+                 "gaussian": head.unwhiten(noise.flatten(0, 1), condition),
+                 "prior": head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)}
     for kind, r in residuals.items():
         draws = posterior_draws(prior, steady, (guess, tokens, facts), noise, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()

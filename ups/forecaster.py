@@ -252,7 +252,7 @@ class Forecaster:
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
         z_pred = self.operator.rollout(z, task, values, num_frames)
-        return answer(finish(self.operator.physical(task, z_pred)))
+        return answer(finish(self.operator.head(task).physical(z_pred)))
 
     @torch.no_grad()
     def sample(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, members: int = 16,
@@ -271,7 +271,7 @@ class Forecaster:
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, rows)
-        return answer(finish(self.operator.physical(task, z_pred)), ("member", "time"))
+        return answer(finish(self.operator.head(task).physical(z_pred)), ("member", "time"))
 
     @torch.no_grad()
     def prior(self, task: str, a_observed: Field, mask: Any, members: int = 16, *, parameters: Values = None,

@@ -88,14 +88,14 @@ class Ensembles:
             return self.head.marginal_mean + self.head.marginal_std * noise
         if model == "dressed_resampled":
             return resampled(self.bank, noise.flatten(1)[:, 0])
-        condition = self.corrector.condition(self.residuals.name, tokens, facts)
+        condition = self.head.condition(tokens, facts)
         known = condition if shown is None else replace(condition, tokens=condition.tokens[shown],
                                                         facts=condition.facts[shown])
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model != "dressed_conditional":
             options = {"num_steps": num_steps} if num_steps else {}
             noise = self.samplers[model].whitened(known.rows(every), noise, second, **options)
-        return self.corrector.unwhiten(noise, condition.rows(every))
+        return self.head.unwhiten(noise, condition.rows(every))
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:
         """Noise and second noise (rows * members, *tokens, dim)."""

@@ -76,13 +76,13 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
     if device.type == "cuda":
         torch.cuda.synchronize()
     begun = time.perf_counter()
-    u_pred = operator.physical(task.name, operator.rollout(given, task.name, parameters, num_frames)).cpu()
+    u_pred = operator.head(task.name).physical(operator.rollout(given, task.name, parameters, num_frames)).cpu()
     seconds = time.perf_counter() - begun
     base = u_pred      # the operator is its base where validation has switched the network off
     if operator.head(task.name).is_network_used:
         z_base = operator.rollout(given, task.name, parameters, num_frames, part="base")
-        base = operator.physical(task.name, z_base).cpu()
-    codec = operator.physical(task.name, truth.cache.batch(rows, truth.context, num_frames, device)).cpu()
+        base = operator.head(task.name).physical(z_base).cpu()
+    codec = operator.head(task.name).physical(truth.cache.batch(rows, truth.context, num_frames, device)).cpu()
     return {"operator": u_pred, "base": base, "codec_floor": codec}, seconds
 
 

@@ -16,16 +16,18 @@ so calibration is judged on partial observations of a task whose exact posterior
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.data.cache import Cache
-from ups.data.schedule import Schedule
+from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import patchify
-from ups.generative.corrector import Drawn
+from ups.generative.corrector import Condition, Corrector, Drawn
+from ups.generative.diffusion import draw_angles
 from ups.generative.observation import LinearGuess, Observation, draw_levels, observe, row_generators
 from ups.models.bases.base import Known
 from ups.models.operator import Operator
@@ -40,20 +42,6 @@ START_ROWS = 32        # trajectories from which the residual's size at each sta
 DISTURBED = 0.75       # share of the states in training that carry an error as a rollout's own would
 # its size over that of a residual, log-uniform; a sampler of a small run leaves some 5 %
 SMALLEST, LARGEST = 0.01, 1.0
-
-
-class Ranks(Protocol):
-    """What a validation needs of the other processes; see ups/training/ranks.py."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    def agreed(self, function: Callable[[], Any], doing: str) -> Any:
-        """function() on this rank; raises on every rank if it did on any."""
-
-    def reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks."""
 
 
 class StateConditions:
@@ -105,7 +93,8 @@ class FieldConditions:
         codec, dim = self.head.input_codec, self.head.codec.dim
         num_conditions = 3 * codec.width + codec.patch**self.head.task.ndim + dim
         self.description: dict[str, Any] = {"name": name, "dim": dim, "num_conditions": num_conditions,
-                                            "guess": linear.description}
+                                            "guess": {"shape": list(linear.shape),
+                                                      "num_modes": len(linear.variance)}}
 
     def predict(self, observation: Observation, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(log O(v_guess) (batch, *tokens, dim), tokens, facts) of an observation in normalised units."""
@@ -285,3 +274,56 @@ def validation(residuals: Residuals, seed: int, batch_size: int) -> list[Drawn]:
     batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
     return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i))
             for i, batch in enumerate(batches)]
+
+
+@dataclass(frozen=True)
+class Noised:
+    """Residuals r~ under their conditions, with a noise and an angle (in main memory) each. within: where
+    their rows lie in the global batch."""
+
+    condition: Condition
+    r: Tensor
+    noise: Tensor
+    angle: Tensor
+    within: slice
+
+
+class Batches:
+    """The reserved residuals of all tasks, in the global batches of a stage; of each this rank has a share.
+
+    stream: of the random numbers, which are functions of (seed, step). ranks: rank and world. share: how many
+    rows a rank has; largest: the first step of the task that takes most memory.
+    """
+
+    def __init__(self, residuals: dict[str, Residuals], size: int, seed: int, stream: str, ranks: Any,
+                 offset: int = 0):
+        self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
+        self.schedule = schedule_of(residuals, "reserved", size, seed + offset)
+        self.largest = self.schedule.step_of_largest({name: source.cache.frame_bytes
+                                                      for name, source in residuals.items()})
+        self.share = len(self.batch(0))
+
+    def batch(self, step: int) -> Batch:
+        """This rank's share of a step's batch."""
+        return self.schedule.batch(step).share(self.ranks.rank, self.ranks.world)
+
+    def shown(self, network: Corrector, step: int, part: slice) -> tuple[Tensor, Condition, slice]:
+        """(r~, its condition, where it lies in the global batch) of the rows `part` of the share."""
+        batch = self.batch(step)
+        drawn = self.residuals[batch.task].draw("reserved", batch.rows[part], batch.starts[part],
+                                                generator(self.seed, self.stream, "augment", step),
+                                                is_disturbed=True)
+        return *network.heads[batch.task].shown(*drawn), batch.within(part)
+
+    def noised(self, network: Corrector, step: int, part: slice, noises: int = 1,
+               angles: Callable[..., Tensor] = draw_angles) -> Noised:
+        """The rows `part` of the share, each under `noises` noises and `angles` as `draw_angles` draws
+        them."""
+        r, condition, within = self.shown(network, step, part)
+        again = torch.arange(len(r), device=r.device).repeat_interleave(noises)
+        angle = angles(self.size * noises, generator(self.seed, self.stream, "angle", step),
+                       network.heads[condition.name].largest).view(self.size, noises)
+        noise = torch.randn(self.size, noises, *r.shape[1:],
+                            generator=generator(self.seed, self.stream, "noise", step))
+        return Noised(condition.rows(again), r[again], noise[within].flatten(0, 1).to(r.device),
+                      angle[within].flatten(), within)

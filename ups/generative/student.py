@@ -14,15 +14,15 @@ others serve the second step. Knowledge distillation on ODE pairs is Luhman and 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.data.schedule import Batch
 from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_angles, sample
-from ups.generative.residuals import Ranks, Residuals, validation
+from ups.generative.residuals import Batches, Noised, Residuals, validation
 from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
 
@@ -49,14 +49,11 @@ def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0,
     `mid_angle`.
 
     y1 = f(noise, pi/2); then x = cos(mid) y1 + sin(mid) second, y = f(x, mid) (multistep consistency
-    sampling, Song et al. 2023, algorithm 1). Raises ValueError for a mid angle outside (0, pi/2).
+    sampling, Song et al. 2023, algorithm 1); mid_angle in (0, pi/2).
     """
     y = draw_members(student, noise)
     if second is None:
         return y
-    if not 0.0 < mid_angle < NOISE:
-        raise ValueError(f"the student's second step starts at angle {mid_angle:g}; expected one in (0, "
-                         "pi/2). Set consistency.mid_angle, 1.1 by default.")
     angle = torch.full((len(noise),), mid_angle, device=noise.device)
     return denoise(student, diffuse(y, second, angle), angle)
 
@@ -89,35 +86,21 @@ def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor) -> Ten
     return pseudo_huber(denoise(student, x, angle) - y)
 
 
-class Solved(NamedTuple):
-    """Rows of a batch: r~ under its condition, starts x at angles and the ends y of the teacher's ODE from
-    there.
+@dataclass(frozen=True)
+class Solved(Noised):
+    """Rows with starts x at their angles and the ends y of the teacher's ODE from there."""
 
-    within: where these rows lie in the global batch.
-    """
-
-    condition: Condition
-    r: Tensor
     x: Tensor
-    angle: Tensor
     y: Tensor
-    within: slice
 
 
-def solve(teacher: Corrector, source: Residuals, batch: Batch, part: slice, size: int, seed: int,
-          number: int) -> Solved:
-    """The rows `part` of a share `batch` of the global batch `number` of `size` rows."""
-    mine = batch.within(part)
-    r, condition = teacher.shown(batch.task, source.draw(
-        "reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", number),
-        is_disturbed=True))
-    largest = float(teacher.heads[batch.task].largest_std)
-    angle = draw_starts(size, generator(seed, STREAM, "angle", number), largest)[mine].to(r.device)
-    noise = torch.randn(size, *r.shape[1:],
-                        generator=generator(seed, STREAM, "noise", number))[mine].to(r.device)
-    x = diffuse(r, noise, angle)
-    y = sample(teacher.velocity(condition), x, teacher.description["sampler_steps"], angle)
-    return Solved(condition, r, x, angle, y, mine)
+def solve(teacher: Corrector, batches: Batches, number: int, part: slice) -> Solved:
+    """The rows `part` of this rank's share of the batch `number`."""
+    given = batches.noised(teacher, number, part, angles=draw_starts)
+    given = replace(given, angle=given.angle.to(given.r.device))
+    x = diffuse(given.r, given.noise, given.angle)
+    y = sample(teacher.velocity(given.condition), x, teacher.description["sampler_steps"], given.angle)
+    return Solved(**vars(given), x=x, y=y)
 
 
 def pool_number(step: int, pool_batches: int, seed: int) -> tuple[int, int]:
@@ -183,11 +166,12 @@ def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: in
 def _drawn(student: Corrector, condition: Condition, r: Tensor,
            noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(draws (batch, M, ...) of one evaluation, the same and r in units of r_std)."""
-    num, unit = noise.shape[1], student.heads[condition.name].r_std.square().mean().sqrt()
+    num, head = noise.shape[1], student.heads[condition.name]
+    unit = head.r_std.square().mean().sqrt()
     repeated = condition.rows(torch.arange(len(r), device=r.device).repeat_interleave(num))
     draws = draw_members(student.velocity(repeated), noise.flatten(0, 1))
-    states = (student.unwhiten(draws, repeated) / unit).unflatten(0, (-1, num))
-    return draws.unflatten(0, (-1, num)), states, student.unwhiten(r, condition) / unit
+    states = (head.unwhiten(draws, repeated) / unit).unflatten(0, (-1, num))
+    return draws.unflatten(0, (-1, num)), states, head.unwhiten(r, condition) / unit
 
 
 def scores(student: Corrector, source: Residuals, condition: Condition, r: Tensor, noise: Tensor) -> Tensor:
@@ -201,14 +185,14 @@ def scores(student: Corrector, source: Residuals, condition: Condition, r: Tenso
 
 @torch.no_grad()
 def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size: int, seed: int,
-                ranks: Ranks) -> dict[str, list[tuple]]:
+                ranks: Any) -> dict[str, list[tuple]]:
     """This rank's validation residuals with members' noise, and the teacher's ends of the first two
     members."""
     held_out: dict[str, list] = {}
     for name, source in residuals.items():
         batches = validation(source, seed, batch_size)
         for number in range(ranks.rank, len(batches), ranks.world):
-            r, condition = teacher.shown(name, batches[number])
+            r, condition = teacher.heads[name].shown(*batches[number])
             noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
                                 generator=generator(seed, STREAM, "validate", number)).to(r.device)
             ends = [sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"])
@@ -219,7 +203,7 @@ def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size:
 
 @torch.no_grad()
 def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list],
-             ranks: Ranks) -> dict[str, dict]:
+             ranks: Any) -> dict[str, dict]:
     """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy
     (score)."""
     def local() -> Tensor:

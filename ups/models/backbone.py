@@ -9,12 +9,23 @@ attention: at equal time spectral mixing on one level measured better than a U-s
 task tried.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
 from ups.config import ModelConfig
 from ups.spectral import cosine, fourier_pairs
+
+
+def zero_linear(size: int, width: int) -> nn.Linear:
+    """A layer that begins as nothing: what it feeds starts as if it were not there."""
+    layer = nn.Linear(size, width)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class SpectralMixing(nn.Module):
@@ -93,9 +104,7 @@ class Block(nn.Module):
         hidden = int(width * mlp_ratio)
         self.spectral, self.local = SpectralMixing(width, modes), LocalMixing(width, kernel_size)
         self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        self.modulation = nn.Linear(width, 6 * width)
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
+        self.modulation = zero_linear(width, 6 * width)
         for linear in (self.up, self.down):
             # for Muon, see ups/training/optim.py
             linear.weight.is_hidden_matrix = True
@@ -133,3 +142,20 @@ BACKBONES: dict[str, type[nn.Module]] = {"flat": FlatBackbone}
 def make_backbone(model: ModelConfig) -> nn.Module:
     """The backbone of `model.kind`, not yet trained."""
     return BACKBONES[model.kind](model)
+
+
+class TaskNetwork(nn.Module):
+    """A backbone shared by tasks that each have a head, an embedding and a name: the operator, a corrector.
+
+    description (JSON-able): model (ModelConfig's keys), precision ("no" or "bf16", inside the backbone),
+    tasks (what `head` makes their heads from, with a name each). Whoever loads one fills it by a state_dict.
+    """
+
+    def __init__(self, description: dict[str, Any], head: Callable[[dict[str, Any], ModelConfig], nn.Module]):
+        super().__init__()
+        model, tasks = ModelConfig(**description["model"]), description["tasks"]
+        self.description, self.precision, self.width = description, description["precision"], model.width
+        self.names = [task["name"] for task in tasks]
+        self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
+        self.backbone = make_backbone(model)
+        self.task_embedding = nn.Parameter(torch.randn(len(tasks), model.width) * 0.02)
