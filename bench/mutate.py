@@ -351,7 +351,7 @@ def mutate_data(folder: Path, draw: random.Random) -> str:
 def read_data(folder: Path) -> str:
     config, task = settings(folder), (folder / "which").read_text()
     path = data_files(config, task)[0]
-    findings = examine([path], task, val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)[path]
+    (_, findings), = examine([(task, path)], val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)
     try:
         build_cache(config, task, progress=False)
     except ValueError as error:

@@ -319,7 +319,7 @@ def damaged(path, change, key="tensor"):
 
 def examine(path, task, **options):
     """What the doctor says about one file."""
-    return doctor.examine([path], task, **options)[path]
+    return dict(doctor.examine([(task, path)], **options))[path]
 
 
 def said(findings, severity):
@@ -358,8 +358,9 @@ def test_constant_trajectories_and_repeats_are_named(tmp_path):
 def test_leakage_is_an_initial_condition_in_two_splits(tmp_path):
     u = moving(0.4)
     u[12, 0] = u[0, 0]  # 0 is test, 12 is training
-    findings = examine(saved(tmp_path, u), "advection1d", **SPLIT)
-    assert "1 trajectories start as one in another split does (first: [(12, 0)])" in said(findings, "error")
+    path = saved(tmp_path, u)
+    findings = examine(path, "advection1d", **SPLIT)
+    assert f"1 trajectories start as one in another split does (first: 12 as 0 of {path.name})" in said(findings, "error")
 
 
 def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
@@ -367,16 +368,16 @@ def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
     u[12, :, 0] = u[0, :, 0]
     u[13, :, 1] = u[1, :, 1]
     findings = examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT)
-    assert "(first: [(12, 0)])" in said(findings, "error") and "13" not in said(findings, "error")
+    assert "(first: 12 as 0 of " in said(findings, "error") and "13" not in said(findings, "error")
 
 
 def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_path):
     first, same = saved(tmp_path, moving(0.4)), saved(tmp_path, moving(1.0), parameter=1.0)
-    found = doctor.examine([first, same], "advection1d", **SPLIT)
+    found = dict(doctor.examine([("advection1d", first), ("advection1d", same)], **SPLIT))
     assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in said(found[same], "info")
     rolled = saved(tmp_path, moving(0.1)[::-1].copy(), parameter=0.1)
-    found = doctor.examine([first, rolled], "advection1d", **SPLIT)
-    assert "8 initial conditions are those of another split in another file" in said(found[rolled], "error")
+    found = dict(doctor.examine([("advection1d", first), ("advection1d", rolled)], **SPLIT))
+    assert "8 trajectories start as one in another split does (first: 0 as 19 of " in said(found[rolled], "error")
 
 
 def test_frozen_fields_are_reported_and_are_suspect_in_reacdiff(tmp_path):

@@ -230,8 +230,8 @@ def reserve(file: BinaryIO, num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
-    """Say of an error that the disk or its rights caused what `path` needs, and which `keys` change that; what
-    was said already stays."""
+    """Say of an error that the disk or its rights caused what `path` needs, and which `keys` change that;
+    what was said already stays."""
     try:
         yield
     except OSError as error:

@@ -141,10 +141,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
 
 def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
     """What the fingerprint of a cache is made of before any value is read."""
-    digest = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
-    for index in split.values():
-        digest.update(index)
-    return digest
+    return hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode()
+                          + b"".join(index.tobytes() for index in split.values()))
 
 
 def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
@@ -217,8 +215,8 @@ def look_at_own(config: Config) -> None:
 
 def _channels(task: Task) -> dict[str, slice]:
     """Groups of channels with a tokenizer of their own, as slices of Task.channels."""
-    groups = {"state": slice(len(task.inputs), None)}
-    return {**groups, "input": slice(len(task.inputs))} if task.inputs else groups
+    num = len(task.inputs)
+    return {"state": slice(num, None), **({"input": slice(num)} if num else {})}
 
 
 def _read(task: Task, sources: Sequence[Trajectories], num: int, chunk: int, bar: tqdm,

@@ -37,10 +37,10 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
                          f"of yours), or take {task} out of data.tasks.")
     name = spec.file_for(parameter)
     if name not in spec.published:
-        solve = " or, to solve the equation, data.source=generate" if spec.simulate else ""
         raise ValueError(f"{task} has no published file {name}; expected one of: "
                          f"{', '.join(spec.published)}. Change task.{task}.parameters, or set "
-                         f"data.source=own for files of yours{solve}.")
+                         "data.source=own for files of yours"
+                         f"{' or, to solve the equation, data.source=generate' if spec.simulate else ''}.")
     return name, *spec.published[name]
 
 
@@ -141,18 +141,16 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
             total=total, initial=start, unit="B", unit_scale=True, desc=path.name,
             disable=not show_progress) as bar:
         require_room(file, total or 0)
-        try:
-            until, num_bytes = time.monotonic() + timeout_s, 0
-            while block := answer.read1(READ_BYTES):
-                file.write(block)
-                bar.update(len(block))
-                num_bytes += len(block)
-                if time.monotonic() >= until:   # a socket's own limit does not see a byte now and then
-                    if num_bytes < MIN_SPEED * timeout_s:
-                        raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
-                    until, num_bytes = time.monotonic() + timeout_s, 0
-        finally:
-            file.flush()
+        until, num_bytes = time.monotonic() + timeout_s, 0
+        while block := answer.read1(READ_BYTES):
+            file.write(block)
+            file.flush()   # now, as the size of the file tells the progress
+            bar.update(len(block))
+            num_bytes += len(block)
+            if time.monotonic() >= until:   # a socket's own limit does not see a byte now and then
+                if num_bytes < MIN_SPEED * timeout_s:
+                    raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
+                until, num_bytes = time.monotonic() + timeout_s, 0
         if total is None or file.tell() >= total:
             file.truncate()   # complete: what lay behind is not the server's
     if total is not None and file.tell() < total:

@@ -8,7 +8,7 @@ file holds is decided by its keys, never by its suffix.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,14 +24,14 @@ LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another fil
 
 @dataclass(frozen=True)
 class Layout:
-    """How the files of a task are laid out. lead: axes of a stored array before those of one trajectory.
-    split: the order of the shares of trajectories, by PDEBench's convention. opening: how its description
-    begins."""
+    """How the files of a task are laid out, here one array per channel. lead: axes of a stored array before
+    those of one trajectory. split: the order of the shares of trajectories, by PDEBench's convention.
+    opening: how its description begins."""
 
     task: Task
-    lead: ClassVar[tuple[str, ...]]
-    split: ClassVar[tuple[str, ...]]
-    opening: ClassVar[str]
+    lead = ("trajectory",)
+    split = ("test", "val", "train")
+    opening = "HDF5 arrays"
 
     def axes(self, array: Array) -> tuple[str, ...]:
         """Axes of a stored array."""
@@ -45,10 +45,9 @@ class Layout:
     def describe(self, num: int, frames: int, resolution: int) -> str:
         """What a file must hold, in words: arrays, axes, shapes, coordinates, attributes."""
         task = self.task
-        arrays = [f"{array.key} ({', '.join(self.axes(array))}) = "
-                  f"{self.shape(array, num, frames, resolution)} of floats" for array in task.arrays]
-        times = [] if task.is_steady else [f"{self.coordinate('t')} = ({frames},), the frames' times"]
-        parts = [*arrays, *times,
+        parts = [*[f"{array.key} ({', '.join(self.axes(array))}) = "
+                   f"{self.shape(array, num, frames, resolution)} of floats" for array in task.arrays],
+                 *[f"{self.coordinate('t')} = ({frames},), the frames' times"] * (not task.is_steady),
                  *[f"{self.coordinate(axis)} = ({resolution},), optional" for axis in task.axes],
                  *[f"attribute {', '.join(task.parameters)}"] * bool(task.parameters)]
         return f"{self.opening.format(num)} {'; '.join(parts)}"
@@ -109,14 +108,6 @@ class Layout:
         """What a file of `size` bytes of numbers may take on the disk."""
         return size if self.lead else size + size // 50 + settings["num_trajectories"] * GROUP_BYTES
 
-
-class Arrays(Layout):
-    """One array per channel."""
-
-    lead = ("trajectory",)
-    split = ("test", "val", "train")
-    opening = "HDF5 arrays"
-
     def coordinate(self, axis: str, name: str = "") -> str:
         """Where the coordinate of an axis is."""
         return "t" if axis == "t" and self.task.has_own_times else f"{axis}-coordinate"
@@ -145,7 +136,7 @@ class Arrays(Layout):
 
 
 class Groups(Layout):
-    """One group per trajectory, which holds one array with all channels."""
+    """The other one: a group per trajectory, which holds one array with all channels."""
 
     lead = ()
     split = ("train", "val", "test")
@@ -187,9 +178,9 @@ def allocated() -> h5py.h5p.PropDCID:
     return properties
 
 
-def layout_of(task: Task) -> Arrays | Groups:
+def layout_of(task: Task) -> Layout:
     """The layout of the files of a task."""
-    return {"arrays": Arrays, "groups": Groups}[task.layout](task)
+    return {"arrays": Layout, "groups": Groups}[task.layout](task)
 
 
 def found_in(file: h5py.File) -> str:
@@ -201,13 +192,6 @@ def found_in(file: h5py.File) -> str:
     could_be = [name for name, task in TASKS.items() if layout_of(task).fits(file)]
     return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
             f"{', '.join(could_be) or 'none of ours'}.")
-
-
-def plain(value: Any) -> Any:
-    """An HDF5 attribute as text or number."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value.item() if isinstance(value, (np.ndarray, np.generic)) and value.size == 1 else value
 
 
 def fixed_text(text: str) -> np.bytes_:

@@ -16,7 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.data.layout import Layout, found_in, layout_of, node, plain
+from ups.data.layout import Layout, found_in, layout_of, node
 from ups.files import partial_path
 from ups.tasks import TASKS, Array, Task, get_task
 
@@ -103,15 +103,12 @@ class Trajectories:
         units.
 
         Channels are `Task.channels`: the coefficient of a steady task first. Reads these trajectories and
-        strides only. Raises ValueError for an empty range or one outside the file, and for a group of another
-        shape.
+        strides only. Raises ValueError for a group of another shape.
         """
-        if not 0 <= first < last <= self.num_trajectories:
-            raise ValueError(f"{self.path}: trajectories {first} to {last} asked for; expected 0 <= first < "
-                             f"last <= {self.num_trajectories}. Ask for a range inside the file.")
+        assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
         layout = layout_of(self.task)
-        with _open(self.path, self.task.name) as file:
+        with opened(self.path, self.task.name) as file:
             for array, part in layout.parts(out):
                 for name, at, rows in layout.places(first, last, self.groups):
                     dataset, lead = layout.dataset(file, array, name)
@@ -164,7 +161,7 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
         raise ValueError(f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame "
                          f"{first_frame}; expected strides of at least 1 and first_frame of at least 0. Mend "
                          f"task.{task}.")
-    with _open(path, task) as file:
+    with opened(path, task) as file:
         made, groups, notes = made_with(file), layout.names(file), []
         if made and made[1] < made[0]["num_trajectories"]:
             raise ValueError(f"{path} is unfinished ({made[1]} trajectories); expected a complete file. Run "
@@ -193,7 +190,8 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
         if first_frame >= frames:
             raise ValueError(f"{path} has {frames} frames; expected more than first_frame {first_frame}. "
                              f"Lower task.{task}.first_frame.")
-        attributes = {key: plain(value) for key, value in file.attrs.items()}
+        attributes = {key: value.item() if getattr(value, "size", 0) == 1 else value
+                      for key, value in file.attrs.items()}
         _require_task(path, spec, attributes, made)
         coordinates = _coordinates(file, path, layout, groups, frames, space)
     if spec.parameters and spec.parameters[0] not in attributes:
@@ -212,12 +210,12 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
 
 
 @contextlib.contextmanager
-def _open(path: Path, task: str) -> Iterator[h5py.File]:
+def opened(path: Path, task: str) -> Iterator[h5py.File]:
     """The open file. What HDF5 says about a damaged one, whenever it finds out, becomes a ValueError that
     says what to do."""
     if not path.exists():
-        partial = partial_path(path)
-        more = f" There is an unfinished {partial.name}, which it continues." if partial.exists() else ""
+        unfinished = partial_path(path)
+        more = f" There is an unfinished {unfinished.name}, which it continues." * unfinished.exists()
         raise FileNotFoundError(f"no data file {path}; expected {task} in PDEBench's layout. Run `make data` "
                                 f"(or mend data.root).{more}")
     if not path.is_file() or not os.access(path, os.R_OK):
@@ -227,7 +225,7 @@ def _open(path: Path, task: str) -> Iterator[h5py.File]:
         with path.open("rb") as raw:
             start = raw.read(16)
         raise ValueError(f"{path} is not an HDF5 file (it starts with {start!r}); expected data of {task}. "
-                         "Delete it and run `make data`.")
+                         "If no other process writes it, delete it and run `make data`.")
     try:
         with h5py.File(path, "r", locking=False) as file:   # finished files are never written to
             yield file
@@ -235,8 +233,8 @@ def _open(path: Path, task: str) -> Iterator[h5py.File]:
         # h5py's, by kind of damage
         if isinstance(error, ValueError) and str(path) in str(error):   # our own, which name the file
             raise
-        raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. Delete it "
-                         "and run `make data`.") from error
+        raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. If no other "
+                         "process writes it, delete it and run `make data`.") from error
 
 
 def _require_written(dataset: h5py.Dataset, path: Path) -> None:

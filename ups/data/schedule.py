@@ -36,9 +36,7 @@ class Batch:
     def share(self, rank: int, world: int) -> Batch:
         """The slice of this batch that belongs to `rank` of `world` processes; the slices are disjoint and
         cover it."""
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of {world} processes; expected 0 <= rank < world. Pass run.rank "
-                             "and run.world.")
+        assert 0 <= rank < world, (rank, world)
         part = slice(rank * len(self) // world, (rank + 1) * len(self) // world)
         return Batch(self.task, self.rows[part], self.starts[part], part.start)
 
@@ -70,9 +68,6 @@ class Schedule:
         total_steps: int = 1,
         start_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        if not windows:
-            raise ValueError("no task to sample from; expected at least one with training windows. Check "
-                             "data.tasks.")
         for task, (num_rows, num_starts) in windows.items():
             if num_rows < 1 or num_starts < 1:
                 raise ValueError(
@@ -114,8 +109,7 @@ class Schedule:
         return Batch(task, rows[part], starts[part])
 
     def _draw(self, step: int) -> tuple[int, int]:
-        if step < 0:
-            raise ValueError(f"step is {step}; expected 0 or more.")
+        assert step >= 0, step
         while len(self._draws) <= step:  # from step 0 always: the counts are then the same in a resumed run
             index = self._choose(len(self._draws))
             self._draws.append((index, self._counts[index]))
