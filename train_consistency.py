@@ -19,12 +19,12 @@ import math
 from functools import partial
 
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.residuals import Batches, TransientResiduals
+from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import (
     SolvedPool,
     endpoint_loss,
+    ends_of,
     gate,
-    held_out_of,
     metrics_of,
     pool_number,
     score_noise,
@@ -68,7 +68,8 @@ def main() -> None:
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     teacher = load_corrector(config.run_dir / "diffusion", run.device)
-    held_out = held_out_of(teacher, residuals, train.validate_trajectories, seed, run.ranks)
+    held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks,
+                           partial(ends_of, teacher, seed))
     batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
     pool = SolvedPool(partial(solve, teacher, batches))
 
@@ -83,24 +84,21 @@ def main() -> None:
     for step in run.steps():
         number, oldest = pool_number(step, section.pool_batches, seed)
         run.update(partial(loss_of, *given, step, number, oldest), batches.share)
-        if not (run.is_due(train.validate_every) or run.step == tuned_from):
-            continue
-        with run.ema_weights():
-            found = validate(student, residuals, held_out, run.ranks)
-        if run.step == tuned_from:
-            run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
-                       f"writing {TUNING}")
-        if run.step <= tuned_from:   # as distilled: the last is the one to keep
-            run.validated(metrics_of(found))
-            run.keep_if(True)
-        else:
-            before = before or run.folder.find(TUNING, "the validation before tuning",
-                                               "Delete the stage's folder and run it "
-                                               "again.", validation=dict)["validation"]
-            ratio = gate(found, before)
-            run.validated(metrics_of(found) | ({} if ratio is None else {"gate": ratio}))
-            run.keep_if(False) if ratio is None else run.keep_best(ratio)
-        run.print(f"step {run.step}: {words_of(found)}")
+        if run.is_due(train.validate_every) or run.step == tuned_from:
+            with run.ema_weights():
+                found = validate(student, residuals, held_out, run.ranks)
+            ratio = None
+            if run.step == tuned_from:
+                run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
+                           f"writing {TUNING}")
+            elif run.step > tuned_from:
+                before = before or run.folder.find(TUNING, "the validation before tuning",
+                                                   "Delete the stage's folder and run it again.",
+                                                   validation=dict)["validation"]
+                ratio = gate(found, before)
+            run.validated(metrics_of(found) | ({} if ratio is None else {"gate": ratio}), words_of(found))
+            # as distilled, the last is the one to keep
+            run.keep_if(run.step <= tuned_from) if ratio is None else run.keep_best(ratio)
 
     # ---- finish
     run.take_best()

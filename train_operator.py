@@ -87,10 +87,10 @@ def main() -> None:
             with run.ema_weights():
                 errors = validate(operator, caches, config, run)
             run.validated({"score": score_of(errors),
-                           **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}})
+                           **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}},
+                          "validation nRMSE " + ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
+                                                          for name, e in errors.items()))
             run.keep_best(score_of(errors))
-            run.print(f"step {run.step}: validation nRMSE " + ", ".join(
-                f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items()))
 
     # ---- finish: the network serves a task only where it helps
     run.take_best()

@@ -17,8 +17,8 @@ compares the draws.
 from functools import partial
 
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.residuals import Batches, TransientResiduals
-from ups.generative.student import held_out_of, metrics_of, score_noise, scores, twin_of, validate, words_of
+from ups.generative.residuals import Batches, TransientResiduals, held_out_of
+from ups.generative.student import ends_of, metrics_of, score_noise, scores, twin_of, validate, words_of
 from ups.models.operator import load_operator
 from ups.setup import opened, started
 from ups.training.ranks import main_guard
@@ -46,7 +46,8 @@ def main() -> None:
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     batches = Batches(residuals, section.train.batch_size, seed, STAGE, run.ranks, offset=3)
     corrector = load_corrector(config.run_dir / "diffusion", run.device)
-    held_out = held_out_of(corrector, residuals, section.train.validate_trajectories, seed, run.ranks)
+    held_out = held_out_of(residuals, seed, section.train.validate_trajectories, run.ranks,
+                           partial(ends_of, corrector, seed))
 
     # ---- model: starts as the corrector
     run.seed_all()
@@ -60,9 +61,8 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(network, residuals, held_out, run.ranks)
             score = sum(entry["crps"] + entry["energy"] for entry in found.values())
-            run.validated({"score": score, **metrics_of(found)})
+            run.validated({"score": score, **metrics_of(found)}, words_of(found))
             run.keep_best(score)
-            run.print(f"step {run.step}: {words_of(found)}")
 
     # ---- finish
     run.take_best()

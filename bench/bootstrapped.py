@@ -23,12 +23,12 @@ from ups.config import Config, load_config
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.diffusion import Velocity, column, denoise, diffuse, draw_angles
-from ups.generative.residuals import Batches, TransientResiduals
+from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import (
     Solved,
     SolvedPool,
     endpoint_loss,
-    held_out_of,
+    ends_of,
     pool_number,
     pseudo_huber,
     solve,
@@ -80,7 +80,7 @@ def compare(config: Config, steps: int) -> dict[str, dict[str, dict]]:
     teacher = load_corrector(config.run_dir / "diffusion")
     ranks = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"), agreed=lambda function, doing: function(),
                             reduce_sum=lambda tensor: tensor)
-    held_out = held_out_of(teacher, residuals, section.train.validate_trajectories, seed, ranks)
+    held_out = held_out_of(residuals, seed, section.train.validate_trajectories, ranks, partial(ends_of, teacher, seed))
 
     batches = Batches(residuals, size, seed, "consistency", ranks, offset=3)
 

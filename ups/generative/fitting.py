@@ -12,7 +12,15 @@ from ups.config import DiffusionConfig, SteadyConfig, to_dict
 from ups.data.schedule import Schedule
 from ups.generative.corrector import Corrector, CorrectorHead, Drawn, fit_head
 from ups.generative.diffusion import diffusion_loss, draw_angles
-from ups.generative.residuals import Batches, Residuals, schedule_of, validation
+from ups.generative.residuals import (
+    Batches,
+    Noised,
+    Residuals,
+    held_out_of,
+    schedule_of,
+    summed,
+    validation,
+)
 from ups.seeds import generator
 from ups.training.fit import Fit, fit_once
 
@@ -105,24 +113,23 @@ def loss_of(corrector: Corrector, batches: Batches, noises: int, step: int,
         f"{name}/angle_{key}": loss[rows].mean() for key, rows in bins.items() if bool(rows.any())}}
 
 
-@torch.no_grad()
-def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:
-    """Task -> mean loss over fixed validation residuals (`residuals.validation`), angles and noise. A
-    collective."""
-    def local() -> Tensor:
-        sums = torch.zeros(len(held_out), 2, dtype=torch.float64, device=ranks.device)
-        for index, (name, batches) in enumerate(held_out.items()):
-            for number in range(ranks.rank, len(batches), ranks.world):
-                r, condition = corrector.heads[name].shown(*batches[number])
-                draw = generator(seed, STREAM, "validate", number)
-                angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
-                loss = diffusion_loss(corrector.velocity(condition), r, noise.to(r.device),
-                                      angle.to(r.device)).double()
-                sums[index] += torch.stack([loss.sum(), loss.new_tensor(len(r))])
-        return sums
+def noise_of(corrector: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> Noised:
+    """A batch of validation under the noise and angles that it always has."""
+    r, condition = corrector.heads[name].shown(*drawn)
+    draw = generator(seed, STREAM, "validate", number)
+    angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
+    return Noised(condition, r, noise.to(r.device), angle.to(r.device), slice(0, len(r)))
 
-    sums = ranks.reduce_sum(ranks.agreed(local, "validating"))
-    return {name: float(total / count) for name, (total, count) in zip(held_out, sums, strict=True)}
+
+def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:
+    """Task -> mean loss over what is held out. A collective."""
+    def sums_of(name: str, batch: tuple) -> Tensor:
+        given = noise_of(corrector, seed, *batch)
+        loss = diffusion_loss(corrector.velocity(given.condition), given.r, given.noise, given.angle).double()
+        return torch.stack([loss.sum(), loss.new_tensor(len(loss))])
+
+    return {name: total / count for name, (total, count)
+            in zip(held_out, summed(held_out, sums_of, 2, ranks), strict=True)}
 
 
 def train(run: Any, corrector: Corrector, residuals: dict[str, Residuals],
@@ -131,8 +138,8 @@ def train(run: Any, corrector: Corrector, residuals: dict[str, Residuals],
     its best weights on validation. A collective."""
     corrector = run.attach(corrector)
     batches = Batches(residuals, section.train.batch_size, seed, STREAM, run.ranks)
-    held_out = {name: validation(source, seed, section.train.validate_trajectories)
-                for name, source in residuals.items()}
+    held_out = held_out_of(residuals, seed, section.train.validate_trajectories, run.ranks,
+                           lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
     for step in run.steps():
         run.update(partial(loss_of, corrector, batches, section.noises, step), batches.share)
@@ -140,8 +147,7 @@ def train(run: Any, corrector: Corrector, residuals: dict[str, Residuals],
             with run.ema_weights():
                 losses = validate(corrector, held_out, seed, run.ranks)
             score = sum(losses.values()) / len(losses)
-            run.validated({"score": score, **losses})
+            run.validated({"score": score, **losses}, "validation loss "
+                          + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
             run.keep_best(score)
-            run.print(f"step {run.step}: validation loss "
-                      + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
     run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)

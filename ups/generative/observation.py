@@ -31,7 +31,7 @@ BLOCKS = (2, 4, 8)       # cells per axis that "coarse" averages, those that div
 FACTS = ("coverage", "noise", "log2_block")
 MODES = 96               # of the coefficient, in its linear guess
 
-# case: its levels, which are how well a row is observed: share of the cells seen, noise, cells per axis averaged
+# case: its levels, how well a row is observed: share of the cells seen, noise, cells per axis averaged
 CASES: dict[str, tuple[float, float, int]] = {
     "none": (0.0, 0.0, 1), "points_1": (0.01, 0.0, 1), "points_10": (0.1, 0.0, 1), "points_50": (0.5, 0.0, 1),
     "coarse_4": (1.0, 0.0, 4), "noisy_0.3": (1.0, 0.3, 1), "full": (1.0, 0.0, 1),
@@ -72,9 +72,9 @@ def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> 
     kind = {name: number == i for i, name in enumerate(SHARES)}
     ones = torch.ones_like(level)
     coverage = torch.where(kind["points"], COVERAGE[0] * (COVERAGE[1] / COVERAGE[0]) ** level, ones)
-    return torch.stack([coverage.masked_fill(kind["none"], 0.0),
-                        torch.where(kind["noisy"], NOISE[0] * (NOISE[1] / NOISE[0]) ** level, 0.0),
-                        torch.where(kind["coarse"], torch.tensor(blocks)[(level * len(blocks)).long()], 1)], 1)
+    block = torch.where(kind["coarse"], torch.tensor(blocks)[(level * len(blocks)).long()], 1)
+    noise = torch.where(kind["noisy"], NOISE[0] * (NOISE[1] / NOISE[0]) ** level, 0.0)
+    return torch.stack([coverage.masked_fill(kind["none"], 0.0), noise, block], 1)
 
 
 def observe(v: Tensor, levels: Tensor, generators: Sequence[torch.Generator]) -> Observation:

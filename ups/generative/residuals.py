@@ -276,6 +276,27 @@ def validation(residuals: Residuals, seed: int, batch_size: int) -> list[Drawn]:
             for i, batch in enumerate(batches)]
 
 
+def held_out_of(all_residuals: dict[str, Residuals], seed: int, batch_size: int, ranks: Any,
+                make: Callable[[str, int, Drawn], Any]) -> dict[str, list]:
+    """Task -> what make(task, number, drawn) makes of this rank's share of the numbered batches of
+    `validation`."""
+    return {name: [make(name, number, drawn)
+                   for number, drawn in enumerate(validation(source, seed, batch_size))
+                   if number % ranks.world == ranks.rank] for name, source in all_residuals.items()}
+
+
+@torch.no_grad()
+def summed(held_out: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Any) -> list:
+    """For every task the sums (size,) over all ranks of sums_of(task, part) of what `held_out_of` gave, as
+    numbers. A collective."""
+    def local() -> Tensor:
+        nothing = torch.zeros(size, dtype=torch.float64, device=ranks.device)
+        return torch.stack([sum((sums_of(name, part).double() for part in parts), nothing)
+                            for name, parts in held_out.items()])
+
+    return ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
+
+
 @dataclass(frozen=True)
 class Noised:
     """Residuals r~ under their conditions, with a noise and an angle (in main memory) each. within: where

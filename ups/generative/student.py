@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.generative.corrector import Condition, Corrector
+from ups.generative.corrector import Condition, Corrector, Drawn
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_angles, sample
-from ups.generative.residuals import Batches, Noised, Residuals, validation
+from ups.generative.residuals import Batches, Noised, Residuals, summed
 from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
 
@@ -184,48 +184,35 @@ def scores(student: Corrector, source: Residuals, condition: Condition, r: Tenso
 
 
 @torch.no_grad()
-def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size: int, seed: int,
-                ranks: Any) -> dict[str, list[tuple]]:
-    """This rank's validation residuals with members' noise, and the teacher's ends of the first two
-    members."""
-    held_out: dict[str, list] = {}
-    for name, source in residuals.items():
-        batches = validation(source, seed, batch_size)
-        for number in range(ranks.rank, len(batches), ranks.world):
-            r, condition = teacher.heads[name].shown(*batches[number])
-            noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
-                                generator=generator(seed, STREAM, "validate", number)).to(r.device)
-            ends = [sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"])
-                    for i in (0, 1)]
-            held_out.setdefault(name, []).append((condition, r, noise, *ends))
-    return held_out
+def ends_of(teacher: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> tuple:
+    """A batch of validation with members' noise, and the teacher's ends of the first two members."""
+    r, condition = teacher.heads[name].shown(*drawn)
+    noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
+                        generator=generator(seed, STREAM, "validate", number)).to(r.device)
+    return condition, r, noise, *(sample(teacher.velocity(condition), noise[:, i],
+                                         teacher.description["sampler_steps"]) for i in (0, 1))
 
 
-@torch.no_grad()
 def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list],
              ranks: Any) -> dict[str, dict]:
     """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy
-    (score)."""
-    def local() -> Tensor:
-        sums = torch.zeros(len(residuals), 7, dtype=torch.float64, device=ranks.device)
-        for index, name in enumerate(residuals):
-            for condition, r, noise, first, second in held_out.get(name, []):
-                draws, states, truth = _drawn(student, condition, r, noise)
-                field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
-                sums[index] += torch.stack([
-                    (draws[:, 0] - first).square().mean() * size,
-                    0.5 * (first - second).square().mean() * size, fair_crps(field, field_ref).sum(),
-                    (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
-                    (field.mean(1) - field_ref).square().mean() * size,
-                    energy_score(states, truth).sum(),
-                    r.new_tensor(size)]).double()
-        return sums
+    (score), of what `ends_of` gave. A collective."""
+    def sums_of(name: str, part: tuple) -> Tensor:
+        condition, r, noise, first, second = part
+        draws, states, truth = _drawn(student, condition, r, noise)
+        field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
+        return torch.stack([
+            (draws[:, 0] - first).square().mean() * size,
+            0.5 * (first - second).square().mean() * size, fair_crps(field, field_ref).sum(),
+            (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
+            (field.mean(1) - field_ref).square().mean() * size,
+            energy_score(states, truth).sum(),
+            r.new_tensor(size)])
 
-    sums = ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
     return {name: {"pair": pair / max(variance, 1e-12), "crps": crps / count, "energy": energy / count,
                    "spread_skill": (spread / max(skill, 1e-12)) ** 0.5}
             for name, (pair, variance, crps, spread, skill, energy, count)
-            in zip(residuals, sums, strict=True)}
+            in zip(held_out, summed(held_out, sums_of, 7, ranks), strict=True)}
 
 
 def metrics_of(found: dict[str, dict]) -> dict[str, float]:

@@ -59,13 +59,9 @@ class SpectralMixing(nn.Module):
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
             hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
             real, imag = self.weight[0, :modes], self.weight[1, :modes]
-            # x_hat = c - i s, so y = W x_hat has
-            if len(hat) == 2:
-                # cosine part Wr c + Wi s, sine Wr s - Wi c
-                c, s = hat
-                hat = torch.cat([c @ real + s @ imag, s @ real - c @ imag])
-            else:
-                hat = hat[0] @ real
+            # x_hat = c - i s, so y = W x_hat has cosine part Wr c + Wi s, sine Wr s - Wi c
+            c, s = hat[0], hat[-1]
+            hat = c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
             total = total + (flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis)
         return total
 
@@ -82,9 +78,7 @@ class LocalMixing(nn.Module):
     def forward(self, x: Tensor, boundary: str) -> Tensor:
         mode = {PERIODIC: "circular", DIRICHLET: "constant"}.get(boundary, "replicate")
         # a channels-last image to the convolution: on a CPU five times as fast as lines
-        h = x.movedim(-1, 1)
-        if h.ndim == 3:
-            h = h.unsqueeze(2)
+        h = x.movedim(-1, 1) if x.ndim > 3 else x.movedim(-1, 1).unsqueeze(2)
         ndim, weight, total = h.ndim - 2, self.weight.to(x.dtype), 0.0
         width, _, kernel_size = weight.shape
         convolve, pad = (nn.functional.conv3d if ndim == 3 else nn.functional.conv2d), nn.functional.pad

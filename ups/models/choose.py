@@ -39,9 +39,8 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
 def base_settings(cache: Cache) -> dict[str, Any]:
     """Geometry and hyper-parameters of a base for this cache."""
     task = cache.settings
-    inputs = cache.input_tokenizer.num_channels if cache.input_tokenizer is not None else 0
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
-            "num_channels": cache.tokenizer.num_channels, "num_inputs": inputs,
+            "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
             "space": list(cache.tokenizer.space),
             "boundary": cache.task.boundary, "degree": task.degree, "history": task.history,
             "reach": task.reach}

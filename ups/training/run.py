@@ -12,7 +12,7 @@ The `for` stays in the script:
             batch = schedule.batch(step).share(run.rank, run.world)
             run.update(lambda part: loss(model, batch, part), size=len(batch))
             if run.is_due(train.validate_every):
-                run.validated(metrics)
+                run.validated(metrics, words)
                 run.keep_best(score)
         run.finish(results)
 
@@ -274,9 +274,10 @@ class Run:
 
     # ---------------------------------------------------------------- validation
 
-    def validated(self, metrics: dict[str, Any]) -> None:
-        """Log what a validation of the averaged weights has found."""
+    def validated(self, metrics: dict[str, Any], words: str) -> None:
+        """Log what a validation of the averaged weights has found, and print it in words."""
         self.numbers.log({f"validation/{name}": value for name, value in metrics.items()})
+        self.print(f"step {self.step}: {words}")
 
     def keep_best(self, score: float) -> bool:
         """Keep the averaged weights if `score` is the lowest so far; whether it is. Rank 0's decides for all.
