@@ -76,12 +76,11 @@ def compare(config: Config, steps: int) -> dict[str, dict[str, dict]]:
     """method -> task -> what `validate` finds after `steps` steps."""
     section, seed, size = config.consistency, config.run.seed, config.consistency.train.batch_size
     operator = load_operator(config.run_dir / "operator")
-    residuals = {name: TransientResiduals(operator, open_cache(config, name)) for name in config.corrected(is_steady=False)}
+    residuals = {name: TransientResiduals(operator, open_cache(config, name)) for name in config.served("consistency")}
     teacher = load_corrector(config.run_dir / "diffusion")
     ranks = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"), agreed=lambda function, doing: function(),
                             reduce_sum=lambda tensor: tensor)
     held_out = held_out_of(residuals, seed, section.train.validate_trajectories, ranks, partial(ends_of, teacher, seed))
-
     batches = Batches(residuals, size, seed, "consistency", ranks, offset=3)
 
     def trained(loss: Callable[..., Tensor]) -> Corrector:
