@@ -31,8 +31,8 @@ from ups.files import value_hash, write_sealed
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.training.environment import describe_environment
 from ups.training.folder import DONE
+from ups.training.run import describe_environment
 
 
 def main() -> int:

@@ -27,8 +27,8 @@ from ups.generative.corrector import Corrector
 from ups.models.backbone import make_backbone
 from ups.models.operator import Operator
 from ups.tasks import get_task
-from ups.training.environment import asks_for_cpu
 from ups.training.folder import DONE
+from ups.training.ranks import asks_for_cpu
 
 STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on

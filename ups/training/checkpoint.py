@@ -32,6 +32,7 @@ from ups.files import (
     write_sealed,
 )
 from ups.training.folder import MANIFEST, MODEL, require_identity
+from ups.training.processes import saved_steps
 
 SHARED = "shared.pt"
 
@@ -125,11 +126,6 @@ class Checkpoints:
         self.directory, self.keep, self.identity = directory, keep, identity
         self.rank, self.agreed = rank, agreed
 
-    def steps(self) -> list[int]:
-        """Steps of the committed checkpoints, newest first."""
-        numbers = (path.name.removeprefix("step_") for path in self.directory.glob("step_*"))
-        return sorted((int(n) for n in numbers if n.isdecimal() and len(n) == 9), reverse=True)
-
     def path(self, step: int) -> Path:
         return self.directory / f"step_{step:09d}"
 
@@ -174,7 +170,7 @@ class Checkpoints:
         remove(self.path(step))
         os.replace(temporary, self.path(step))
         flush(self.directory)
-        for old in self.steps()[self.keep :]:
+        for old in saved_steps(self.directory)[self.keep :]:
             shutil.rmtree(self.path(old))
 
     def manifest(self, step: int) -> dict[str, Any]:
@@ -222,7 +218,7 @@ class Checkpoints:
         """
         for stale in self.directory.glob(".tmp-*"):
             remove(stale)
-        found, manifest, damaged = self.steps(), None, []
+        found, manifest, damaged = saved_steps(self.directory), None, []
         while manifest is None and len(damaged) < len(found):
             try:
                 manifest = self.verify(found[len(damaged)])

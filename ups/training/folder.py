@@ -11,10 +11,7 @@ looks whether the path still leads to that file. A moment is left between that l
 job could then find in its folder is refused by its identity, or is what that job would have computed itself.
 """
 
-from __future__ import annotations
-
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -47,7 +44,7 @@ FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place",
              "cache.chunk"}
 FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s",
                    "timeout_s"}
-LOCK, MEMORY, MEMORY_KEYS = ".lock", "memory.json", ("micro_batch", "micro_batch_asked")
+LOCK, MEMORY = ".lock", "memory"   # MEMORY: folder of what each rank had to go down to for want of memory
 CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
 KEPT_ERRORS = 5   # starts whose errors are kept
 
@@ -236,7 +233,6 @@ class StageFolder:
         if path.is_file():
             starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
         if (self.path / "errors").exists():
-            self._keep_want_of_memory()
             aside = self.path / f"errors_of_start_{len(starts):04d}"
             remove(aside)
             (self.path / "errors").rename(aside)
@@ -246,30 +242,14 @@ class StageFolder:
         write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
         write_json(path, {**self.identity, "starts": [*starts, start]})
 
-    def _keep_want_of_memory(self) -> None:
-        """What a rank that had to leave for want of memory says of the next micro-batch, for `micro_batch`.
-        """
-        for path in self.path.glob("errors/rank*.json"):
-            try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-                memory = {name: int(record[name]) for name in MEMORY_KEYS if name in record}
-            except (ValueError, TypeError) as error:
-                print(f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside.",
-                      file=sys.stderr)
-                continue
-            if memory:
-                write_json(self.path / MEMORY, memory)
-
     def micro_batch(self, asked: int, now: int) -> int:
         """`now`, or what earlier starts that were `asked` for the same have left of it for want of memory."""
-        path = self.path / MEMORY
-        if not path.is_file():
-            return now
-        memory = read_record(path, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
-        return max(1, min(now, memory["micro_batch"])) if memory["micro_batch_asked"] == asked else now
+        left = [read_record(path, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
+                for path in self.path.glob(f"{MEMORY}/rank*.json")]
+        return max(1, min([now, *(m["micro_batch"] for m in left if m["micro_batch_asked"] == asked)]))
 
     def note(self, name: str, record: dict[str, Any]) -> bool:
-        """Write a record by which nothing is decided; whether it is there.
+        """Write a record without which a run goes on as well; whether it is there.
 
         It is not in a folder that is another's by now, nor on a full disk, which must not hide what happened.
         """

@@ -4,8 +4,6 @@ ranks tell their supervisor (ups/training/launch.py): lines of JSON in a file th
 Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import io
@@ -40,12 +38,6 @@ def tell(event: str, **facts: Any) -> bool:
     return True
 
 
-def tell_of_machine(event: str, **facts: Any) -> None:
-    """`tell` by one rank of each machine: every machine has a supervisor."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        tell(event, **facts)
-
-
 def hear(path: Path, first: int) -> tuple[list[dict[str, Any]], list[bytes], int]:
     """What was told from byte `first` on: events, lines that are none, and the byte after the last whole
     line.
@@ -70,6 +62,11 @@ def glance(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """Steps of the committed checkpoints in `directory`, newest first."""
+    return sorted((int(path.name[5:]) for path in directory.glob("step_" + "[0-9]" * 9)), reverse=True)
 
 
 def process_state(pid: int) -> tuple[str, int] | None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -26,9 +28,9 @@ import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor
 
-from ups.config import TrainConfig
-from ups.training.environment import asks_for_cpu
-from ups.training.folder import StageFolder
+from ups import __version__
+from ups.config import ROOT, TrainConfig
+from ups.training.folder import StageFolder, dotted
 from ups.training.guard import EXIT_STOPPED, Guard
 from ups.training.processes import outlive_readers, tell
 
@@ -40,12 +42,12 @@ CONNECTION = ("onnection", "Broken pipe", "NCCL", "imed out", "gloo", "Socket", 
 class StageError(RuntimeError):
     """A failure that is understood; `kind` is a word for the supervisor, `advice` what to do.
 
-    is_agreed: all ranks raise it. facts: for errors/rankN.json.
+    is_agreed: all ranks raise it.
     """
 
-    def __init__(self, cause: str, kind: str, advice: str, is_agreed: bool = True, **facts: Any) -> None:
+    def __init__(self, cause: str, kind: str, advice: str, is_agreed: bool = True) -> None:
         super().__init__(cause)
-        self.kind, self.advice, self.is_agreed, self.facts = kind, advice, is_agreed, facts
+        self.kind, self.advice, self.is_agreed = kind, advice, is_agreed
 
 
 class Preempted(SystemExit):
@@ -78,27 +80,30 @@ class Ranks:
     def check(self, train: TrainConfig) -> None:
         """Refuse launches that would not give what was asked for; knows nothing but the environment."""
         environ, section = os.environ, self.folder.stage
-        expected = environ.get("UPS_EXPECT_WORLD")
-        if expected is not None and int(expected) != self.world:
-            raise ValueError(f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has "
-                             f"{self.world}; expected as many. Use accelerate launch --config_file with a "
-                             f"file from accelerate_configs/.")
+        expected = environ.get("UPS_EXPECT_WORLD", self.world)
         is_for_several = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= environ.keys()
-        if expected is None and is_for_several and "WORLD_SIZE" not in environ:
-            raise ValueError("accelerate was asked for several processes and started one (it does so for "
-                             "--cpu --num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use "
-                             "--config_file accelerate_configs/cpu2.yaml.")
-        if train.precision not in ("no", "bf16"):
-            raise ValueError(f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' "
-                             f"(Accelerate ignores fp16 on a CPU without a word). Change it.")
-        if self.world > 1 and not torch.cuda.is_available() and not asks_for_cpu():
-            raise ValueError(f"{self.world} processes were started for GPUs, but this machine shows none; "
-                             f"each would believe it is alone. Use --config_file "
-                             f"accelerate_configs/cpu2.yaml, or export ACCELERATE_USE_CPU=true.")
-        if train.batch_size < self.world:
-            raise ValueError(f"{section}.train.batch_size is {train.batch_size}, the global batch; expected "
-                             f"at least one row for each of the {self.world} processes. Raise it or use "
-                             f"fewer processes.")
+        has_no_gpu = not torch.cuda.is_available() and not asks_for_cpu()
+        rows = (   # whether it is wrong, the error
+            (int(expected) != self.world,
+             f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {self.world}; "
+             f"expected as many. Use accelerate launch --config_file with a file from accelerate_configs/."),
+            ("UPS_EXPECT_WORLD" not in environ and is_for_several and "WORLD_SIZE" not in environ,
+             "accelerate was asked for several processes and started one (it does so for --cpu "
+             "--num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file "
+             "accelerate_configs/cpu2.yaml."),
+            (train.precision not in ("no", "bf16"),
+             f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' (Accelerate ignores "
+             f"fp16 on a CPU without a word). Change it."),
+            (self.world > 1 and has_no_gpu,
+             f"{self.world} processes were started for GPUs, but this machine shows none; each would believe "
+             f"it is alone. Use --config_file accelerate_configs/cpu2.yaml, or export "
+             f"ACCELERATE_USE_CPU=true."),
+            (train.batch_size < self.world,
+             f"{section}.train.batch_size is {train.batch_size}, the global batch; expected at least one row "
+             f"for each of the {self.world} processes. Raise it or use fewer processes."))
+        for is_wrong, why in rows:
+            if is_wrong:
+                raise ValueError(why)
 
     def join(self, precision: str, timeout_s: float) -> Accelerator:
         """Watch over this rank, and form the process group; Accelerate's view of it, which is what was asked
@@ -182,9 +187,9 @@ class Ranks:
         self.write_error(kind, cause, "".join(traceback.format_exception(error)))
         return cause
 
-    def write_error(self, kind: str, cause: str, text: str, **facts: Any) -> None:
+    def write_error(self, kind: str, cause: str, text: str) -> None:
         record = {"rank": self.rank, "stage": self.folder.stage, "step": self.guard.step, "kind": kind,
-                  "cause": cause, **facts, "traceback": text}
+                  "cause": cause, "traceback": text}
         self.is_recorded = self.folder.note(f"errors/rank{self.rank}.json", record) or self.is_recorded
 
     def status(self, status: str, **facts: Any) -> None:
@@ -196,6 +201,44 @@ class Ranks:
         """In the guard's thread, before it ends this process."""
         self.write_error(kind, cause, stack)
         self.status("failed", kind=kind, cause=cause, exit_code=code)
+
+
+# ---------------------------------------------------------------- what all ranks must share
+
+
+def asks_for_cpu() -> bool:
+    """Whether the launch says that the CPU is meant: ACCELERATE_USE_CPU, or no visible GPU by choice
+    (cpu2.yaml).
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    is_hidden = visible is not None and not visible.replace("-1", "").strip(", ")
+    return is_hidden or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
+
+
+def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str) -> dict[str, Any]:
+    """Name -> value of everything that must be the same on all ranks: a difference would be a hang or a wrong
+    result.
+    """
+    source = hashlib.sha256()
+    for path in sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py"))):
+        source.update(path.read_bytes())
+    return {**dict(dotted(config, "")), **{f"the parent {name}": value for name, value in parents.items()},
+            "the stage": stage,
+            "the version of ups": __version__, "the source of ups (SHA-256)": source.hexdigest()[:12],
+            "the version of torch": torch.__version__, "the version of Python": platform.python_version()}
+
+
+def differences(facts: list[dict[str, Any]]) -> list[str]:
+    """What is not the same in the facts of all ranks, in words: the key, and who has which value."""
+    found = []
+    for key in sorted(set().union(*facts)):
+        holders: dict[str, list[str]] = {}
+        for rank, values in enumerate(facts):
+            holders.setdefault(f"{values.get(key, 'absent')!r:.60}", []).append(str(rank))
+        if len(holders) > 1:
+            words = (f"{value} on rank {', '.join(ranks)}" for value, ranks in holders.items())
+            found.append(f"{key} is {', '.join(words)}")
+    return found
 
 
 # ---------------------------------------------------------------- the end
@@ -279,8 +322,8 @@ def _report(error: BaseException) -> int:
     code = 130 if kind == "interrupted" else 1
     if isinstance(error, StageError):
         cause = " ".join(str(error).split())
-        if not ranks.is_recorded or error.facts:
-            ranks.write_error(kind, cause, "".join(traceback.format_exception(error)), **error.facts)
+        if not ranks.is_recorded:
+            ranks.write_error(kind, cause, "".join(traceback.format_exception(error)))
     else:
         ranks.guard.leave(code, is_agreed=False)
         is_cut_off = ranks.world > 1 and any(word in cause for word in CONNECTION)

@@ -2,21 +2,26 @@
 and its state, from which it resumes.
 """
 
-from __future__ import annotations
-
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy
 import torch
 
 from ups.config import TrainConfig
 from ups.training.checkpoint import Checkpoints
-from ups.training.environment import random_state, set_random_state
 from ups.training.ranks import Ranks, StageError
 from ups.training.track import Tracker
-from ups.training.update import Standing, Update, Updates
+from ups.training.update import (
+    Standing,
+    Update,
+    Updates,
+    set_torch_random_state,
+    torch_random_state,
+)
 
 MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
 
@@ -99,6 +104,28 @@ def _add(totals: dict[str, list], entries: Iterable[tuple[str, Any, int]]) -> No
     for name, value, num_rows in entries:
         before, num_before = totals.get(name, (0.0, 0))
         totals[name] = [before + value, num_before + num_rows]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """All generators of this rank as tensors and plain values."""
+    name, keys, position, has_gauss, gauss = numpy.random.get_state()
+    return {"torch": torch_random_state(device), "python": random.getstate(),
+            "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]}
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    set_torch_random_state(state["torch"], device)
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, keys, *rest = state["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
 
 
 class Saving:

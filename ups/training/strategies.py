@@ -115,13 +115,6 @@ def load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     model.load_state_dict({name: like(own[name], tensor) for name, tensor in tensors.items()})
 
 
-def split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """STATE of this rank as (what of the model is equal on all ranks, its part of the rest)."""
-    model = state["model"]
-    shards = {name: local(value) for name, value in model.items() if is_shared(value)}
-    return {name: value for name, value in model.items() if name not in shards}, state | {"model": shards}
-
-
 def joined(shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]],
            shapes: dict[str | int, torch.Size], mine: tuple[int, int] | None) -> dict[str, Any]:
     """STATE of a checkpoint as this rank holds it, however many ranks wrote it and whether or not they shared
@@ -312,8 +305,9 @@ class Sharded(Agreed):
             unit.reshard()
 
     def split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        equal, mine = split(state)
-        return {"model": equal}, {"shards": mine}
+        mine = {name: local(value) for name, value in state["model"].items() if is_shared(value)}
+        equal = {name: value for name, value in state["model"].items() if name not in mine}
+        return {"model": equal}, {"shards": state | {"model": mine}}
 
 
 def strategy_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin | None, is_overlapped: bool,
@@ -344,15 +338,16 @@ def plugin_of(state: AcceleratorState, batch_size: int,
               "fsdp_offload_params: false": not isinstance(plugin.cpu_offload, CPUOffloadPolicy),
               "fsdp_activation_checkpointing: false": not plugin.activation_checkpointing,
               "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP": bool(plugin.transformer_cls_names_to_wrap)}
-    for setting, is_met in wanted.items():
+    rows = (   # whether it is as it must be, the error
+        *((is_met, f"the launcher's fsdp_config has no {setting}; expected that, the only one that is built. "
+                   f"Use accelerate_configs/fsdp.yaml.") for setting, is_met in wanted.items()),
+        (not is_overlapped, "ddp.overlap is true and FSDP was asked for; expected one of them, for each "
+                            "reduces gradients in its own way. Set ddp.overlap=false."),
+        (batch_size % state.num_processes == 0,
+         f"the batch of {batch_size} rows does not divide into {state.num_processes} equal shares; expected "
+         f"that with FSDP, where every rank must compute as many passes as the others. Change "
+         f"train.batch_size or the number of processes."))
+    for is_met, why in rows:
         if not is_met:
-            raise ValueError(f"the launcher's fsdp_config has no {setting}; expected that, the only one that "
-                             f"is built. Use accelerate_configs/fsdp.yaml.")
-    if is_overlapped:
-        raise ValueError("ddp.overlap is true and FSDP was asked for; expected one of them, for each reduces "
-                         "gradients in its own way. Set ddp.overlap=false.")
-    if batch_size % state.num_processes:
-        raise ValueError(f"the batch of {batch_size} rows does not divide into {state.num_processes} equal "
-                         f"shares; expected that with FSDP, where every rank must compute as many passes as "
-                         f"the others. Change train.batch_size or the number of processes.")
+            raise ValueError(why)
     return plugin

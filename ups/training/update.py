@@ -7,9 +7,9 @@ the same batch, raise, or save and stop. docs/reliability.md has what it costs a
 fault that was injected led to.
 """
 
-from __future__ import annotations
-
 import math
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,13 +20,48 @@ from torch import Tensor, nn
 
 from ups.config import OptimConfig, TrainConfig
 from ups.training import strategies
-from ups.training.environment import is_out_of_memory, set_torch_random_state, torch_random_state, wait_for
+from ups.training.folder import MEMORY
 from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradients, require_alike
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # behind the gradients; summed over ranks
+WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
+
+
+def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
+    """Wait for a collective of small messages. On a CPU the core is offered to others for a moment before the
+    rank sleeps.
+
+    To be woken takes up to a scheduler's tick (4 ms) where gloo's threads share the core; looking took a
+    third of the time.
+    """
+    until = time.perf_counter() + WATCH_S
+    while device.type == "cpu" and not work.is_completed() and time.perf_counter() < until:
+        os.sched_yield()
+    work.wait()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller micro-batch can cure `error`.
+
+    An asynchronous CUDA error is not curable: the context is lost.
+    """
+    texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    return (isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            or isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
+
+
+def torch_random_state(device: torch.device) -> list[Tensor]:
+    """torch's generators on this rank: CPU and, where used, the GPU."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
 
 
 @dataclass
@@ -94,12 +129,12 @@ class Updates:
         """Lower the micro-batch, on all ranks, until a pass of it fits; see `Run.probe`."""
         if self.ranks.device.type not in PROBED or self.standing.step > 0:
             return
-        random_state, before = torch_random_state(self.ranks.device), self.standing.micro_batch
-        self._try_until_it_fits(
-            lambda: self._try(loss_function, min(size, self.standing.micro_batch),
-                              "looking for a micro-batch that fits"),
-            "before the first step; every rank tries")
-        set_torch_random_state(random_state, self.ranks.device)
+        before = self.standing.micro_batch
+        with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
+            self._try_until_it_fits(
+                lambda: self._try(loss_function, min(size, self.standing.micro_batch),
+                                  "looking for a micro-batch that fits"),
+                "before the first step; every rank tries")
         if self.standing.micro_batch != before:
             self.say(f"micro-batch {self.standing.micro_batch} fits (asked: {before})")
 
@@ -206,9 +241,10 @@ class Updates:
         cause = f"out of memory with a micro-batch of {now} {where}"
         if now == 1:
             return StageError(cause, "out_of_memory", self._smaller_model(), False)
+        self.ranks.folder.note(f"{MEMORY}/rank{self.ranks.rank}.json", {
+            "micro_batch": now // 2, "micro_batch_asked": self.train.micro_batch})
         advice = "The same command continues from the last checkpoint with half the micro-batch."
-        return StageError(cause, "memory", advice, False, micro_batch=now // 2,
-                          micro_batch_asked=self.train.micro_batch)
+        return StageError(cause, "memory", advice, False)
 
     def _smaller_model(self) -> str:
         return f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
