@@ -86,22 +86,9 @@ def test_a_flag_on_a_vector_is_refused():
         split_parameters(model)
 
 
-def test_nothing_to_train_and_an_unknown_kind_are_refused():
+def test_nothing_to_train_is_refused():
     with pytest.raises(ValueError, match="no parameter that requires a gradient; expected at least one"):
         build_optimizer(nn.Tanh(), OPTIM)
-    with pytest.raises(ValueError, match="group kind is 'sgd'; expected 'muon' or 'adamw'"):
-        MuonAdamW([{"kind": "sgd", "params": [nn.Parameter(torch.zeros(2))], "lr": 0.1}])
-
-
-def test_complex_parameters_go_through_adamw_like_their_real_pairs():
-    complex_, real = nn.Parameter(torch.ones(4, 2, dtype=torch.complex64)), nn.Parameter(torch.view_as_real(
-        torch.ones(4, 2, dtype=torch.complex64)).clone())
-    gradient = torch.randn(4, 2, 2, generator=torch.Generator().manual_seed(0))
-    complex_.grad, real.grad = torch.view_as_complex(gradient.clone()), gradient.clone()
-    for parameter in (complex_, real):
-        MuonAdamW([{"kind": "adamw", "params": [parameter], "lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0,
-                    "fused": True}]).step()
-    assert torch.allclose(torch.view_as_real(complex_), real, atol=1e-6)
 
 
 def test_saved_state_continues_bitwise_and_allocation_changes_nothing():

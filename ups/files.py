@@ -35,6 +35,13 @@ def file_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+def require_hash(path: Path, digest: str, record: str, do: str) -> None:
+    """Raise DamagedError unless `path` is there with the SHA-256 that `record` (a file's name) says."""
+    found = file_hash(path) if path.is_file() else "missing"
+    if found != digest:
+        raise DamagedError(f"{path} is {found[:12]}; expected {digest[:12]} as {record} says. {do}")
+
+
 def value_hash(value: Any) -> str:
     """SHA-256 of a plain value, independent of key order."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -128,7 +128,7 @@ def test_records_and_weights_are_refused_with_what_to_do(tmp_path):
         path.write_text(text)
         with pytest.raises(DamagedError, match=f"{message}.*expected a record. Delete it."):
             read_record(path, "a record", "Delete it.", step=int)
-    with pytest.raises(FileNotFoundError, match="is missing; expected weights there. Make it."):
+    with pytest.raises(DamagedError, match="is not readable .*; expected a safetensors file. Make it."):
         read_weights(tmp_path / "w.safetensors", "Make it.")
     layer = torch.nn.Linear(2, 1)
     for state, message in (({"weight": layer.weight.data}, "has bias as missing; expected .torch.float32"),

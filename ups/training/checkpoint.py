@@ -8,8 +8,6 @@ files and carries the identity of the stage (ups/training/folder.py). Nothing is
 values are read with weights_only.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -29,6 +27,7 @@ from ups.files import (
     read_sealed,
     remove,
     replacing,
+    require_hash,
     write_sealed,
 )
 from ups.training.folder import MANIFEST, MODEL, require_identity
@@ -44,12 +43,7 @@ def write_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_weights(path: Path, do: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
-
-    Raises FileNotFoundError, or DamagedError if they cannot be read or are not finite.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; expected weights there. {do}")
+    """The tensors of a safetensors file. Raises DamagedError if they cannot be read or are not finite."""
     try:
         tensors = load_file(path)   # on the CPU first: a rank's "cpu:0" is no device to safetensors
     except Exception as error:  # safetensors has an error class of its own, and torch's and Python's besides
@@ -59,10 +53,7 @@ def read_weights(path: Path, do: str) -> dict[str, Tensor]:
 
 
 def load_weights(module: nn.Module, path: Path, do: str) -> None:
-    """Fill `module` from a safetensors file.
-
-    Raises FileNotFoundError or DamagedError; also if a tensor is missing or unlike.
-    """
+    """Fill `module` from a safetensors file. Raises DamagedError also if a tensor is missing or unlike."""
     tensors, wanted = read_weights(path, do), module.state_dict()
     for name in sorted(tensors.keys() | wanted.keys()):
         found, expected = ((t.dtype, tuple(t.shape)) if (t := state.get(name)) is not None else "missing"
@@ -120,9 +111,6 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: int, rank: int, agreed: Callable[[Callable[[], Any], str], Any],
                  identity: dict[str, Any]) -> None:
-        if keep < 2:
-            raise ValueError(f"keep is {keep}; expected at least 2, because the newest checkpoint may be "
-                             f"damaged. Raise it.")
         self.directory, self.keep, self.identity = directory, keep, identity
         self.rank, self.agreed = rank, agreed
 
@@ -198,16 +186,11 @@ class Checkpoints:
             raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; "
                                f"expected {step}, and a part of every process.")
         for name in (SHARED, *(f"rank_{rank}.pt" for rank in range(world))):
-            part, record = path / name, files.get(name)
+            record = files.get(name)
             if not isinstance(record, dict) or not {"size", "sha256"} <= record.keys():
                 raise DamagedError(f"{path} does not list {name}; expected one part per process of its run, "
                                    f"with size and SHA-256.")
-            if not part.is_file() or part.stat().st_size != record["size"]:
-                size = part.stat().st_size if part.is_file() else "missing"
-                raise DamagedError(f"{part} is damaged (size {size}); expected {record['size']} bytes.")
-            if file_hash(part) != record["sha256"]:
-                raise DamagedError(f"{part} is damaged (its SHA-256 changed); expected the bytes that were "
-                                   f"written.")
+            require_hash(path / name, record["sha256"], MANIFEST, "It is damaged.")
         return manifest
 
     def newest(self) -> dict[str, Any] | None:
@@ -247,7 +230,7 @@ class Checkpoints:
         shared = self._read_part(path / SHARED)
         if shared.get("step", step) != step:
             raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. "
-                               f"{self._remedy(path)}")
+                               f"{self.remedy(path)}")
         is_mine = self.manifest(step)["world"] == world
         return shared, self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None
 
@@ -256,33 +239,19 @@ class Checkpoints:
         world = self.manifest(step)["world"]
         return [self._read_part(self.path(step) / f"rank_{rank}.pt") for rank in range(world)]
 
-    def taken(self, step: int, take: Callable[[int], None]) -> None:
-        """take(step), which reads the checkpoint and loads it.
-
-        Raises DamagedError if it does not fit what it is loaded into.
-        """
-        try:
-            take(step)
-        except (DamagedError, FileExistsError):
-            raise
-        except Exception as error:  # whatever a foreign content leads to
-            path = self.path(step)
-            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
-                               f"what this version and configuration save. {self._remedy(path)}") from error
-
     def _read_part(self, path: Path) -> dict[str, Any]:
         try:
             part = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch's, pickle's, zipfile's and Python's, by kind of damage
             cause = str(error).split("\n")[0][:200]
             raise DamagedError(f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors "
-                               f"and plain values. {self._remedy(path.parent)}") from error
+                               f"and plain values. {self.remedy(path.parent)}") from error
         if not isinstance(part, dict):
             raise DamagedError(f"{path} holds a {type(part).__name__}; expected named values. "
-                               f"{self._remedy(path.parent)}")
-        _require_finite(part, path, self._remedy(path.parent))
+                               f"{self.remedy(path.parent)}")
+        _require_finite(part, path, self.remedy(path.parent))
         return part
 
-    def _remedy(self, path: Path) -> str:
+    def remedy(self, path: Path) -> str:
         return f"Delete {path} to continue from the checkpoint before it."
 

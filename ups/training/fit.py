@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ups.files import DamagedError, file_hash
+from ups.files import file_hash, require_hash
 from ups.progress import Bar, note, peer_failed, position, waiting
 from ups.training.checkpoint import read_weights, write_weights
 from ups.training.folder import StageFolder
@@ -67,7 +67,7 @@ def fit_once(run: Run, folder: str, fits: dict[str, Callable[[], Fit]], doing: s
     def fit_or_find() -> dict[str, Fit]:
         for name in list(fits)[run.rank :: run.world]:
             if not (directory / f"{name}.json").is_file():
-                keep_fit(run.folder, f"{folder}/{name}", fits[name]())
+                _keep_fit(run.folder, f"{folder}/{name}", *fits[name]())
         is_all = _wait([directory / f"{name}.json" for name in fits])
         return {name: find_fit(run.folder, f"{folder}/{name}") for name in fits} if is_all else {}
 
@@ -78,9 +78,8 @@ def fit_once(run: Run, folder: str, fits: dict[str, Callable[[], Fit]], doing: s
         return run.agreed(fit_or_find, doing)
 
 
-def keep_fit(folder: StageFolder, name: str, fit: Fit) -> None:
+def _keep_fit(folder: StageFolder, name: str, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write NAME.safetensors and, last, NAME.json: facts, digest of the weights, identity of the stage."""
-    facts, tensors = fit
     weights = folder.path / f"{name}.safetensors"
     weights.parent.mkdir(exist_ok=True)
     write_weights(weights, {key: value.detach().cpu().contiguous() for key, value in tensors.items()})
@@ -88,17 +87,14 @@ def keep_fit(folder: StageFolder, name: str, fit: Fit) -> None:
 
 
 def find_fit(folder: StageFolder, name: str) -> Fit:
-    """What `keep_fit` kept.
+    """What `fit_once` kept.
 
     Raises DamagedError if it was altered, FileExistsError if it is another stage's.
     """
     weights = folder.path / f"{name}.safetensors"
     again = f"Delete {weights.parent} and run the stage again."
     record = folder.find(f"{name}.json", "what was fitted once", again, facts=dict, sha256=str)
-    found = file_hash(weights) if weights.is_file() else "missing"
-    if found != record["sha256"]:
-        raise DamagedError(f"{weights} is {found[:12]}; expected {record['sha256'][:12]} as {name}.json "
-                           f"says. {again}")
+    require_hash(weights, record["sha256"], f"{name}.json", again)
     return record["facts"], read_weights(weights, again)
 
 

@@ -23,12 +23,12 @@ import yaml
 from ups.config import Config, read_yaml, to_dict
 from ups.files import (
     DamagedError,
-    file_hash,
     is_at,
     lock,
     read_record,
     read_sealed,
     remove,
+    require_hash,
     value_hash,
     write_atomic,
     write_json,
@@ -99,10 +99,7 @@ def finished_stage(folder: Path) -> dict[str, Any] | None:
                            f"expected the record as "
                            f"it was written. {again}")
     for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):
-        path = folder / name
-        found = file_hash(path) if path.is_file() else "missing"
-        if found != done[key]:
-            raise DamagedError(f"{path} is {found[:12]}; expected {done[key][:12]} as {DONE} says. {again}")
+        require_hash(folder / name, done[key], DONE, again)
     return done
 
 
@@ -164,28 +161,23 @@ class StageFolder:
         The lock dies with this process.
         """
         until, refusal = time.monotonic() + wait_s, ""
-        while True:
+        while not refusal:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / LOCK).open("a")
             try:
                 lock(self._lock, self.path / LOCK)
                 if self.is_own():   # else it was removed while we waited
-                    break
+                    self.examine()   # who had the lock until now may have started something else
+                    return ""
+            except FileExistsError as error:
+                refusal = str(error)
             except BlockingIOError:
                 if time.monotonic() > until:
                     refusal = (f"another process is training in {self.path}; expected one at a time. Wait "
                                f"for it, or end it.")
-                    break
             self._lock.close()
             time.sleep(0.1)
-        if not refusal:
-            try:
-                self.examine()   # who had the lock until now may have started something else
-            except FileExistsError as error:
-                refusal = str(error)
-        if refusal:   # nothing of this process is written here
-            self._lock.close()
-            self._lock = None
+        self._lock = None   # nothing of this process is written here
         return refusal
 
     def enter(self, rank: int) -> None:

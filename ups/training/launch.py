@@ -21,6 +21,7 @@ it is there.
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import runpy
@@ -44,7 +45,6 @@ from ups.training.processes import (
     die_with_parent,
     end_processes,
     glance,
-    hear,
     outlive_readers,
     process_state,
     saved_steps,
@@ -86,8 +86,7 @@ class Attempt:
             self._watch()
         finally:
             code = self.process.poll()
-            end_processes(lambda: descendants(os.getpid())
-                          or ([] if self.process.poll() is not None else [self.process.pid]),
+            end_processes(lambda: descendants(os.getpid()),
                           CHILDREN_S if code is not None and not self.why else 0.0)
             code = self.process.wait()
             self._hear()
@@ -100,7 +99,6 @@ class Attempt:
             now = time.monotonic()
             self._hear()
             if self._terminal.is_closed():
-                self._terminal.forget()
                 os.kill(os.getpid(), signal.SIGHUP)   # unless nohup has made that mean nothing
             for number in self._asked[self._num_asked :]:
                 self._num_asked += 1
@@ -136,10 +134,16 @@ class Attempt:
 
     def _hear(self) -> None:
         """Read what the ranks told since."""
-        events, torn, self._read = hear(self._events, self._read)
-        self.events += events
-        for line in torn:
-            say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
+        with self._events.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]   # whole lines
+        self._read += len(text)
+        for line in filter(None, text.split(b"\n")):
+            try:
+                self.events.append(json.loads(line))
+            except ValueError:
+                say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
 
     @property
     def directory(self) -> Path | None:
@@ -167,10 +171,6 @@ class Attempt:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-    def newest_step(self) -> int:
-        """Step of the newest checkpoint of the stage, -1 if there is none."""
-        return max(saved_steps(self.directory / "state"), default=-1) if self.directory else -1
 
 
 def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[bool, int, str]:
@@ -215,10 +215,10 @@ def launcher_command(arguments: list[str]) -> list[str]:
             raise FileNotFoundError(f"no topology file {path}; expected one of accelerate_configs/. Correct "
                                     f"--config_file.")
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    is_set = bool({"main_process_port", "rdzv_backend"} & settings.keys())
-    is_set |= any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
-    is_ours = not is_set and settings.get("num_machines", 1) == 1
-    port = ["--main_process_port", "0"] if is_ours else []
+    is_theirs = (settings.get("num_machines", 1) != 1
+                 or {"main_process_port", "rdzv_backend"} & settings.keys()
+                 or any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments))
+    port = [] if is_theirs else ["--main_process_port", "0"]
     place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
     ranks = ["--module", "ups.training.launch", "rank", *arguments[place:]]
     return [sys.executable, "-m", "ups.training.launch", "launcher", *port, *arguments[:place], *ranks]
@@ -251,7 +251,8 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
                 if code:
                     say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
                 return code
-            step, reason = attempt.newest_step(), reason.rstrip(".")
+            steps = saved_steps(attempt.directory / "state") if attempt.directory else []
+            step, reason = max(steps, default=-1), reason.rstrip(".")
             told_of = {event["cause"] for event in attempt.events if event.get("kind") == "memory"}
             # a cause names its micro-batch, so it comes once
             num_failed = 0 if step > newest or told_of - shortages else num_failed + 1

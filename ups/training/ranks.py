@@ -53,9 +53,6 @@ class StageError(RuntimeError):
 class Preempted(SystemExit):
     """All ranks were told to stop, agreed on the step and saved it."""
 
-    def __init__(self) -> None:
-        super().__init__(EXIT_STOPPED)
-
 
 class Ranks:
     """This rank among the others, as the launcher's environment says; `join` brings them together."""
@@ -219,12 +216,11 @@ def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str
     """Name -> value of everything that must be the same on all ranks: a difference would be a hang or a wrong
     result.
     """
-    source = hashlib.sha256()
-    for path in sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py"))):
-        source.update(path.read_bytes())
+    files = sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")))
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
     return {**dict(dotted(config, "")), **{f"the parent {name}": value for name, value in parents.items()},
             "the stage": stage,
-            "the version of ups": __version__, "the source of ups (SHA-256)": source.hexdigest()[:12],
+            "the version of ups": __version__, "the source of ups (SHA-256)": source[:12],
             "the version of torch": torch.__version__, "the version of Python": platform.python_version()}
 
 
@@ -232,11 +228,10 @@ def differences(facts: list[dict[str, Any]]) -> list[str]:
     """What is not the same in the facts of all ranks, in words: the key, and who has which value."""
     found = []
     for key in sorted(set().union(*facts)):
-        holders: dict[str, list[str]] = {}
-        for rank, values in enumerate(facts):
-            holders.setdefault(f"{values.get(key, 'absent')!r:.60}", []).append(str(rank))
-        if len(holders) > 1:
-            words = (f"{value} on rank {', '.join(ranks)}" for value, ranks in holders.items())
+        values = [f"{own.get(key, 'absent')!r:.60}" for own in facts]
+        who = {value: [str(rank) for rank, own in enumerate(values) if own == value] for value in values}
+        if len(who) > 1:
+            words = (f"{value} on rank {', '.join(ranks)}" for value, ranks in who.items())
             found.append(f"{key} is {', '.join(words)}")
     return found
 

@@ -46,6 +46,7 @@ from ups.progress import Bar, position
 from ups.seeds import generator
 from ups.training.checkpoint import write_weights
 from ups.training.folder import DONE, MODEL, StageFolder
+from ups.training.guard import EXIT_STOPPED
 from ups.training.processes import tell
 from ups.training.ranks import Preempted, Ranks, differences, what_ranks_share
 from ups.training.saving import Log, Saving, seed_everything
@@ -116,8 +117,9 @@ class Run:
         self.config, self.stage, self.train, self.optim = config, stage, train, optim
         self.folder = StageFolder(config, stage, parents)
         self.directory = self.folder.path
-        self.ranks = Ranks(self.folder, train.hang_s)
-        self.ranks.close = self.close
+        self.ranks = ranks = Ranks(self.folder, train.hang_s)
+        self.rank, self.world, self.is_main = ranks.rank, ranks.world, ranks.is_main
+        self.agreed, ranks.close = ranks.agreed, self.close
         share = -(-train.batch_size // self.world)
         self.standing = Standing(min(train.micro_batch, share), train.micro_batch)
         self.numbers = Log(self.ranks, self.standing)
@@ -125,12 +127,8 @@ class Run:
         self._is_updated, self.is_preempted = True, False
 
     # What scripts ask of the parts
-    rank = property(lambda self: self.ranks.rank)
-    world = property(lambda self: self.ranks.world)
     device = property(lambda self: self.ranks.device)
-    is_main = property(lambda self: self.ranks.is_main)
     is_finished = property(lambda self: self.ranks.is_finished)
-    agreed = property(lambda self: self.ranks.agreed)
     step = property(lambda self: self.standing.step)
     best_score = property(lambda self: self.standing.best_score)
 
@@ -255,7 +253,7 @@ class Run:
                 if self.is_preempted and not self._is_over():
                     self.print(f"told to stop (signal): saved step {self.step}; the same command continues "
                                f"from there")
-                    raise Preempted
+                    raise Preempted(EXIT_STOPPED)
 
     def _is_over(self) -> bool:
         return self.step >= self.train.steps or self.standing.is_stopped_early
@@ -323,7 +321,14 @@ class Run:
         Rank 0's decides. A collective. What is kept is in the checkpoints too, and is what `finish` exports.
         """
         is_better = bool(self.ranks.gather(bool(is_better))[0])
-        self.updates.keep(is_better)
+        standing = self.standing
+        standing.num_without_better = 0 if is_better else standing.num_without_better + 1
+        if is_better:
+            self.updates.best_weights = self.updates.ema.snapshot()
+        elif self.train.patience and standing.num_without_better >= self.train.patience:
+            standing.is_stopped_early = True
+            self.print(f"stopping early at step {self.step}: {standing.num_without_better} validations "
+                       f"without a better score")
         return is_better
 
     # ---------------------------------------------------------------- end

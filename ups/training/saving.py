@@ -12,6 +12,7 @@ import numpy
 import torch
 
 from ups.config import TrainConfig
+from ups.files import DamagedError
 from ups.training.checkpoint import Checkpoints
 from ups.training.ranks import Ranks, StageError
 from ups.training.track import Tracker
@@ -171,17 +172,24 @@ class Saving:
         manifest = ranks.gather(manifest)[0]
         if manifest is not None:
             step, world = manifest["step"], manifest["world"]
-            ranks.agreed(lambda: self.checkpoints.taken(step, self.load),
-                         f"loading the checkpoint of step {step}")
+            ranks.agreed(lambda: self.load(step), f"loading the checkpoint of step {step}")
             note = "" if world == ranks.world else f" (written by {world} processes)"
             self.say(f"resumed at step {step}{note}")
         ranks.agreed(self.numbers.rewind, "cutting metrics.jsonl back to the resumed step")
 
     def load(self, step: int) -> None:
-        """Take over the checkpoint of `step`."""
-        shared, own = self.checkpoints.read(step, self.ranks.world)
-        self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
-        # else another number of processes wrote it: random streams stay, batches are functions of step
-        if own is not None:
-            set_random_state(own["random"], self.ranks.device)
-            self.numbers.window = own["window"]
+        """Take over the checkpoint of `step`. Raises DamagedError if it does not fit this run."""
+        try:
+            shared, own = self.checkpoints.read(step, self.ranks.world)
+            self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
+            # else another number of processes wrote it: random streams stay, batches are functions of step
+            if own is not None:
+                set_random_state(own["random"], self.ranks.device)
+                self.numbers.window = own["window"]
+        except (DamagedError, FileExistsError):
+            raise
+        except Exception as error:  # whatever a foreign content leads to
+            path = self.checkpoints.path(step)
+            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
+                               f"what this version and configuration save. "
+                               f"{self.checkpoints.remedy(path)}") from error

@@ -98,12 +98,9 @@ def gathered(model: nn.Module, chosen: dict[str, Tensor], is_kept: bool) -> dict
     """The model's whole tensors, in main memory, where `is_kept`. chosen: this rank's part of what takes
     their place. A collective.
     """
-    tensors = {}
-    for name, value in model.state_dict().items():
-        tensor = whole(value, chosen.get(name, local(value)))
-        if is_kept:
-            tensors[name] = tensor.to("cpu", copy=True).contiguous()
-    return tensors
+    tensors = ((name, whole(value, chosen.get(name, local(value))))
+               for name, value in model.state_dict().items())
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors if is_kept}
 
 
 def load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -181,7 +178,7 @@ class Agreed:
     def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
         """What is summed over ranks after the passes: gradients with the counts behind them, or counts alone.
         """
-        return buffer
+        return buffer if self.is_agreed else counts
 
     def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
         """Norm of the whole gradient; squares: the sum over ranks of `squares`."""
@@ -237,9 +234,6 @@ class Overlapped(Agreed):
     def synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last else self.outer.no_sync()
 
-    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        return counts
-
 
 class Sharded(Agreed):
     """The model shared out: its blocks, and as one unit what is outside them. Building it is a collective.
@@ -284,9 +278,6 @@ class Sharded(Agreed):
 
     def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         return self.inner(function, rows), self.inner.values
-
-    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        return counts
 
     def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
         return squares.sqrt()

@@ -213,17 +213,6 @@ class Updates:
 
     # ---------------------------------------------------------------- what all ranks decide alike
 
-    def keep(self, is_better: bool) -> None:
-        """Keep the averaged weights, or count that they were no better; see `Run.keep_best`."""
-        standing = self.standing
-        standing.num_without_better = 0 if is_better else standing.num_without_better + 1
-        if is_better:
-            self.best_weights = self.ema.snapshot()
-        elif self.train.patience and standing.num_without_better >= self.train.patience:
-            standing.is_stopped_early = True
-            self.say(f"stopping early at step {standing.step}: {standing.num_without_better} validations "
-                     f"without a better score")
-
     def _halve(self, num_ranks: int, then: str) -> None:
         """All ranks: half the micro-batch after an agreed shortage of memory."""
         if self.ranks.device.type == "cuda":
