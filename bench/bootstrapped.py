@@ -37,8 +37,7 @@ from ups.generative.student import (
 )
 from ups.models.operator import load_operator
 from ups.seeds import generator
-from ups.training.fit import fit
-from ups.training.optim import EMA, build_optimizer, learning_rate
+from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 MAX_STAGE = 5         # the step is a half of the angle at first, 1/64 at the end
 

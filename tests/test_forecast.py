@@ -25,7 +25,7 @@ from ups.models.loss import operator_loss
 from ups.models.operator import Operator, load_operator, over_bases
 from ups.models.windows import Windows
 from ups.spectral import interpolation, resample
-from ups.training.optim import build_optimizer
+from ups.training.optim import build_optimizer, scale_lr
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
 SETTINGS = ["operator.base_steps=60", "operator.model.width=16", "operator.model.depth=1",
@@ -54,7 +54,7 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
         loss, _ = operator_loss(operator, batch.task, z, z_ref, parameters, settings.field_weight)
         optimizer.zero_grad()
         loss.backward()
-        optimizer.scale_lr(0.1)
+        scale_lr(optimizer, 0.1)
         optimizer.step()
     return operator.eval().requires_grad_(False), caches, config
 

@@ -178,7 +178,7 @@ def test_out_of_memory_with_a_micro_batch_of_one_fails_on_every_rank(tmp_path):
     outcome = launch(tmp_path, world=2, fault={"kind": "memory", "rank": 1, "step": 3})
     assert outcome.codes == [1, 1]
     for log in outcome.logs:
-        assert "out of memory on 1 of 2 ranks with a micro-batch of 1. Make operator.model smaller" in log
+        assert "out of memory with a micro-batch of 1 on 1 of 2 ranks. Make operator.model smaller" in log
     assert outcome.json("status.json")["kind"] == "out_of_memory"
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ups.config import load_config
-from ups.training.optim import EMA, MuonAdamW, build_optimizer, learning_rate, orthogonalize, split_parameters
+from ups.training.optim import EMA, MuonAdamW, build_optimizer, learning_rate, orthogonalize, scale_lr, split_parameters
 
 OPTIM = load_config().operator.optim
 
@@ -109,8 +109,8 @@ def test_saved_state_continues_bitwise_and_allocation_changes_nothing():
 
 def test_scale_lr_is_relative_to_the_base():
     optimizer = build_optimizer(make_model(), OPTIM)
-    optimizer.scale_lr(0.5)
-    optimizer.scale_lr(0.25)
+    scale_lr(optimizer, 0.5)
+    scale_lr(optimizer, 0.25)
     assert {g["lr"] for g in optimizer.param_groups} == {0.25 * OPTIM.muon_lr, 0.25 * OPTIM.adamw_lr}
 
 

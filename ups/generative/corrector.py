@@ -28,8 +28,7 @@ from ups.generative.observation import LinearGuess
 from ups.models.backbone import TaskNetwork, make_backbone, zero_linear
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
-from ups.training.fit import fit
-from ups.training.optim import EMA, build_optimizer, learning_rate
+from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 MAX_FACTS = 8
 # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken

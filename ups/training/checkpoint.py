@@ -11,13 +11,14 @@ values are read with weights_only.
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ups.files import (
     DamagedError,
@@ -87,18 +88,10 @@ def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Modul
 
 def _require_finite(value: Any, path: Path, do: str) -> None:
     """Raise DamagedError for a tensor in a tree of mappings and lists that holds NaN or Inf."""
-    for name, tensor in _tensors(value, ""):
-        if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
-            raise DamagedError(f"{path} holds numbers in {name} that are not finite; expected finite ones. "
-                               f"{do}")
-
-
-def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, (dict, list, tuple)):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _tensors(inner, f"{name}.{key}" if name else str(key))
+    for keys, tensor in tree_flatten_with_path(value)[0]:
+        if isinstance(tensor, Tensor) and not bool(torch.isfinite(tensor).all()):
+            raise DamagedError(f"{path} holds numbers in {keystr(keys)} that are not finite; expected finite "
+                               f"ones. {do}")
 
 
 class Checkpoints:
@@ -196,11 +189,9 @@ class Checkpoints:
     def newest(self) -> dict[str, Any] | None:
         """Manifest of the newest intact checkpoint; None if there is none at all. For the main process.
 
-        Damaged ones are renamed to .damaged-STEP with a warning; leftovers of unfinished writes are removed.
-        Raises DamagedError if checkpoints exist and none is intact: a run never starts over silently.
+        Damaged ones are renamed to .damaged-STEP with a warning. Raises DamagedError if checkpoints exist and
+        none is intact: a run never starts over silently.
         """
-        for stale in self.directory.glob(".tmp-*"):
-            remove(stale)
         found, manifest, damaged = saved_steps(self.directory), None, []
         while manifest is None and len(damaged) < len(found):
             try:

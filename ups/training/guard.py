@@ -96,9 +96,7 @@ class Guard:
         """Begin to watch; SIGTERM and SIGINT are noted from now on."""
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
-        self._read_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
-        os.set_blocking(self._read_end, False)
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         if threading.current_thread() is threading.main_thread():   # elsewhere signals stay what they were
             self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
             self._handlers = {number: signal.signal(number, self._note)

@@ -1,5 +1,5 @@
 """Muon for hidden matrices and AdamW for the rest as one optimizer; the learning-rate schedule; the weight
-average.
+average; the plain loop of what is fitted outside a stage.
 
 Muon (Jordan et al. 2024): momentum, then the update is replaced by its nearest orthogonal matrix through five
 Newton-Schulz iterations in bfloat16; its size is scaled by 0.2 sqrt(max(rows, columns)) to match AdamW's (Liu
@@ -11,7 +11,7 @@ rank's part, as plain tensors; only Muon gathers, its updates.
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -89,11 +89,6 @@ class MuonAdamW(torch.optim.Optimizer):
                              "with the configuration that wrote it.")
         super().load_state_dict(state_dict)
 
-    def scale_lr(self, factor: float) -> None:
-        """Set every group's learning rate to `factor` times its base."""
-        for group in self.param_groups:
-            group["lr"] = group["base_lr"] * factor
-
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """One update from the gradients. They must be finite: a NaN would stay in the weights."""
@@ -142,6 +137,12 @@ class MuonAdamW(torch.optim.Optimizer):
             eps=ADAM_EPS,
             maximize=False,
         )
+
+
+def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to `factor` times its base."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -274,3 +275,32 @@ class EMA:
         require_alike(state["averages"], self.averages, "average")
         torch._foreach_copy_([*self.averages.values()], [state["averages"][name] for name in self.averages])
         self.num_updates = int(state["num_updates"])
+
+
+def fit(module: nn.Module, loss_of: Callable[[int], Tensor], steps: Iterable[int],
+        optimizer: torch.optim.Optimizer,
+        rate: Callable[[int], float], clip_norm: float, ema: EMA | None = None) -> int | None:
+    """Take a gradient step on the scalar loss_of(step) for each of `steps`; None when all were taken.
+
+    For what is fitted in one process, in seconds to minutes, and again when it was interrupted. A stage's
+    steps go through `Run.update` instead, which agrees with the other ranks and can resume.
+
+    optimizer: its groups have base_lr, and a step's learning rate is rate(step) times that. Gradients are
+    clipped to `clip_norm` in all; `ema` follows the weights. Stops before the first step whose gradient is
+    not finite and returns it.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    stopped = None
+    for step in steps:
+        gradients = torch.autograd.grad(loss_of(step), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if not math.isfinite(float(nn.utils.clip_grad_norm_(parameters, clip_norm))):
+            stopped = step
+            break
+        scale_lr(optimizer, rate(step))
+        optimizer.step()
+        if ema is not None:
+            ema.update()
+    module.zero_grad()
+    return stopped

@@ -55,23 +55,13 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def process_state(pid: int) -> tuple[str, int] | None:
-    """(state letter, start time in ticks) of a process of this machine; None if it is gone.
-
-    ("?", 0) without /proc.
-    """
+    """(state letter, start time in ticks) of a process of this machine; None if it is gone."""
     try:
         # what follows the name, which varies (proc_pid_stat(5))
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else (fields[0], int(fields[19]))
     except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/stat").exists():
-            return None
-    try:
-        with contextlib.suppress(PermissionError):   # it exists, and is not ours
-            os.kill(pid, 0)
-    except ProcessLookupError:
         return None
-    return "?", 0
+    return None if fields[0] in "ZX" else (fields[0], int(fields[19]))
 
 
 def this_machine() -> str:
@@ -104,10 +94,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def control_process(option: int, value: int) -> None:
-    """prctl(2) of this process; nothing where there is none."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(option, value, 0, 0, 0)
+    """prctl(2) of this process."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

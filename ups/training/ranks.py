@@ -107,8 +107,8 @@ class Ranks:
         for.
         """
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
-        backend = {"backend": "gloo"} if is_cpu else {}
-        group = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_s), **backend)
+        group = InitProcessGroupKwargs(backend="gloo" if is_cpu else "nccl",
+                                       timeout=timedelta(seconds=timeout_s))
         self.guard.start()
         with self.guard.waiting("joining the process group"):
             accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu,
@@ -254,13 +254,13 @@ def main_guard(main: Callable[..., None]) -> Callable[..., None]:
         Ranks.active, code, is_agreed = None, 0, True
         try:
             main(*arguments, **options)
-            if Ranks.active is not None and not Ranks.active.is_finished:
-                raise RuntimeError("main returned although the stage is not finished; expected "
-                                   "run.finish(...) at its end.")
         except SystemExit as error:
             code, is_agreed = _end_of_exit(error)
         except BaseException as error:
             code, is_agreed = _report(error), getattr(error, "is_agreed", False)
+        if code == 0 and Ranks.active is not None and not Ranks.active.is_finished:
+            is_agreed, code = False, _report(RuntimeError("main ended although the stage is not finished; "
+                                                          "expected run.finish(...) at its end."))
         ranks, Ranks.active = Ranks.active, None
         if ranks is not None:
             ranks.guard.leave(code, is_agreed)
@@ -291,10 +291,6 @@ def _end_of_exit(error: SystemExit) -> tuple[int, bool]:
         ranks.status("preempted")
         tell("stopped", code=code)
         return code, is_agreed
-    if code == 0 and ranks is not None and not ranks.is_finished:
-        code = _report(RuntimeError("sys.exit(0) although the stage is not finished; expected "
-                                    "run.finish(...)"))
-        return code, False
     if code == 2 and ranks is None:
         tell("failed", kind="configuration", code=code, cause="the command line, as said above")
     return code, code == 0

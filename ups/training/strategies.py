@@ -103,15 +103,6 @@ def gathered(model: nn.Module, chosen: dict[str, Tensor], is_kept: bool) -> dict
     return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors if is_kept}
 
 
-def load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Fill the model; tensors: this rank's parts.
-
-    Raises RuntimeError or KeyError if they are another model's.
-    """
-    own = model.state_dict()
-    model.load_state_dict({name: like(own[name], tensor) for name, tensor in tensors.items()})
-
-
 def joined(shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]],
            shapes: dict[str | int, torch.Size], mine: tuple[int, int] | None) -> dict[str, Any]:
     """STATE of a checkpoint as this rank holds it, however many ranks wrote it and whether or not they shared

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from ups.config import OptimConfig, TrainConfig
 from ups.training import strategies
 from ups.training.folder import MEMORY
-from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradients, require_alike
+from ups.training.optim import (
+    EMA,
+    build_optimizer,
+    learning_rate,
+    place_gradients,
+    require_alike,
+    scale_lr,
+)
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
@@ -201,7 +208,7 @@ class Updates:
 
         What fails in it may have changed some weights and not others: nothing of it is kept.
         """
-        self.optimizer.scale_lr(factor)
+        scale_lr(self.optimizer, factor)
         try:
             self.optimizer.step()
         except Exception as error:
@@ -219,24 +226,21 @@ class Updates:
             torch.cuda.empty_cache()
         where = f"on {num_ranks} of {self.ranks.world} ranks"
         if self.standing.micro_batch == 1:
-            cause = f"out of memory {where} with a micro-batch of 1"
-            raise StageError(cause, "out_of_memory", self._smaller_model())
+            raise self._want_of_memory(where, is_agreed=True)
         self.standing.micro_batch = max(1, self.standing.micro_batch // 2)
         self.say(f"WARNING: out of memory {where} {then} a micro-batch of {self.standing.micro_batch}")
 
-    def _want_of_memory(self, where: str) -> StageError:
-        """The end of this rank, on which the others end too; the next start takes half the micro-batch."""
+    def _want_of_memory(self, where: str, is_agreed: bool = False) -> StageError:
+        """The end of all ranks; the next start takes half the micro-batch, where there is half a one."""
         now = self.standing.micro_batch
         cause = f"out of memory with a micro-batch of {now} {where}"
         if now == 1:
-            return StageError(cause, "out_of_memory", self._smaller_model(), False)
+            advice = f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
+            return StageError(cause, "out_of_memory", advice, is_agreed)
         self.ranks.folder.note(f"{MEMORY}/rank{self.ranks.rank}.json", {
             "micro_batch": now // 2, "micro_batch_asked": self.train.micro_batch})
         advice = "The same command continues from the last checkpoint with half the micro-batch."
-        return StageError(cause, "memory", advice, False)
-
-    def _smaller_model(self) -> str:
-        return f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
+        return StageError(cause, "memory", advice, is_agreed)
 
     def _count(self, is_finite: bool, loss: float) -> None:
         standing = self.standing
@@ -276,7 +280,9 @@ class Updates:
         """
         mine = (self.ranks.rank, self.ranks.world) if self.strategy.is_sharded else None
         state = strategies.joined(shared, own, of_all, strategies.shapes_of(self.model, self.optimizer), mine)
-        strategies.load(self.model, state["model"])
+        own_model = self.model.state_dict()
+        self.model.load_state_dict({name: strategies.like(own_model[name], tensor)
+                                    for name, tensor in state["model"].items()})
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load_state_dict(state["ema"])
         self.best_weights = state["best_weights"]

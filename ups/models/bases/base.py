@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ups.data.cache import Cache
 from ups.progress import note
 from ups.seeds import generator
-from ups.training.fit import fit
+from ups.training.optim import fit
 
 
 @dataclass(frozen=True)
