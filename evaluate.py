@@ -32,7 +32,7 @@ from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.training.folder import DONE
-from ups.training.run import describe_environment
+from ups.training.ranks import describe_environment
 
 
 def main() -> int:

@@ -88,19 +88,18 @@ class Guard:
         self._peers = {other: Peer(self._beat_at, hang_s) for other in range(world) if other != rank}
         self._machine, self._lock, self._file = this_machine(), threading.Lock(), None
         self._parent = os.getppid() if any(name in os.environ for name in LAUNCHED_BY) else None
-        self._is_closed, self._thread, self._handlers = False, None, {}
+        self._is_closed, self._thread = False, None
 
     # ---------------------------------------------------------------- main thread
 
     def start(self) -> None:
-        """Begin to watch; SIGTERM and SIGINT are noted from now on."""
+        """Begin to watch; SIGTERM and SIGINT are noted from now on. In the main thread of the process."""
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        if threading.current_thread() is threading.main_thread():   # elsewhere signals stay what they were
-            self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-            self._handlers = {number: signal.signal(number, self._note)
-                              for number in (signal.SIGTERM, signal.SIGINT)}
+        self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, self._note)
+                          for number in (signal.SIGTERM, signal.SIGINT)}
         progress.watched = self
         self.beat()
         tell("start", pid=os.getpid())
@@ -145,8 +144,7 @@ class Guard:
         self._thread.join()
         self._thread, self._code = None, self._code if self._code is not None else code
         self._write()
-        if self._handlers:
-            signal.set_wakeup_fd(self._wakeup_before)
+        signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         for handle in (self._read_end, self._write_end, self._file):

@@ -17,10 +17,13 @@ import gc
 import hashlib
 import os
 import platform
+import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -200,7 +203,7 @@ class Ranks:
         self.status("failed", kind=kind, cause=cause, exit_code=code)
 
 
-# ---------------------------------------------------------------- what all ranks must share
+# ---------------------------------------------------------------- what a start depends on, and all ranks must share
 
 
 def asks_for_cpu() -> bool:
@@ -234,6 +237,25 @@ def differences(facts: list[dict[str, Any]]) -> list[str]:
             words = (f"{value} on rank {', '.join(ranks)}" for value, ranks in who.items())
             found.append(f"{key} is {', '.join(words)}")
     return found
+
+
+def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
+    """Versions, hardware, revision and command line of this start."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world,
+        "device": str(device), "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+        "python": platform.python_version(), "torch": torch.__version__, "accelerate": version("accelerate"),
+        "numpy": version("numpy"), "platform": platform.platform(), "cpus": os.cpu_count(),
+        "git_revision": git("rev-parse", "HEAD"),
+        "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
+    }
 
 
 # ---------------------------------------------------------------- the end

@@ -26,21 +26,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import accelerate
-import numpy
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ups.config import ROOT, Config, OptimConfig, TrainConfig, to_dict
+from ups.config import Config, OptimConfig, TrainConfig, to_dict
 from ups.files import file_hash, write_json
 from ups.progress import Bar, position
 from ups.seeds import generator
@@ -48,32 +43,19 @@ from ups.training.checkpoint import write_weights
 from ups.training.folder import DONE, MODEL, StageFolder
 from ups.training.guard import EXIT_STOPPED
 from ups.training.processes import tell
-from ups.training.ranks import Preempted, Ranks, differences, what_ranks_share
+from ups.training.ranks import (
+    Preempted,
+    Ranks,
+    describe_environment,
+    differences,
+    what_ranks_share,
+)
 from ups.training.saving import Log, Saving, seed_everything
 from ups.training.strategies import LossFunction, gathered, plugin_of, strategy_of
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import Standing, Updates
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
-
-
-def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
-    """Versions, hardware, revision and command line of this start."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world,
-        "device": str(device), "gpus": [torch.cuda.get_device_name(index) for index in gpus],
-        "python": platform.python_version(), "torch": torch.__version__, "accelerate": accelerate.__version__,
-        "numpy": numpy.__version__, "platform": platform.platform(), "cpus": os.cpu_count(),
-        "git_revision": git("rev-parse", "HEAD"),
-        "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
-    }
 
 
 def compile_blocks(model: nn.Module) -> None:
