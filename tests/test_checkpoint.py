@@ -80,7 +80,7 @@ def test_if_none_is_intact_the_run_does_not_start_over_silently(tmp_path):
 def test_a_part_of_a_rank_that_is_not_listed_is_damage(tmp_path):
     checkpoints = make(tmp_path)
     save(checkpoints, 5, world=2)
-    with pytest.raises(DamagedError, match="does not list rank_1.pt; expected one part per process"):
+    with pytest.raises(DamagedError, match="of 2 processes and lists .*; expected 5, and a part of every process"):
         checkpoints.verify(5)
 
 

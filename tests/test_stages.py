@@ -55,7 +55,7 @@ from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, rollout
 from ups.models.windows import augment
 from ups.seeds import generator
-from ups.training.folder import RECORDED, finished_stage
+from ups.training.folder import finished_stage
 from ups.training.optim import split_parameters
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_rival", "train_steady", "train_operator"])
@@ -203,7 +203,7 @@ def edit(path: Path, change) -> dict:
     """Rewrite a done.json after change(record), as if the stage had ended so; the record."""
     done = json.loads(path.read_text())
     change(done)
-    done["fingerprint"] = value_hash({name: done[name] for name in RECORDED})
+    done["fingerprint"] = value_hash({name: done[name] for name in ("model_sha256", "config_sha256", "config_hash", "parents")})
     done["seal"] = value_hash({name: value for name, value in done.items() if name != "seal"})
     path.write_text(json.dumps(done))
     return done

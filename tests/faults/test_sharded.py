@@ -146,8 +146,9 @@ def test_a_rank_that_fails_ends_both_and_is_named(tmp_path, kind):
     assert outcome.codes[1] == 1 and outcome.codes[0] in (1, 124), outcome.logs
     expected = "out of memory with a micro-batch of 4 with a sharded model" if kind != "error" else "KeyError: 'injected cause'"
     assert expected in outcome.logs[1].splitlines()[-1] and "rank 1 failed: " in outcome.logs[0]
-    record = outcome.json("errors/rank1.json")
-    assert record.get("micro_batch") == (2 if kind != "error" else None)
+    assert outcome.json("errors/rank1.json")["rank"] == 1
+    left = [json.loads(path.read_text())["micro_batch"] for path in outcome.directory.glob("memory/rank1.json")]
+    assert left == ([2] if kind != "error" else [])
 
 
 def topology(tmp_path):

@@ -174,16 +174,13 @@ class Checkpoints:
     def verify(self, step: int) -> dict[str, Any]:
         """`manifest`, which every file agrees with. Raises DamagedError also if one does not."""
         path, manifest = self.path(step), self.manifest(step)
-        files, world = manifest["files"], manifest["world"]
-        if manifest["step"] != step or not 1 <= world <= len(files):
-            raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; "
-                               f"expected {step}, and a part of every process.")
-        for name in (SHARED, *(f"rank_{rank}.pt" for rank in range(world))):
-            record = files.get(name)
-            if not isinstance(record, dict) or not {"size", "sha256"} <= record.keys():
-                raise DamagedError(f"{path} does not list {name}; expected one part per process of its run, "
-                                   f"with size and SHA-256.")
-            require_hash(path / name, record["sha256"], MANIFEST, "It is damaged.")
+        files, names = manifest["files"], [SHARED, *(f"rank_{rank}.pt" for rank in range(manifest["world"]))]
+        if manifest["step"] != step or set(names) - files.keys():
+            raise DamagedError(f"{path} says that it is step {manifest['step']} of {manifest['world']} "
+                               f"processes and lists {', '.join(files)}; expected {step}, and a part of every "
+                               f"process.")
+        for name in names:
+            require_hash(path / name, files[name]["sha256"], MANIFEST, "It is damaged.")
         return manifest
 
     def newest(self) -> dict[str, Any] | None:
@@ -214,16 +211,11 @@ class Checkpoints:
         """(shared, local of this rank) of `step`; local is None if it was written by another number of
         processes.
 
-        Raises DamagedError for a part that cannot be read, is of another step or holds numbers that are not
-        finite.
+        Raises DamagedError for a part that cannot be read or holds numbers that are not finite.
         """
-        path = self.path(step)
-        shared = self._read_part(path / SHARED)
-        if shared.get("step", step) != step:
-            raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. "
-                               f"{self.remedy(path)}")
-        is_mine = self.manifest(step)["world"] == world
-        return shared, self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None
+        path, is_mine = self.path(step), self.manifest(step)["world"] == world
+        return (self._read_part(path / SHARED),
+                self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None)
 
     def parts(self, step: int) -> list[dict[str, Any]]:
         """What each rank wrote as its own, in rank order. Raises DamagedError as `read` does."""
