@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 from ups.config.schema import STAGES, Config, TaskConfig
 from ups.tasks import TASKS, Task, get_task
 
-# of a folder beside leaderboard.jsonl and its lock
-NAME = re.compile(r"(?=.{1,100}$)(?!leaderboard\.)\w[\w+-]*(\.[\w+-]+)*", re.I)
+NAME = re.compile(r"(?=.{1,100}$)\w[\w+-]*(\.[\w+-]+)*")
 
 Requirement = tuple[bool, str, str, str]   # whether it holds, what is wrong, what was expected, what to do
 
@@ -76,7 +75,7 @@ def _of_sections(config: Config) -> list[Requirement]:
         (NAME.fullmatch(config.run.name) is not None and not config.run_dir.is_file(),
          f"run.name is {config.run.name!r:.200}",
          f"the name of a folder in {config.run.root}: letters, digits and, "
-         "inside, any of . + -, and not leaderboard.*",
+         "inside, any of . + -",
          "Choose another (RUN= of make); another place is run.root (RUNS= of make)."),
         (bool(names), "data.tasks is empty", "at least one task", f"Known: {', '.join(TASKS)}."),
         (len(set(names)) == len(names),

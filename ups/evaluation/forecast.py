@@ -1,8 +1,6 @@
 """How wrong the operator's forecasts are, beside its base alone, the trivial forecast and the codec: a task's
 entry of results.json under "tasks" and the trajectories that the report shows."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -73,8 +71,6 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
     the truth; and the seconds that the operator's took, decoding included."""
     task, num_frames = truth.task, truth.num_frames
     given, parameters = truth.given(rows, device), truth.cache.parameters[rows]
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     begun = time.perf_counter()
     u_pred = operator.head(task.name).physical(operator.rollout(given, task.name, parameters, num_frames)).cpu()
     seconds = time.perf_counter() - begun
