@@ -97,8 +97,8 @@ def main() -> None:
     errors = validate(operator, caches, config, run)
     for name, error in errors.items():
         operator.heads[name].description["is_network_used"] = error["network"] < error["base"]
-    kinds = {name: fact["description"]["base"]["kind"] for name, (fact, _) in bases.items()}
-    run.finish({"validation": errors, "bases": kinds}, operator.description)
+    run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"]
+                                                for name, (fact, _) in bases.items()}}, operator.description)
 
 
 if __name__ == "__main__":

@@ -230,10 +230,7 @@ def words_of(found: dict[str, dict]) -> str:
 def gate(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
     """Mean CRPS ratio of the tuned student if it may be kept, else None: every task must gain and none lose
     elsewhere."""
-    for name, now in tuned.items():
-        old = before[name]
-        if not (now["crps"] <= GAIN * old["crps"]
-                and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
-                and now["energy"] <= old["energy"]):
-            return None
-    return sum(now["crps"] / before[name]["crps"] for name, now in tuned.items()) / len(tuned)
+    pairs = [(now, before[name]) for name, now in tuned.items()]
+    is_kept = all(now["crps"] <= GAIN * old["crps"] and now["energy"] <= old["energy"]
+                  and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1) for now, old in pairs)
+    return sum(now["crps"] / old["crps"] for now, old in pairs) / len(pairs) if is_kept else None

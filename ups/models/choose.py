@@ -8,6 +8,7 @@ nRMSE of that decides.
 import math
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -76,8 +77,7 @@ def spread(cache: Cache, split: str, count: int) -> Tensor:
     rows = cache.split[split]
     values = cache.parameter_index[rows]
     groups = [rows[values == value] for value in values.unique()]
-    turns = max(len(group) for group in groups)
-    picked = [group[turn] for turn in range(turns) for group in groups if turn < len(group)]
+    picked = [row for turn in zip_longest(*groups) for row in turn if row is not None]
     return torch.stack(picked[:count])
 
 
@@ -94,8 +94,8 @@ def candidates(cache: Cache, base_steps: int, seed: int,
     samples = Samples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     for kind in cache.settings.base:
         note(f"{cache.task.name}: {kind}")
-        for name, base in BASES[kind].fit(samples, settings):
-            head = head_with(cache, kind, base.settings, device)
+        for name, fitted, base in BASES[kind].fit(samples, settings):
+            head = head_with(cache, kind, fitted, device)
             head.base.load_state_dict(base.state_dict())
             yield name, head
 

@@ -40,7 +40,7 @@ class TaskHead(nn.Module):
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
                                   else None)
-        self.base = BASES[description["base"]["kind"]].build(description["base"]["settings"])
+        self.base = BASES[description["base"]["kind"]](**description["base"]["settings"])
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
