@@ -43,12 +43,10 @@ def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
 def validate(operator: Operator, caches: dict[str, Cache], config: Config,
              run: Run) -> dict[str, dict[str, float]]:
     """Task -> pooled nRMSE of validation rollouts by the network and by its base alone. A collective."""
-    def local() -> list[Tensor]:
-        count = config.operator.train.validate_trajectories
-        return [squared_errors(operator, cache, spread(cache, "val", count)[run.rank :: run.world],
-                               config.context(name), run.device) for name, cache in caches.items()]
-
-    sums = run.agreed(local, "validating")
+    count = config.operator.train.validate_trajectories
+    sums = run.agreed(lambda: [
+        squared_errors(operator, cache, spread(cache, "val", count)[run.rank :: run.world],
+                       config.context(name), run.device) for name, cache in caches.items()], "validating")
     return {name: pooled(run.ranks.reduce_sum(part)) for name, part in zip(caches, sums, strict=True)}
 
 

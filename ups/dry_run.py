@@ -24,7 +24,7 @@ from ups.data.download import is_verified
 from ups.data.generate import num_done
 from ups.files import partial_path
 from ups.generative.corrector import Corrector
-from ups.models.backbone import make_backbone
+from ups.models.backbone import BACKBONES
 from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.folder import DONE
@@ -172,7 +172,7 @@ def _network(config: Config, name: str, model: ModelConfig,
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
         inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs
-    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": make_backbone(model),
+    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": BACKBONES[model.kind](model),
                           "out": nn.Linear(model.width, outputs)}), tuple(tokens)
 
 

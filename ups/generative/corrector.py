@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearGuess
-from ups.models.backbone import TaskNetwork, make_backbone, zero_linear
+from ups.models.backbone import BACKBONES, TaskNetwork, zero_linear
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
@@ -77,7 +77,7 @@ class CorrectorHead(nn.Module):
         self.guess = LinearGuess(**description["guess"]) if "guess" in description else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
-        self.gaussian = make_backbone(model)
+        self.gaussian = BACKBONES[model.kind](model)
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
         self.out = zero_linear(model.width, dim)

@@ -70,8 +70,7 @@ def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> 
     edges = torch.tensor(list(SHARES.values()), dtype=torch.float64).cumsum(0)[:-1]
     number = torch.bucketize(pick, edges, right=True)
     kind = {name: number == i for i, name in enumerate(SHARES)}
-    ones = torch.ones_like(level)
-    coverage = torch.where(kind["points"], COVERAGE[0] * (COVERAGE[1] / COVERAGE[0]) ** level, ones)
+    coverage = torch.where(kind["points"], COVERAGE[0] * (COVERAGE[1] / COVERAGE[0]) ** level, 1.0)
     block = torch.where(kind["coarse"], torch.tensor(blocks)[(level * len(blocks)).long()], 1)
     noise = torch.where(kind["noisy"], NOISE[0] * (NOISE[1] / NOISE[0]) ** level, 0.0)
     return torch.stack([coverage.masked_fill(kind["none"], 0.0), noise, block], 1)

@@ -159,8 +159,8 @@ def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Ten
 def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: int, step: int) -> Tensor:
     """Noise (batch, M, *tokens, dim) of the members that are scored in `step`, for `rows` of a global batch
     of `size`."""
-    source = generator(seed, STREAM, "members", step)
-    return torch.randn(size, num_members, *like.shape[1:], generator=source)[rows].to(like.device)
+    return torch.randn(size, num_members, *like.shape[1:],
+                       generator=generator(seed, STREAM, "members", step))[rows].to(like.device)
 
 
 def _drawn(student: Corrector, condition: Condition, r: Tensor,

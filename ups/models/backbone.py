@@ -133,11 +133,6 @@ class FlatBackbone(nn.Module):
 BACKBONES: dict[str, type[nn.Module]] = {"flat": FlatBackbone}
 
 
-def make_backbone(model: ModelConfig) -> nn.Module:
-    """The backbone of `model.kind`, not yet trained."""
-    return BACKBONES[model.kind](model)
-
-
 class TaskNetwork(nn.Module):
     """A backbone shared by tasks that each have a head, an embedding and a name: the operator, a corrector.
 
@@ -151,5 +146,5 @@ class TaskNetwork(nn.Module):
         self.description, self.precision, self.width = description, description["precision"], model.width
         self.names = [task["name"] for task in tasks]
         self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
-        self.backbone = make_backbone(model)
+        self.backbone = BACKBONES[model.kind](model)
         self.task_embedding = nn.Parameter(torch.randn(len(tasks), model.width) * 0.02)
