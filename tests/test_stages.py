@@ -408,14 +408,14 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
 
 @torch.no_grad()
 def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hidden, steady):
-    weights = hidden.start_weights()[HIDDEN]
+    weights = hidden.start_weights()
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, 10)
     known = hidden.head.known(hidden.cache.parameters[rows])
     rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0]).square().mean().sqrt()
                        for t in range(9)]).double()
     torch.testing.assert_close(weights, 0.5 / 9 + 0.5 * rms / rms.sum(), rtol=1e-5, atol=0)
-    assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() == {}
+    assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() is None
     starts = torch.cat([schedule_of({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)])
     expected = len(starts) * weights
     assert ((starts.bincount(minlength=9) - expected).square() / expected).sum() < 26.1   # chi-square, 8, p = 0.001

@@ -53,7 +53,7 @@ class Schedule:
     once per round, rounds shuffled; `proportional`, by number of trajectories; `temperature`, by
     trajectories^(1/temperature); `curriculum`, tasks ordered by `complexity` enter one after another at equal
     intervals, all of them within the first half of total_steps, balanced among those that are in.
-    start_weights: task -> weight of each start, (starts,); equal if not given. Raises ValueError for what
+    start_weights: task -> weight of each start, (starts,); equal if None. Raises ValueError for what
     cannot be scheduled.
     """
 
@@ -66,7 +66,7 @@ class Schedule:
         temperature: float = 1.0,
         complexity: Mapping[str, float] | None = None,
         total_steps: int = 1,
-        start_weights: Mapping[str, Tensor] | None = None,
+        start_weights: Mapping[str, Tensor | None] | None = None,
     ) -> None:
         for task, (num_rows, num_starts) in windows.items():
             if num_rows < 1 or num_starts < 1:

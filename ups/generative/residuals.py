@@ -125,7 +125,7 @@ class TransientResiduals(StateConditions):
     validated on, as are `SteadyResiduals`.
 
     windows(split): (rows, starts), for `Schedule`. start_weights: what it draws window starts by in training;
-    empty: all alike. decode: residual latents to the field, linear. draw(split, places, starts, draw,
+    None: all alike. decode: residual latents to the field, linear. draw(split, places, starts, draw,
     is_disturbed): (r, tokens, facts) of rows `places` (positions in the split) and window starts; draw:
     augmentation, None: none; is_disturbed: as a network is trained, a state then may carry an error such as
     it has in a rollout of its own.
@@ -149,7 +149,7 @@ class TransientResiduals(StateConditions):
         return torch.stack([self.draw("reserved", places, torch.full((len(places),), start), None)[0]
                             for start in range(num_starts)])
 
-    def start_weights(self) -> dict[str, Tensor]:
+    def start_weights(self) -> Tensor:
         """Half of the windows start anywhere alike, half in proportion to the residual's size at that start.
 
         Which conditions are trained on does not change what is right for any of them, and where little is
@@ -161,8 +161,7 @@ class TransientResiduals(StateConditions):
             raise ValueError(f"the residuals of {self.name} that start at frame {frame} are not finite; "
                              "expected finite ones. Look at the data with the doctor, or train the operator "
                              "again.")
-        weights = 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
-        return {self.name: weights}
+        return 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
 
     def disturb(self, z: Tensor, starts: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         """z (batch, frames, *tokens, dim) from window starts - 1 on, some rows with an error as a rollout's:
@@ -230,8 +229,8 @@ class SteadyResiduals(FieldConditions):
     def windows(self, split: str) -> tuple[int, int]:
         return len(self.cache.split[split]), 1
 
-    def start_weights(self) -> dict[str, Tensor]:
-        return {}
+    def start_weights(self) -> None:
+        return None
 
     def fields(self, split: str, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim),
@@ -262,10 +261,8 @@ Residuals = TransientResiduals | SteadyResiduals
 
 def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int) -> Schedule:
     """Batches of residuals: tasks in turn, starts by `start_weights`."""
-    weights = {name: value for residuals in all_residuals.values()
-               for name, value in residuals.start_weights().items()}
     return Schedule({name: r.windows(split) for name, r in all_residuals.items()}, batch_size, seed,
-                    start_weights=weights)
+                    start_weights={name: r.start_weights() for name, r in all_residuals.items()})
 
 
 def validation(residuals: Residuals, seed: int, batch_size: int) -> list[Drawn]:
