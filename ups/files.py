@@ -19,7 +19,6 @@ from typing import IO, Any, BinaryIO
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}   # flock where there are no locks
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 UNWRITABLE = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
-BLOCK = 1 << 22   # bytes hashed at a time
 
 
 class DamagedError(ValueError):
@@ -28,11 +27,8 @@ class DamagedError(ValueError):
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_hash(path: Path, digest: str, record: str, do: str) -> None:

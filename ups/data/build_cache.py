@@ -152,8 +152,8 @@ def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
     read.
     """
     name = cache.task.name
-    paths, num = data_files(config, name), config.task[name].num_trajectories
-    sources = open_sources(config, name)
+    paths, num, sources = (data_files(config, name), config.task[name].num_trajectories,
+                           open_sources(config, name))
     if _identity(paths) == cache.header["files"]:
         return sources
     digest = _digest_of(cache_settings(config, name),

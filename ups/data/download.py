@@ -31,14 +31,11 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are
     published."""
     spec = get_task(task)
-    if not spec.published:
-        raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench "
-                         "with data.source=published. Set data.source=generate (data.source=own for files "
-                         f"of yours), or take {task} out of data.tasks.")
     name = spec.file_for(parameter)
     if name not in spec.published:
-        raise ValueError(f"{task} has no published file {name}; expected one of: "
-                         f"{', '.join(spec.published)}. Change task.{task}.parameters, or set "
+        known = ", ".join(spec.published) or "none, as it is a data set of ours that nobody publishes"
+        raise ValueError(f"{task} has no published file {name}; expected one of: {known}. Change "
+                         f"task.{task}.parameters or data.tasks, or set "
                          "data.source=own for files of yours"
                          f"{' or, to solve the equation, data.source=generate' if spec.simulate else ''}.")
     return name, *spec.published[name]

@@ -188,8 +188,8 @@ def found_in(file: h5py.File) -> str:
     keys = sorted(file)
     listing = [f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
                for key in keys[:8]]
-    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
     could_be = [name for name, task in TASKS.items() if layout_of(task).fits(file)]
+    more = f" and {len(keys) - 8} more" * (len(keys) > 8)
     return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
             f"{', '.join(could_be) or 'none of ours'}.")
 

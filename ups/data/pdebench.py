@@ -6,7 +6,6 @@ Both layouts become (trajectory, time, channel, *space) float32 here.
 import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -213,19 +212,11 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
 def opened(path: Path, task: str) -> Iterator[h5py.File]:
     """The open file. What HDF5 says about a damaged one, whenever it finds out, becomes a ValueError that
     says what to do."""
-    if not path.exists():
+    if not path.is_file():   # nor a folder or a pipe, which would be waited at
         unfinished = partial_path(path)
         more = f" There is an unfinished {unfinished.name}, which it continues." * unfinished.exists()
         raise FileNotFoundError(f"no data file {path}; expected {task} in PDEBench's layout. Run `make data` "
                                 f"(or mend data.root).{more}")
-    if not path.is_file() or not os.access(path, os.R_OK):
-        raise ValueError(f"{path} cannot be read; expected a readable HDF5 file of {task}. Check the path "
-                         "and its permissions.")
-    if not h5py.is_hdf5(path):
-        with path.open("rb") as raw:
-            start = raw.read(16)
-        raise ValueError(f"{path} is not an HDF5 file (it starts with {start!r}); expected data of {task}. "
-                         "If no other process writes it, delete it and run `make data`.")
     try:
         with h5py.File(path, "r", locking=False) as file:   # finished files are never written to
             yield file
@@ -233,8 +224,9 @@ def opened(path: Path, task: str) -> Iterator[h5py.File]:
         # h5py's, by kind of damage
         if isinstance(error, ValueError) and str(path) in str(error):   # our own, which name the file
             raise
-        raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. If no other "
-                         "process writes it, delete it and run `make data`.") from error
+        raise ValueError(f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of "
+                         f"{task}. Check its permissions; if no other process writes it, delete it and run "
+                         "`make data`.") from error
 
 
 def _require_written(dataset: h5py.Dataset, path: Path) -> None:
