@@ -42,16 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
 
     # -------------------------------------------------------------------------------------------------- files
     # (task, parameter, path, bytes, generation settings or (id, md5)); tasks that share files name them once
-    wanted = {(get_task(name).of or name, parameter): config.task[name] for name in config.data.tasks
-              for parameter in sorted(config.task[name].parameters) or [None]}
+    distinct = {(get_task(name).of or name, parameter): config.task[name] for name in config.data.tasks
+                for parameter in sorted(config.task[name].parameters) or [None]}
     files = []
-    for (task, parameter), entry in wanted.items():
-        sizes = get_task(task) if is_published else entry
+    for (task, parameter), wanted in distinct.items():
+        sizes = get_task(task) if is_published else wanted
         num_bytes = data_bytes(task, sizes.num_trajectories, sizes.num_frames, sizes.resolution)
         source = published_file(task, parameter)[1:] if is_published else generation_settings(
             task, f"ups {ups.__version__}", seed=config.data.seed, parameter=parameter,
-            num_trajectories=entry.num_trajectories, resolution=entry.resolution,
-            num_frames=entry.num_frames, t_end=entry.t_end)
+            num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
+            num_frames=wanted.num_frames, t_end=wanted.t_end)
         path = config.data_dir(task) / get_task(task).file_for(parameter)
         files.append((task, parameter, path, num_bytes, source))
 

@@ -66,7 +66,7 @@ def is_verified(path: Path, md5: str) -> bool:
             and record.stat().st_mtime_ns >= path.stat().st_mtime_ns)
 
 
-def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: float = 1.0,
+def fetch(url: str, path: Path, md5: str, *, retries: int = 5, pause_s: float = 1.0,
           timeout_s: float = 60.0, show_progress: bool = True) -> None:
     """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found
     right.
@@ -76,7 +76,6 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
     404, or another MD5; ConnectionError when the transfer does not get on; PermissionError or OSError when
     `path` cannot be written.
     """
-    path = Path(path)
     if is_verified(path, md5):
         return
     if not path.exists() and not url.startswith(("http://", "https://")):

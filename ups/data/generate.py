@@ -32,13 +32,12 @@ MIN_SHARE = 16
 NUM_SLICES = 4   # slices of a chunk per worker, so that all end at about the same time
 
 
-def num_done(path: str | Path, settings: dict[str, Any]) -> int:
+def num_done(path: Path, settings: dict[str, Any]) -> int:
     """Trajectories of `path` (or of its unfinished predecessor) that exist with exactly these settings; 0 if
     there is no file.
 
     Raises ValueError when a file is there that was made with other settings, is not ours, or is damaged.
     """
-    path = Path(path)
     file = path if path.exists() else partial_path(path)
     if not file.exists() or not file.stat().st_size:   # one that was held and not yet begun
         return 0
@@ -66,7 +65,7 @@ def generation_settings(task: str, generator: str, *, seed: int, num_trajectorie
             "resolution": resolution, "num_frames": num_frames, "t_end": t_end, "parameter": parameter}
 
 
-def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], settings: dict[str, Any], *,
+def write_data(path: Path, task: str, solve: Callable[..., np.ndarray], settings: dict[str, Any], *,
                chunk: int, on_progress: Callable[[int], None] = lambda done: None) -> None:
     """Generate a file in PDEBench's layout, `chunk` trajectories at a time; continue an unfinished one, keep
     a finished one.
@@ -78,7 +77,7 @@ def write_data(path: str | Path, task: str, solve: Callable[..., np.ndarray], se
     that gives non-finite numbers, PermissionError, and OSError when the disk is too small
     or another process writes the file.
     """
-    path, spec, total = Path(path), get_task(task), settings["num_trajectories"]
+    spec, total = get_task(task), settings["num_trajectories"]
     done = num_done(path, settings)
     on_progress(done)
     if path.exists():

@@ -141,8 +141,8 @@ class Tokenizer(nn.Module):
 
     def denormalise(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to physical units."""
-        v = w * self._column(self.std) + self._column(self.mean)
-        return _per_channel(torch.exp, v, self.fields, self.positive, self.ndim)
+        return _per_channel(torch.exp, w * self._column(self.std) + self._column(self.mean), self.fields,
+                            self.positive, self.ndim)
 
     def encode(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to latents (..., *tokens, dim)."""
