@@ -1,8 +1,8 @@
 """results.json (schema, gates) and report.html: one self-contained page, no requests to anywhere.
 
 results.json is strict JSON; null stands for "undefined or not finite". A number with an interval is {"value",
-"low", "high"} (95 % bootstrap over trajectories). Keys that are not listed may be added and are shown as they
-are:
+"low", "high"} (95 % bootstrap over trajectories). Keys that are not listed may be added, and are not
+shown:
 
     run, created (ISO 8601), config_hash: text
     environment: {"command", "git_revision", "device", ...: text, number, list}; shown under Reproduce
@@ -209,13 +209,14 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> str:
                                                              "first is better.</p>")
     if sample.get("members"):
         field = figures_ensemble.field_to_show(sample)
-        is_1d, models_2d = len(sample["axes"]) == 1, figures_ensemble.featured(sample["members"], 2)
-        drawn = [(figures_ensemble.fan(sample, field),
-                  ": truth, operator, members and the intervals that hold the central 50 % and 90 % of them.")
-                 ] if is_1d else [
-            (figures_ensemble.members_2d(sample, model, field),
-             f", {label(model)}: mean, two members, their spread, the error of the mean.")
-            for model in models_2d]
+        if len(sample["axes"]) == 1:
+            drawn = [(figures_ensemble.fan(sample, field),
+                      ": truth, operator, members and the intervals that hold the central 50 % and 90 % of "
+                      "them.")]
+        else:
+            drawn = [(figures_ensemble.members_2d(sample, model, field),
+                      f", {label(model)}: mean, two members, their spread, the error of the mean.")
+                     for model in figures_ensemble.featured(sample["members"], 2)]
         out += [figures.to_html(figure, f"{sample['fields'][field]} of {name}, trajectory with "
                                         f"{sample['label']}{caption}") for figure, caption in drawn]
     out += [figures.to_html(figures.by_lead(models, times, figures_ensemble.LEAD_PANELS,
