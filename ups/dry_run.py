@@ -12,11 +12,13 @@ import shutil
 import time
 import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import benchmark
 
 from ups.config import STAGES, Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
@@ -97,24 +99,22 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
     missing, seconds, source = 0, 0.0, config.data.source
     print(f"data: to {config.data.root} ({source})")
     for task in dict.fromkeys(name for name, *_ in files):
-        mine, there = [entry[1:] for entry in files if entry[0] == task], 0
-        for parameter, path, size, made in mine:
-            parts = [part for part in (path, partial_path(path)) if part.exists()]
-            have = size if path.exists() else min(size, sum(part.stat().st_size for part in parts))
+        mine, there = [entry[2:] for entry in files if entry[0] == task], 0
+        for path, size, made in mine:
+            begun = partial_path(path)
+            have = size if path.exists() else min(size, begun.stat().st_size if begun.exists() else 0)
             if source == "generate":
-                share = num_done(path, made) / made["num_trajectories"]
-                have = size if path.exists() else int(size * share)
-                if have < size and get_task(task).simulate:
-                    given = {key: made[key] for key in ("seed", "resolution", "num_frames", "t_end")}
-                    started = time.process_time()
-                    solve(task, np.arange(1), parameter=parameter, **given)
-                    seconds += (time.process_time()
-                                - started) * (1 - share) * made["num_trajectories"] / num_workers
+                todo = made["num_trajectories"] - num_done(path, made)
+                have = int(size * (1 - todo / made["num_trajectories"]))
+                if todo and get_task(task).simulate:
+                    keys = ("seed", "resolution", "num_frames", "t_end", "parameter")
+                    one = partial(solve, task, np.arange(1), **{key: made[key] for key in keys})
+                    seconds += timeit.timeit(one, timer=time.process_time, number=1) * todo / num_workers
             there += have
-        total = sum(size for _, _, size, _ in mine)
+        total = sum(size for _, size, _ in mine)
         state = "up to date" if there == total else f"{there / total:.0%} there"
         if source == "published":
-            state += f", MD5 of {sum(is_verified(path, made[1]) for _, path, _, made in mine)} compared"
+            state += f", MD5 of {sum(is_verified(path, made[1]) for path, _, made in mine)} compared"
         print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}")
         missing += total - there
     how = {"generate": f"to solve in about {duration(seconds)}, by one trajectory of each solved now",
@@ -189,16 +189,12 @@ def _seconds(network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, bounda
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
             return network.out(network.backbone(network.into(x), condition, boundary))
 
-    def clock() -> float:
-        """Of a CPU its own time, so that what else runs now does not count."""
-        if device.type == "cpu":
-            return time.process_time() / torch.get_num_threads()
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
     def fastest(action: Callable[[], object]) -> float:
-        """Of all but the first, which warms up."""
-        return min(timeit.repeat(action, timer=clock, number=1, repeat=REPEATS + 1)[1:]) / rows
+        """Of all but the first, which warms up; of a CPU its own time, so that what else runs now does not
+        count."""
+        clock = benchmark.timer if device.type == "cuda" else time.process_time
+        seconds = min(timeit.repeat(action, timer=clock, number=1, repeat=REPEATS + 1)[1:]) / rows
+        return seconds if device.type == "cuda" else seconds / torch.get_num_threads()
 
     with torch.no_grad():
         forward = fastest(forth)

@@ -14,7 +14,6 @@ axis is time if the history is longer than 1, else batch. All that is known of a
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -133,12 +132,6 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
                              f"{low:g} to {high:g}, where the operator was trained. Train with such a value, "
                              f"or ask for its guess with extrapolate=True (of numbers above zero).")
     return values.expand(batch, -1)
-
-
-def is_labelled(u: Any) -> bool:
-    """Whether u is an xarray DataArray or Dataset. Who has one has imported xarray."""
-    xarray = sys.modules.get("xarray")
-    return xarray is not None and isinstance(u, (xarray.DataArray, xarray.Dataset))
 
 
 def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float) -> np.ndarray:
@@ -328,8 +321,8 @@ class Forecaster:
         """u0 as (batch, time, C, *space), and what makes an answer (batch, [members,] time, C, *space) of its
         kind."""
         head = self.operator.head(task)
-        codec, given = head.input_codec, u0
-        if is_labelled(u0):
+        codec, given, is_labelled = head.input_codec, u0, hasattr(u0, "dims")   # by xarray
+        if is_labelled:
             given = unlabel(u0, head.task, codec.fields, head.description["dt"])
         u = (given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))).detach()
         is_batch = u.ndim == 3 + codec.ndim or (u.ndim == 2 + codec.ndim and head.history == 1)
@@ -340,7 +333,7 @@ class Forecaster:
 
         def answer(u_pred: Tensor, axes: tuple[str, ...] = ("time",)) -> Field:
             u_pred = u_pred if is_batch else u_pred[0]
-            if is_labelled(u0):
+            if is_labelled:
                 return label(u_pred.cpu().numpy(), u0, head.task, axes, head.description["dt"])
             return u_pred if isinstance(u0, Tensor) else u_pred.cpu().numpy()
 

@@ -31,6 +31,7 @@ class Bound:
 Positive = Bound(lambda value: value > 0, "a positive number", "Set {key} above zero.")
 Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
 WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
+Seed = Bound(lambda value: value >= 0, "0 or more", "Use another.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
 
@@ -39,7 +40,7 @@ Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as
 class RunConfig:
     name: str
     root: Annotated[str, Folder]
-    seed: int
+    seed: Annotated[int, Seed]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class DataConfig:
     root: Annotated[str, Folder]
     source: Literal["generate", "published", "own"]
     url: str
-    seed: int
+    seed: Annotated[int, Seed]
     chunk: Annotated[int, Positive]
     val_fraction: Annotated[float, Share]
     test_fraction: Annotated[float, Share]

@@ -154,11 +154,8 @@ def draw_log_coefficients(observation: LinearObservation, num: int, seed: int) -
     """`num` independent samples of g given the observation, (num, n, n), float64, by Matheron's rule.
 
     Member j starts from its own random numbers, a function of (seed, j) unlike those of trajectory j of the
-    same seed. Raises ValueError for num < 1 or a negative seed.
+    same seed.
     """
-    if num < 1 or seed < 0:
-        raise ValueError(f"{num} members of seed {seed} asked for; expected at least one and a seed >= 0 "
-                         "(ups.tasks.darcy_grf); give both.")
     n, (cross, factor) = observation.resolution, observation.factors()
     g = torch.empty(num, n, n, dtype=torch.float64)
     eta = torch.empty(num, len(observation.cells), dtype=torch.float64)

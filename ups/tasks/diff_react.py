@@ -13,7 +13,7 @@ import math
 
 from ups.boundary import NO_FLUX
 from ups.lazy import Tensor, torch
-from ups.tasks.initial import cell_centres, random_stream, solver
+from ups.tasks.initial import eigenbasis, random_stream, solver
 from ups.tasks.task import Array, Task
 
 DIFFUSION_U, DIFFUSION_V = 1e-3, 5e-3
@@ -26,18 +26,9 @@ CONTOUR_POINTS = 32  # Kassam and Trefethen 2005, section 3
 
 
 @functools.lru_cache(maxsize=8)
-def cosine_basis(num_cells: int) -> tuple[Tensor, Tensor]:
-    """Orthonormal eigenvectors (rows: the DCT-II) and eigenvalues of d^2/dx^2 on no-flux cells of (-1, 1)."""
-    k = torch.arange(num_cells, dtype=torch.float64)
-    basis = torch.cos(math.pi * k[:, None] * cell_centres(num_cells)[None, :]) * math.sqrt(2 / num_cells)
-    basis[0] /= math.sqrt(2)
-    return basis, -(2 * num_cells / SIDE * torch.sin(0.5 * math.pi * k / num_cells)).square()
-
-
-@functools.lru_cache(maxsize=8)
 def _coefficients(ny: int, nx: int, dt: float) -> tuple[Tensor, ...]:
     """ETDRK4's exp(L dt), exp(L dt/2), Q, f1, f2, f3 for both channels, each (2, ny, nx)."""
-    laplacian = cosine_basis(ny)[1][:, None] + cosine_basis(nx)[1][None, :]
+    laplacian = -(eigenbasis(ny, NO_FLUX, SIDE)[1][:, None] + eigenbasis(nx, NO_FLUX, SIDE)[1][None, :])
     linear = dt * torch.stack([DIFFUSION_U * laplacian, DIFFUSION_V * laplacian])
     q, f1, f2, f3 = (torch.zeros_like(linear) for _ in range(4))
     for point in range(CONTOUR_POINTS):
@@ -60,7 +51,7 @@ def evolve(
     state: (2, ny, nx), channels u and v. dt: time step. reaction_rate: factor on the reaction terms (1: the
     equation above, 0: pure diffusion).
     """
-    basis_y, basis_x = cosine_basis(state.shape[1])[0], cosine_basis(state.shape[2])[0]
+    basis_y, basis_x = (eigenbasis(cells, NO_FLUX, SIDE)[0] for cells in state.shape[1:])
     exp_full, exp_half, q, f1, f2, f3 = _coefficients(state.shape[1], state.shape[2], dt)
 
     def reaction(modes: Tensor) -> Tensor:

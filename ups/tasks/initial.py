@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ups.boundary import DIRICHLET
 from ups.lazy import Tensor, np, torch
 
 NUM_MODES = 4  # wave numbers 1..4, two of which are drawn
@@ -148,6 +149,17 @@ def sample_wave(seed: int, index: int) -> Wave:
         amplitude=tuple(amplitude.tolist()), phase=tuple(phase.tolist()), sign=sign, use_abs=use_abs,
         window=(left, left + WINDOW_WIDTH) if opened < PROBABILITY_WINDOW else None,
     )
+
+
+@functools.lru_cache(maxsize=16)
+def eigenbasis(num_cells: int, boundary: str, side: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Orthonormal eigenvectors (rows, (n, n)) and eigenvalues (n,) of -d^2/dx^2 on cells of (0, side): sines
+    for walls at zero (Dirichlet), else cosines."""
+    wave, first = (torch.sin, 1) if boundary == DIRICHLET else (torch.cos, 0)
+    k = torch.arange(first, num_cells + first, dtype=torch.float64)
+    basis = wave(math.pi * k[:, None] * cell_centres(num_cells)[None, :]) * math.sqrt(2 / num_cells)
+    basis[-first] /= math.sqrt(2)   # the first cosine, the last sine
+    return basis, (2 * num_cells / side * torch.sin(0.5 * math.pi * k / num_cells)).square()
 
 
 def cell_centres(resolution: int) -> Tensor:
