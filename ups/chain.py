@@ -6,8 +6,6 @@ as asked for. Without torch, as make asks every time.
 Exit status 0: up to date; 3: to do; 1: refused, with the reason.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -2,8 +2,6 @@
 records that say when they were altered. Without torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -12,8 +12,6 @@ axis is time if the history is longer than 1, else batch. All that is known of a
 (`Forecaster.tasks`); what was not trained is refused by name.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -206,7 +204,7 @@ class Forecaster:
             for head in operator.heads.values()}
 
     @classmethod
-    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Forecaster:
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "Forecaster":
         """Of a run's folder or its operator's. Raises FileNotFoundError or ValueError, which name the make
         target."""
         folder = Path(folder)

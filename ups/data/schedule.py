@@ -6,8 +6,6 @@ permutation of its trajectories with one window start drawn per trajectory; a ba
 epoch continues with the next one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,7 +31,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def share(self, rank: int, world: int) -> Batch:
+    def share(self, rank: int, world: int) -> "Batch":
         """The slice of this batch that belongs to `rank` of `world` processes; the slices are disjoint and
         cover it."""
         assert 0 <= rank < world, (rank, world)

@@ -13,8 +13,6 @@ is the mean field and both maps are linear in w; B is orthonormal, so an error o
 Fields are (..., channel, *space), latents (..., *tokens, dim); any leading axes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -101,7 +99,7 @@ class Tokenizer(nn.Module):
         return 1.0 - float(self.spectrum[self.dim :].double().sum())
 
     @classmethod
-    def from_moments(cls, moments: PatchMoments, dim: int, energy: float) -> Tokenizer:
+    def from_moments(cls, moments: PatchMoments, dim: int, energy: float) -> "Tokenizer":
         """Statistics and leading eigenvectors of collected moments.
 
         dim: numbers per token; 0 takes the fewest that keep the share `energy` of the patch energy (1.0: all
@@ -170,7 +168,7 @@ class Tokenizer(nn.Module):
                 "positive": list(self.positive)}
 
     @classmethod
-    def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> Tokenizer:
+    def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> "Tokenizer":
         """The tokenizer whose `state_dict()` and `meta()` these are."""
         return cls(*(tensors[name] for name in TENSORS), **meta)
 

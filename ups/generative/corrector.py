@@ -10,8 +10,6 @@ ups/generative/diffusion.py are made for. Conditions c are tokens (batch, *token
 and facts (batch, K) (parameters, time step, observation).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +49,7 @@ class Condition:
     mean: Tensor
     log_scale: Tensor
 
-    def rows(self, index: Tensor) -> Condition:
+    def rows(self, index: Tensor) -> "Condition":
         """The conditions of some rows; an index may repeat."""
         return replace(self,
                        **{key: getattr(self, key)[index] for key in ("tokens", "facts", "mean", "log_scale")})

@@ -12,8 +12,6 @@ Every row of a batch draws from a generator of its own, so that a batch may be c
 micro-batches. Shares and ranges are those of training; `CASES` are the fixed observations of an evaluation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -161,7 +159,7 @@ class LinearGuess(nn.Module):
         self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
-    def fit(cls, fields: Tensor, least: float = 0.0) -> LinearGuess:
+    def fit(cls, fields: Tensor, least: float = 0.0) -> "LinearGuess":
         """Of training fields (n, C, *space), on their device."""
         flat = fields.flatten(1)
         mean = flat.mean(0)

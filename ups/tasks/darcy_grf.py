@@ -23,8 +23,6 @@ positive definite without noise too, because C is (its k = 0 mode is kept) and n
 nothing is added to it: at 64 cells per axis, all observed, its condition number is about 1e8.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace
@@ -65,7 +63,7 @@ def _shells(resolution: int) -> Tensor:
     return torch.from_numpy(np.lexsort((second, first, np.maximum(first, second))))
 
 
-def draw_field(stream: np.random.Generator, resolution: int) -> Tensor:
+def draw_field(stream: "np.random.Generator", resolution: int) -> Tensor:
     """g at the cell centres from the next resolution^2 normal numbers of `stream`, (resolution, resolution),
     float64.
 

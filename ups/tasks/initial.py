@@ -4,8 +4,6 @@ Source: PDEBench (Takamoto et al. 2022, arXiv 2210.07182); where its text and it
 code, because the published files do.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -68,7 +66,7 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
     return decorate
 
 
-def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> np.random.Generator:
+def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> "np.random.Generator":
     """The random numbers of trajectory `index`: a counter-based stream keyed by a hash of (seed, index).
     spawn_key: sets other streams of the same two apart.
 

@@ -1,7 +1,5 @@
 """What a stage fits once, before its first step, and finds again when it resumes: bases, scales."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 Fit = tuple[dict[str, Any], dict[str, Tensor]]   # plain facts, weights
 
 
-def fit_once(run: Run, folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
+def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
     """Name -> what fits[name]() returned when it was first called, perhaps by another rank or start.
 
     Kept in FOLDER of the stage's directory. A collective. Raises StageError on every rank if one of them

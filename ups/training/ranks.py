@@ -10,8 +10,6 @@ interrupted twice, 143 told to stop. errors/rankN.json has the traceback, status
 ups/training/launch.py is told through ups.training.processes.tell.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import hashlib
@@ -60,7 +58,7 @@ class Preempted(SystemExit):
 class Ranks:
     """This rank among the others, as the launcher's environment says; `join` brings them together."""
 
-    active: Ranks | None = None   # of the run of this process
+    active: "Ranks | None" = None   # of the run of this process
 
     def __init__(self, folder: StageFolder, hang_s: float) -> None:
         self.folder, self.device = folder, torch.device("cpu")

@@ -22,8 +22,6 @@ or fails where the others do not look) is the guard's (ups/training/guard.py); h
 `main_guard` (ups/training/ranks.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
@@ -75,7 +73,7 @@ class Run:
 
     @classmethod
     def start(cls, config: Config, stage: str, train: TrainConfig, optim: OptimConfig,
-              parents: dict[str, str]) -> Run:
+              parents: dict[str, str]) -> "Run":
         """Check everything, form the process group and open the stage directory.
 
         parents: name -> fingerprint of what the stage is made from. If the stage is finished with this

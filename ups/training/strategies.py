@@ -19,8 +19,6 @@ that this rank holds, and the same tensor where nothing is shared out, so optimi
 need no second version. Only Muon, which needs whole matrices, and the export gather.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable
@@ -237,7 +235,7 @@ class Sharded(Agreed):
     mode = "the model is sharded (FSDP)"
     why_alone = "with a sharded model, whose ranks cannot agree to repeat a batch"
 
-    def __init__(self, model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device,
+    def __init__(self, model: nn.Module, plugin: "FullyShardedDataParallelPlugin", device: torch.device,
                  world: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -292,7 +290,7 @@ class Sharded(Agreed):
         return {"model": equal}, {"shards": state | {"model": mine}}
 
 
-def strategy_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin | None, is_overlapped: bool,
+def strategy_of(model: nn.Module, plugin: "FullyShardedDataParallelPlugin | None", is_overlapped: bool,
                 device: torch.device, world: int) -> Agreed:
     """What was asked for; one process alone has nothing to overlap. A collective."""
     if plugin is not None:
@@ -300,8 +298,8 @@ def strategy_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin | None,
     return Overlapped(model, world) if is_overlapped and world > 1 else Agreed()
 
 
-def plugin_of(state: AcceleratorState, batch_size: int,
-              is_overlapped: bool) -> FullyShardedDataParallelPlugin | None:
+def plugin_of(state: "AcceleratorState", batch_size: int,
+              is_overlapped: bool) -> "FullyShardedDataParallelPlugin | None":
     """The launcher's setting of FSDP2, None if it was not asked for.
 
     Raises ValueError if it cannot be had as asked for.

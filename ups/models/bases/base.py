@@ -1,8 +1,6 @@
 """What a base predictor is, what it is shown and fitted on, the simplest one, and how gradient steps fit
 those that are learnt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +31,7 @@ class Known:
     groups: tuple[tuple[int, Tensor], ...]
 
     @classmethod
-    def of(cls, standard: Tensor, index: Tensor, device: torch.device | str = "cpu") -> Known:
+    def of(cls, standard: Tensor, index: Tensor, device: torch.device | str = "cpu") -> "Known":
         """From standard and index in main memory: the groups are found there and all is put on `device`."""
         groups = tuple((value, torch.nonzero(index == value)[:, 0].to(device))
                        for value in index.unique().tolist())

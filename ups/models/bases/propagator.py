@@ -1,7 +1,5 @@
 """The polynomial propagator: linear in what it fits, so fitted in closed form."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +72,7 @@ class Propagator(Base):
         return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict, Propagator]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict, "Propagator"]]:
         """Every degree, history and ridge worth trying, from one pass over the data.
 
         The normal equations of the largest dictionary contain those of all smaller ones, so each candidate
