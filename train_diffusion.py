@@ -15,8 +15,10 @@ Expected (configs/small.yaml): a loss well below 1 (1 is a Gaussian of the right
 report.
 """
 
-from ups.generative.fitting import scaled_corrector, train
-from ups.generative.residuals import TransientResiduals
+from functools import partial
+
+from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
+from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.models.operator import load_operator
 from ups.setup import opened, started
 from ups.training.ranks import main_guard
@@ -29,17 +31,33 @@ def main() -> None:
     # ---- config, setup
     config, caches = opened(__doc__, STAGE)
     run = started(config, STAGE, caches)
-    section, seed = config.diffusion, config.run.seed
+    section, train, seed = config.diffusion, config.diffusion.train, config.run.seed
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
 
-    # ---- model: the conditional mean and scale of the residuals, fitted once
+    # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
+    # leave
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
+    corrector = run.attach(corrector)
+    batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
+    held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
+    run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 
-    # ---- loop, finish: the diffusion of what they leave
-    train(run, corrector, residuals, section, seed, scales)
+    # ---- loop
+    for step in run.steps():
+        run.update(partial(loss_of, corrector, batches, section.noises, step), batches.share)
+        if run.is_due(train.validate_every):
+            with run.ema_weights():
+                losses = validate(corrector, held_out, seed, run.ranks)
+            score = sum(losses.values()) / len(losses)
+            run.validated({"score": score, **losses}, "validation loss "
+                          + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
+            run.keep_best(score)
+
+    # ---- finish
+    run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """What the stages that fit a diffusion to residuals share: the fit of their scale, the loss of noised
-batches, what is logged of it, validation and the loop."""
+batches, what is logged of it, and validation."""
 
 import math
 from functools import partial
@@ -12,15 +12,7 @@ from ups.config import DiffusionConfig, SteadyConfig, to_dict
 from ups.data.schedule import Schedule
 from ups.generative.corrector import Corrector, CorrectorHead, Drawn, fit_head
 from ups.generative.diffusion import diffusion_loss, draw_angles
-from ups.generative.residuals import (
-    Batches,
-    Noised,
-    Residuals,
-    held_out_of,
-    schedule_of,
-    summed,
-    validation,
-)
+from ups.generative.residuals import Batches, Noised, Residuals, schedule_of, summed, validation
 from ups.seeds import generator
 from ups.training.fit import Fit, fit_once
 
@@ -130,24 +122,3 @@ def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: 
 
     return {name: total / count for name, (total, count)
             in zip(held_out, summed(held_out, sums_of, 2, ranks), strict=True)}
-
-
-def train(run: Any, corrector: Corrector, residuals: dict[str, Residuals],
-          section: DiffusionConfig | SteadyConfig, seed: int, scales: dict[str, dict]) -> None:
-    """The stage `run` from what `scaled_corrector` gave to its end: the diffusion of what is left, under
-    its best weights on validation. A collective."""
-    corrector = run.attach(corrector)
-    batches = Batches(residuals, section.train.batch_size, seed, STREAM, run.ranks)
-    held_out = held_out_of(residuals, seed, section.train.validate_trajectories, run.ranks,
-                           lambda *batch: batch)
-    run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
-    for step in run.steps():
-        run.update(partial(loss_of, corrector, batches, section.noises, step), batches.share)
-        if run.is_due(section.train.validate_every):
-            with run.ema_weights():
-                losses = validate(corrector, held_out, seed, run.ranks)
-            score = sum(losses.values()) / len(losses)
-            run.validated({"score": score, **losses}, "validation loss "
-                          + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
-            run.keep_best(score)
-    run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)
