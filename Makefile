@@ -113,7 +113,7 @@ rival: diffusion              ## The student's network without a teacher, to com
 steady: operator              ## Train the prior of steady solutions given part of the coefficient
 	$(call stage,$@,$(LAUNCH) train_steady.py)
 
-report: $(STAGES)             ## Roll out the test split: results.json, report.html, leaderboard row; fails if a gate does
+report: $(STAGES)             ## Roll out the test split: results.json, report.html; fails if a gate does
 	@echo "report ($(words $(UPS_CHAIN)) of $(words $(UPS_CHAIN)))"
 	$(call stage,$@,$(PY) evaluate.py,"evaluate.stages=[$(subst $(SPACE),$(COMMA),$(strip $(STAGES)))]")
 
@@ -140,7 +140,7 @@ dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would c
 	  evaluate.py; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $$script --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## All runs side by side
-	$(PY) -m ups.evaluation.leaderboard --path $(RUNS)/leaderboard.jsonl
+	$(PY) -m ups.evaluation.leaderboard --runs $(RUNS)
 
 remove:                       ## Delete one stage of a run: make remove STAGE=operator RUN=small
 	rm -r "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"

@@ -3,8 +3,8 @@ files. evaluate.split=val, for choices: the same on the validation split, apart 
 
 Reads:  data files, cache/TASK.h5, RUN/operator/, and diffusion/, consistency/, rival/, steady/ as
 evaluate.stages asks.
-Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json; on the test split a row of
-RUN/../leaderboard.jsonl. Exit status 1, with the reasons, when a gate fails (then there is no done.json).
+Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json. Exit
+status 1, with the reasons, when a gate fails (then there is no done.json).
 
     python evaluate.py --config configs/small.yaml
     python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_hidden]"
@@ -13,26 +13,23 @@ RUN/../leaderboard.jsonl. Exit status 1, with the reasons, when a gate fails (th
 Expected (configs/small.yaml): the numbers and the one gate that fails are in the README.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
 from ups.chain import bench_rows, report_parents, report_record, require_stage, why_report
 from ups.config import parse_arguments, run_script, to_dict
-from ups.evaluation import ensemble, forecast, gates, leaderboard, report, steady, transient, truth
+from ups.evaluation import ensemble, forecast, gates, report, steady, transient, truth
 from ups.files import value_hash, write_sealed
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.training.environment import describe_environment
 from ups.training.folder import DONE
+from ups.training.ranks import describe_environment
 
 
 def main() -> int:
@@ -69,7 +66,7 @@ def main() -> int:
               flush=True)
 
     # ---- ensembles
-    ensembles, priors, sections = {}, {}, []
+    ensembles, priors, sections = {}, {}, {}
     if "diffusion" in stages:
         networks = [name for name in stages if name != "steady"]
         samplers = ensemble.load_samplers(config.run_dir, networks, device)
@@ -77,15 +74,15 @@ def main() -> int:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed, settings.conserve), settings)
-            sections.append((f"{name}: ensembles", report.ensemble_section(ensembles[name], shown, name)))
+            sections[f"{name}: ensembles"] = report.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device)
         for name in config.asked["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
-            sections.append((f"{name}: prior of partly observed coefficients",
-                             report.steady_section(priors[name], shown, name)))
+            sections[f"{name}: prior of partly observed coefficients"] = report.steady_section(
+                priors[name], shown, name)
     print("stages beyond the operator: "
           f"{', '.join(stages) or 'none is there, so the report is on the operator alone'}")
 
@@ -104,8 +101,6 @@ def main() -> int:
     results |= {"gates": gates.check_gates(results, settings), "verdicts": gates.check_verdicts(results)}
     report.write_results(results, directory / "results.json")
     report.write_report(results, samples, history, directory / "report.html", sections)
-    if settings.split == "test":
-        leaderboard.add(results, Path(config.run.root) / "leaderboard.jsonl")
 
     # ---- finish
     print(*[f"{name}: {verdict['words']}" for name, verdict in results["verdicts"].items()], sep="\n")

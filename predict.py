@@ -14,6 +14,7 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
 """
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,12 @@ OPTIONS = {
 
 def rows_of(text: str, num: int) -> range:
     """FIRST:LAST as rows of a file of num. Raises ValueError."""
-    try:
-        first, last = (int(part) if part else default
-                       for part, default in zip(text.split(":"), (0, num), strict=True))
-    except ValueError:
-        first = last = -1
-    if not 0 <= first < last <= num:
+    match = re.fullmatch(r"(\d*):(\d*)", text)
+    rows = range(int(match[1] or 0), int(match[2] or num)) if match else range(0)
+    if not rows or rows.stop > num:
         raise ValueError(f"--rows is {text!r}; expected FIRST:LAST with 0 <= FIRST < LAST <= {num}, as the "
                          "input has so many trajectories. Give such a range, or leave it out.")
-    return range(first, last)
+    return rows
 
 
 def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories) -> dict[str, float] | None:

@@ -25,9 +25,8 @@ def describe(cache: Cache) -> str:
     """Tokenizer, size, fingerprint and floor of a cache, one line each."""
     lines = [f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of "
              f"latents, fingerprint {cache.fingerprint[:12]}"]
-    for name, codec in (("state", cache.tokenizer), ("input", cache.input_tokenizer)):
-        if codec is None:
-            continue
+    codecs = [("state", cache.tokenizer), ("input", cache.input_tokenizer)]
+    for name, codec in codecs[:1 + cache.task.is_steady]:
         lines.append(f"  {name}: {codec.extra_repr()}, kept energy {codec.kept_energy:.8f}")
         for split, floors in cache.floor.items():
             floor = floors[name]

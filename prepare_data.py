@@ -42,32 +42,27 @@ def main(arguments: list[str] | None = None) -> int:
 
     # -------------------------------------------------------------------------------------------------- files
     # (task, parameter, path, bytes, generation settings or (id, md5)); tasks that share files name them once
+    distinct = {(get_task(name).of or name, parameter): config.task[name] for name in config.data.tasks
+                for parameter in sorted(config.task[name].parameters) or [None]}
     files = []
-    for task, wanted in {get_task(name).of or name: config.task[name] for name in config.data.tasks}.items():
-        spec = get_task(task)
-        readers = [name for name in config.data.tasks if task in (name, get_task(name).of)]
-        values = {value for name in readers for value in config.task[name].parameters}
-        for parameter in sorted(values) or [None]:
-            path = config.data_dir(task) / spec.file_for(parameter)
-            sizes = spec if is_published else wanted
-            num_bytes = data_bytes(task, sizes.num_trajectories, sizes.num_frames, sizes.resolution)
-            source = published_file(task, parameter)[1:] if is_published else generation_settings(
-                task, f"ups {ups.__version__}", seed=config.data.seed, parameter=parameter,
-                num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
-                num_frames=wanted.num_frames, t_end=wanted.t_end)
-            files.append((task, parameter, path, num_bytes, source))
+    for (task, parameter), wanted in distinct.items():
+        sizes = get_task(task) if is_published else wanted
+        num_bytes = data_bytes(task, sizes.num_trajectories, sizes.num_frames, sizes.resolution)
+        source = published_file(task, parameter)[1:] if is_published else generation_settings(
+            task, f"ups {ups.__version__}", seed=config.data.seed, parameter=parameter,
+            num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
+            num_frames=wanted.num_frames, t_end=wanted.t_end)
+        path = config.data_dir(task) / get_task(task).file_for(parameter)
+        files.append((task, parameter, path, num_bytes, source))
 
     # ------------------------------------------------------------------------------------------------- doctor
     if args.doctor:
         is_ill = False
-        for task in dict.fromkeys(name for name, *_ in files):
-            found = examine([path for name, _, path, _, _ in files if name == task], task,
-                                hash_all=args.md5,
-                                val_fraction=config.data.val_fraction,
-                                test_fraction=config.data.test_fraction, is_own=is_own)
-            for path, findings in found.items():
-                print(report(path, findings))
-                is_ill |= any(finding.severity != "info" for finding in findings)
+        for path, findings in examine([(task, path) for task, _, path, *_ in files], hash_all=args.md5,
+                                      val_fraction=config.data.val_fraction,
+                                      test_fraction=config.data.test_fraction, is_own=is_own):
+            print(report(path, findings))
+            is_ill |= any(finding.severity != "info" for finding in findings)
         return int(is_ill)
 
     # ------------------------------------------------------------------------------------------------ dry run

@@ -18,16 +18,13 @@ compares the draws.
 import math
 from functools import partial
 
-from torch import Tensor
-
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.residuals import Residuals, TransientResiduals, schedule_of
+from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import (
-    Solved,
     SolvedPool,
     endpoint_loss,
+    ends_of,
     gate,
-    held_out_of,
     metrics_of,
     pool_number,
     score_noise,
@@ -44,14 +41,17 @@ from ups.training.ranks import main_guard
 STAGE, TUNING = "consistency", "tuning.json"
 
 
-def loss_of(student: Corrector, source: Residuals, solved: Solved, noise: Tensor | None) -> tuple:
-    """Loss and metrics of solved rows: the pair loss; in the last steps, with noise (batch, M, ...), half
-    of it and half of their scores."""
+def loss_of(student: Corrector, batches: Batches, pool: SolvedPool, num_members: int, tuned_from: int,
+            step: int, number: int, oldest: int, part: slice) -> tuple:
+    """Loss and metrics of the rows `part` of the solved batch `number`: the pair loss; in the last steps,
+    half of it and half of the members' scores."""
+    solved = pool.get(number, part, oldest)
     name = solved.condition.name
     pair = endpoint_loss(student.velocity(solved.condition), solved.x, solved.angle, solved.y).mean()
-    if noise is None:
+    if step < tuned_from:
         return pair, {f"{name}/pair": pair}
-    score = scores(student, source, solved.condition, solved.r, noise).mean()
+    noise = score_noise(solved.r, solved.within, batches.size, num_members, batches.seed, step)
+    score = scores(student, batches.residuals[name], solved.condition, solved.r, noise).mean()
     return 0.5 * pair + 0.5 * score, {f"{name}/pair": pair, f"{name}/score": score}
 
 
@@ -61,58 +61,44 @@ def main() -> None:
     config, caches = opened(__doc__, STAGE)
     run = started(config, STAGE, caches)
     section, seed = config.consistency, config.run.seed
-    train, size = section.train, section.train.batch_size
+    train = section.train
     tuned_from = max(1, round((1 - section.tune_fraction) * train.steps))
 
     # ---- data: batches of residuals, solved by the teacher
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     teacher = load_corrector(config.run_dir / "diffusion", run.device)
-    held_out = held_out_of(teacher, residuals, train.validate_trajectories, seed, run.ranks)
-    schedule = schedule_of(residuals, "reserved", size, seed + 3)
-
-    def solved_part(number: int, part: slice) -> Solved:
-        batch = schedule.batch(number).share(run.rank, run.world)
-        return solve(teacher, residuals[batch.task], batch, part, size, seed, number)
-
-    pool = SolvedPool(solved_part)
+    held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks,
+                           partial(ends_of, teacher, seed))
+    batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
+    pool = SolvedPool(partial(solve, teacher, batches))
 
     # ---- model: starts as the teacher
     run.seed_all()
     student = run.attach(twin_of(teacher, mid_angle=section.mid_angle))
-
-    def loss_at(step: int, number: int, oldest: int, part: slice) -> tuple:
-        solved, noise = pool.get(number, part, oldest), None
-        if step >= tuned_from:
-            noise = score_noise(solved.r, solved.within, size, section.members, seed, step)
-        return loss_of(student, residuals[solved.condition.name], solved, noise)
-
-    number = schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
-    share = len(schedule.batch(number).share(run.rank, run.world))
-    run.probe(partial(loss_at, train.steps - 1, number, 0), share)   # in the tuning phase
+    given = (student, batches, pool, section.members, tuned_from)
+    run.probe(partial(loss_of, *given, train.steps - 1, batches.largest, 0), batches.share)   # as it is tuned
 
     # ---- loop
     before = None
     for step in run.steps():
-        run.update(partial(loss_at, step, *pool_number(step, section.pool_batches, seed)), share)
-        if not (run.is_due(train.validate_every) or run.step == tuned_from):
-            continue
-        with run.ema_weights():
-            found = validate(student, residuals, held_out, run.ranks)
-        if run.step == tuned_from:
-            run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
-                       f"writing {TUNING}")
-        if run.step <= tuned_from:   # as distilled: the last is the one to keep
-            run.validated(metrics_of(found))
-            run.keep_if(True)
-        else:
-            before = before or run.folder.find(TUNING, "the validation before tuning",
-                                               "Delete the stage's folder and run it "
-                                               "again.", validation=dict)["validation"]
-            ratio = gate(found, before)
-            run.validated(metrics_of(found) | ({} if ratio is None else {"gate": ratio}))
-            run.keep_if(False) if ratio is None else run.keep_best(ratio)
-        run.print(f"step {run.step}: {words_of(found)}")
+        number, oldest = pool_number(step, section.pool_batches, seed)
+        run.update(partial(loss_of, *given, step, number, oldest), batches.share)
+        if run.is_due(train.validate_every) or run.step == tuned_from:
+            with run.ema_weights():
+                found = validate(student, residuals, held_out, run.ranks)
+            ratio = None
+            if run.step == tuned_from:
+                run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
+                           f"writing {TUNING}")
+            elif run.step > tuned_from:
+                before = before or run.folder.find(TUNING, "the validation before tuning",
+                                                   "Delete the stage's folder and run it again.",
+                                                   validation=dict)["validation"]
+                ratio = gate(found, before)
+            run.validated(metrics_of(found) | ({} if ratio is None else {"gate": ratio}), words_of(found))
+            # as distilled, the last is the one to keep
+            run.keep_if(run.step <= tuned_from) if ratio is None else run.keep_best(ratio)
 
     # ---- finish
     run.take_best()

@@ -43,12 +43,10 @@ def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
 def validate(operator: Operator, caches: dict[str, Cache], config: Config,
              run: Run) -> dict[str, dict[str, float]]:
     """Task -> pooled nRMSE of validation rollouts by the network and by its base alone. A collective."""
-    def local() -> list[Tensor]:
-        count = config.operator.train.validate_trajectories
-        return [squared_errors(operator, cache, spread(cache, "val", count)[run.rank :: run.world],
-                               config.context(name), run.device) for name, cache in caches.items()]
-
-    sums = run.agreed(local, "validating")
+    count = config.operator.train.validate_trajectories
+    sums = run.agreed(lambda: [
+        squared_errors(operator, cache, spread(cache, "val", count)[run.rank :: run.world],
+                       config.context(name), run.device) for name, cache in caches.items()], "validating")
     return {name: pooled(run.ranks.reduce_sum(part)) for name, part in zip(caches, sums, strict=True)}
 
 
@@ -87,18 +85,18 @@ def main() -> None:
             with run.ema_weights():
                 errors = validate(operator, caches, config, run)
             run.validated({"score": score_of(errors),
-                           **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}})
+                           **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}},
+                          "validation nRMSE " + ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
+                                                          for name, e in errors.items()))
             run.keep_best(score_of(errors))
-            run.print(f"step {run.step}: validation nRMSE " + ", ".join(
-                f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items()))
 
     # ---- finish: the network serves a task only where it helps
     run.take_best()
     errors = validate(operator, caches, config, run)
     for name, error in errors.items():
         operator.heads[name].description["is_network_used"] = error["network"] < error["base"]
-    kinds = {name: fact["description"]["base"]["kind"] for name, (fact, _) in bases.items()}
-    run.finish({"validation": errors, "bases": kinds}, operator.description)
+    run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"]
+                                                for name, (fact, _) in bases.items()}}, operator.description)
 
 
 if __name__ == "__main__":

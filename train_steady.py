@@ -15,8 +15,8 @@ Expected (configs/small.yaml): the report compares its draws with exact ones.
 
 from functools import partial
 
-from ups.generative.fitting import loss_of, scaled_corrector, validate
-from ups.generative.residuals import SteadyResiduals, schedule_of, validation
+from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
+from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
 from ups.models.operator import load_operator
 from ups.setup import opened, started
 from ups.training.ranks import main_guard
@@ -29,42 +29,32 @@ def main() -> None:
     # ---- config, setup
     config, caches = opened(__doc__, STAGE)
     run = started(config, STAGE, caches)
-    section, seed = config.steady, config.run.seed
-    train, size = section.train, section.train.batch_size
+    section, train, seed = config.steady, config.steady.train, config.run.seed
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: SteadyResiduals(operator, cache) for name, cache in caches.items()}
-    schedule = schedule_of(residuals, "reserved", size, seed)
 
     # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
     # leave
-    run.seed_all()
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
     corrector = run.attach(corrector)
-    held_out = {name: validation(source, seed, train.validate_trajectories)
-                for name, source in residuals.items()}
-
-    def loss_at(step: int) -> tuple[partial, int]:
-        batch = schedule.batch(step).share(run.rank, run.world)
-        source = residuals[batch.task]
-        return partial(loss_of, corrector, source, batch, size, section.noises, seed, step), len(batch)
-
-    run.probe(*loss_at(schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})))
+    batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
+    held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
+    run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 
     # ---- loop
     for step in run.steps():
-        run.update(*loss_at(step))
+        run.update(partial(loss_of, corrector, batches, section.noises, step), batches.share)
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 losses = validate(corrector, held_out, seed, run.ranks)
             score = sum(losses.values()) / len(losses)
-            run.validated({"score": score, **losses})
+            run.validated({"score": score, **losses}, "validation loss "
+                          + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
             run.keep_best(score)
-            run.print(f"step {run.step}: validation loss "
-                      + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
 
     # ---- finish
     run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)

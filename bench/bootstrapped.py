@@ -23,12 +23,12 @@ from ups.config import Config, load_config
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.diffusion import Velocity, column, denoise, diffuse, draw_angles
-from ups.generative.residuals import TransientResiduals, schedule_of
+from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import (
     Solved,
     SolvedPool,
     endpoint_loss,
-    held_out_of,
+    ends_of,
     pool_number,
     pseudo_huber,
     solve,
@@ -37,8 +37,7 @@ from ups.generative.student import (
 )
 from ups.models.operator import load_operator
 from ups.seeds import generator
-from ups.training.fit import fit
-from ups.training.optim import EMA, build_optimizer, learning_rate
+from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 MAX_STAGE = 5         # the step is a half of the angle at first, 1/64 at the end
 
@@ -76,19 +75,15 @@ def compare(config: Config, steps: int) -> dict[str, dict[str, dict]]:
     """method -> task -> what `validate` finds after `steps` steps."""
     section, seed, size = config.consistency, config.run.seed, config.consistency.train.batch_size
     operator = load_operator(config.run_dir / "operator")
-    residuals = {name: TransientResiduals(operator, open_cache(config, name)) for name in config.corrected(is_steady=False)}
+    residuals = {name: TransientResiduals(operator, open_cache(config, name)) for name in config.served("consistency")}
     teacher = load_corrector(config.run_dir / "diffusion")
-    schedule = schedule_of(residuals, "reserved", size, seed + 3)
     ranks = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"), agreed=lambda function, doing: function(),
                             reduce_sum=lambda tensor: tensor)
-    held_out = held_out_of(teacher, residuals, section.train.validate_trajectories, seed, ranks)
-
-    def solved_part(number: int, part: slice) -> Solved:
-        batch = schedule.batch(number)
-        return solve(teacher, residuals[batch.task], batch, part, size, seed, number)
+    held_out = held_out_of(residuals, seed, section.train.validate_trajectories, ranks, partial(ends_of, teacher, seed))
+    batches = Batches(residuals, size, seed, "consistency", ranks, offset=3)
 
     def trained(loss: Callable[..., Tensor]) -> Corrector:
-        student, pool = Corrector(teacher.description), SolvedPool(solved_part)
+        student, pool = Corrector(teacher.description), SolvedPool(partial(solve, teacher, batches))
         student.load_state_dict(teacher.state_dict())
         ema = EMA(student, section.optim.ema_decay)
 

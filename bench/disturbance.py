@@ -80,7 +80,7 @@ def score(config_path: str, overrides: list[str], task: str, variant: str, num_i
                            ("corrector", rollouts(ensembles, "corrector", rows, num_frames, num_members))):
         parts[model] = probabilistic.score_ensemble(members, u_ref, cache.task.boundary, reference)
     seed, count = config.run.seed, config.evaluate.num_bootstrap
-    summary = {model: probabilistic.summarise_ensemble(part, count, seed, None, groups) for model, part in parts.items()}
+    summary = {model: probabilistic.summarise_ensemble(part, count, seed, groups) for model, part in parts.items()}
     versus = probabilistic.compare_ensembles(parts["corrector"], parts["operator"], count, seed, groups)
     ours, operator = (summary[model]["nrmse_mean_by_lead"] for model in ("corrector", "operator"))
     return {"crps": versus["crps"], "mean_by_lead": [a / b for a, b in zip(ours, operator, strict=True)],

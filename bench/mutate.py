@@ -351,7 +351,7 @@ def mutate_data(folder: Path, draw: random.Random) -> str:
 def read_data(folder: Path) -> str:
     config, task = settings(folder), (folder / "which").read_text()
     path = data_files(config, task)[0]
-    findings = examine([path], task, val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)[path]
+    (_, findings), = examine([(task, path)], val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)
     try:
         build_cache(config, task, progress=False)
     except ValueError as error:
@@ -494,7 +494,7 @@ def read_checkpoint(folder: Path) -> str:
     run = sound_run(folder.parent / "sound")
     run.saving.checkpoints.directory = settings(folder).run_dir / "operator" / "state"
     manifest = run.saving.checkpoints.newest()
-    run.saving.checkpoints.taken(manifest["step"], run.saving.load)
+    run.saving.load(manifest["step"])
     if not is_equal(state_of(run), wanted[manifest["step"]]):
         raise Finding("a checkpoint with other content was taken")
     return "same" if manifest["step"] == 4 else "fallback"

@@ -23,8 +23,7 @@ from ups.models.head import TaskHead
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
-from ups.training.fit import fit
-from ups.training.optim import EMA, build_optimizer, learning_rate
+from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
 

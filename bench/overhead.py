@@ -40,7 +40,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     from ups.models.choose import fit_base
     from ups.models.operator import over_bases
     from ups.models.windows import Windows
-    from ups.training.optim import EMA, build_optimizer, learning_rate
+    from ups.training.optim import EMA, build_optimizer, learning_rate, scale_lr
     from ups.training.ranks import main_guard
     from ups.training.run import Run
 
@@ -72,7 +72,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
-            optimizer.scale_lr(learning_rate(step, train.steps, optim))
+            scale_lr(optimizer, learning_rate(step, train.steps, optim))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             ema.update()

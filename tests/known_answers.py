@@ -402,7 +402,9 @@ def fit_scale(problem, key: str, num_steps: int = 1000) -> Scale:
 
     def loss(draws: Generator) -> Tensor:
         c = problem.conditions(BATCH, draws)
-        return gaussian_nll((problem.residuals(c, draws) - scale.mean) / scale.std, *scale.gaussian(c))
+        mean, log_scale = scale.gaussian(c)
+        white = (problem.residuals(c, draws) - scale.mean) / scale.std * torch.exp(-log_scale) - mean
+        return gaussian_nll(white, log_scale)
 
     train(head, loss, num_steps, draws)
     return scale

@@ -204,7 +204,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
                 local = run.agreed(lambda: (model(data).squeeze(-1) - data.square().sum(-1)).square().mean(), "validation")
                 model.train()
             score = float(run.ranks.reduce_sum(local) / run.world)
-            run.validated({"score": score})
+            run.validated({"score": score}, f"score {score}")
             run.keep_best(options["scores"].pop(0) if "scores" in options else score)
         if fault.get("kind") == "return" and run.step == fault["step"]:
             return None

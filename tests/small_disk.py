@@ -24,10 +24,12 @@ import numpy as np
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
+from ups import files  # noqa: E402
 from ups.data import generate  # noqa: E402
 from ups.data.generate import num_done, write_data  # noqa: E402
 from ups.data.layout import layout_of  # noqa: E402
-from ups.data.pdebench import data_bytes, partial_path  # noqa: E402
+from ups.data.pdebench import data_bytes  # noqa: E402
+from ups.files import partial_path  # noqa: E402
 from ups.tasks import get_task  # noqa: E402
 
 SHAPES = {"advection1d": (131, 64, 21), "darcy2d": (131, 32, 1), "diff_react2d": (41, 16, 21)}   # trajectories, cells, frames
@@ -77,7 +79,7 @@ def given(task: str) -> tuple[dict[str, Any], Callable[..., np.ndarray]]:
 def write(task: str, path: Path, is_taken: bool) -> None:
     """In a process of its own: HDF5 may take it down."""
     made, exact = given(task)
-    generate.make_room = lambda path, num_bytes: None   # a quota does not show in the free space
+    files.require_room = lambda file, num_bytes: None   # a quota does not show in the free space
 
     def solve(indices: np.ndarray, **rest: Any) -> np.ndarray:
         with path.with_name("solved").open("a") as file:

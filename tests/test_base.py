@@ -126,7 +126,11 @@ def candidates(samples: FakeSamples, space: tuple[int, ...], boundary: str, degr
                channels: int = 1) -> dict[str, Propagator]:
     settings = {"num_values": len(samples.pairs), "num_channels": channels, "space": space, "boundary": boundary,
                 "degree": degree, "history": history}
-    return dict(Propagator.fit(samples, settings))
+    found = {}
+    for name, own, base in Propagator.fit(samples, settings):
+        assert own == {**settings, "degree": base.degree, "history": base.history}   # it can be built again
+        found[name] = base
+    return found
 
 
 def fitted(trajectories: list[torch.Tensor], boundary: str, degree: int, history: int, ridge: float = 1e-10,
@@ -282,8 +286,7 @@ def test_candidates_are_every_degree_history_and_ridge_worth_trying():
     fits = candidates(FakeSamples([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
     assert set(fits) == {f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4)
                          for r in ("1e-06", "1e-08", "1e-10")}
-    assert all((fits[name].settings["degree"], fits[name].settings["history"]) == (fits[name].degree, fits[name].history)
-               and f"degree {fits[name].degree} history {fits[name].history} " in name for name in fits)
+    assert all(f"degree {fits[name].degree} history {fits[name].history} " in name for name in fits)
 
 
 def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():
@@ -298,9 +301,9 @@ SETTINGS = {"num_values": 2, "num_parameters": 1, "num_channels": 1, "num_inputs
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_a_base_is_built_from_the_settings_it_keeps_and_is_learnt_where_it_has_weights(kind):
-    base = BASES[kind].build(SETTINGS)
-    assert base.kind == kind and base.settings == SETTINGS
+def test_a_base_is_built_from_any_bases_settings_and_is_learnt_where_it_has_weights(kind):
+    base = BASES[kind](**SETTINGS)
+    assert base.kind == kind
     assert base.is_learnt == any(True for _ in base.parameters()) and (base.lr_factor < 1) == base.is_learnt
     u = noise(3, 2, 1, 8, 8)
     assert base(u, known(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == (3, 1, 8, 8)
@@ -309,7 +312,7 @@ def test_a_base_is_built_from_the_settings_it_keeps_and_is_learnt_where_it_has_w
 @pytest.mark.parametrize("kind", BASES)
 def test_a_call_asks_the_device_for_no_number(kind):
     """On torch's meta device there are none: item(), tolist(), bool() or nonzero() of a tensor would raise."""
-    base = BASES[kind].build(SETTINGS).to("meta")
+    base = BASES[kind](**SETTINGS).to("meta")
     of = Known.of(torch.zeros(3, 1), torch.tensor([1, 0, 1]), "meta")
     assert base(noise(3, 2, 1, 8, 8).to("meta"), of).shape == (3, 1, 8, 8)
     with pytest.raises((RuntimeError, NotImplementedError)):
@@ -320,8 +323,7 @@ def test_what_is_not_fitted_is_persistence():
     u = noise(2, 3, 1, 8)
     assert torch.equal(Persistence()(u, known(NONE.expand(2, 0))), u[:, -1])
     for boundary in (PERIODIC, NO_FLUX):
-        base = BASES["propagator"].build({"num_values": 1, "num_channels": 1, "space": [8], "boundary": boundary, "degree": 3,
-                                        "history": 3})
+        base = Propagator(num_values=1, num_channels=1, space=(8,), boundary=boundary, degree=3, history=3)
         torch.testing.assert_close(base(u, known(NONE.expand(2, 0))), u[:, -1])
 
 

@@ -79,7 +79,7 @@ def measure_operator(operator) -> dict[str, float]:
     def call(name, v, part="full"):
         codec = operator.heads[name].codec
         z = operator.rollout(codec.encode(codec.normalise(v[:, None]))[:, None], name, torch.ones(len(v), 1), 1, part)
-        return operator.physical(name, z)[:, 0, 0]
+        return operator.head(name).physical(z)[:, 0, 0]
 
     u, v = world.states(1024, generator(3)), torch.randn(1024, world.CELLS, generator=generator(4))
     linear = (call(NOISY, u) - world.propagate(u)).norm() / (u - world.propagate(u)).norm()

@@ -19,12 +19,14 @@ import pytest
 import yaml
 
 import prepare_data
+from ups import files
 from ups.config import load_config
-from ups.data import doctor, download, pdebench
+from ups.data import doctor, download
 from ups.data.doctor import report
 from ups.data.download import fetch, md5_of, published_file
 from ups.data.generate import generation_settings, write_data
-from ups.data.pdebench import open_data, partial_path
+from ups.data.pdebench import open_data
+from ups.files import partial_path
 from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -279,9 +281,10 @@ def test_nobody_listening_is_a_connection_error(tmp_path):
 
 
 def test_a_download_larger_than_the_disk_is_refused(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(pdebench.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
-    with pytest.raises(OSError, match="a.hdf5 needs 0.00 GiB more"):
+    monkeypatch.setattr(files.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=2**10, f_frsize=2**10))
+    with pytest.raises(OSError, match="cannot write .*a.hdf5 .No space left.*and 3 MiB of room in it.*change data.root"):
         get(server, tmp_path / "a.hdf5")
+    assert partial_path(tmp_path / "a.hdf5").stat().st_size == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- doctor
@@ -317,7 +320,7 @@ def damaged(path, change, key="tensor"):
 
 def examine(path, task, **options):
     """What the doctor says about one file."""
-    return doctor.examine([path], task, **options)[path]
+    return dict(doctor.examine([(task, path)], **options))[path]
 
 
 def said(findings, severity):
@@ -356,8 +359,9 @@ def test_constant_trajectories_and_repeats_are_named(tmp_path):
 def test_leakage_is_an_initial_condition_in_two_splits(tmp_path):
     u = moving(0.4)
     u[12, 0] = u[0, 0]  # 0 is test, 12 is training
-    findings = examine(saved(tmp_path, u), "advection1d", **SPLIT)
-    assert "1 trajectories start as one in another split does (first: [(12, 0)])" in said(findings, "error")
+    path = saved(tmp_path, u)
+    findings = examine(path, "advection1d", **SPLIT)
+    assert f"1 trajectories start as one in another split does (first: 12 as 0 of {path.name})" in said(findings, "error")
 
 
 def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
@@ -365,16 +369,16 @@ def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
     u[12, :, 0] = u[0, :, 0]
     u[13, :, 1] = u[1, :, 1]
     findings = examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT)
-    assert "(first: [(12, 0)])" in said(findings, "error") and "13" not in said(findings, "error")
+    assert "(first: 12 as 0 of " in said(findings, "error") and "13" not in said(findings, "error")
 
 
 def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_path):
     first, same = saved(tmp_path, moving(0.4)), saved(tmp_path, moving(1.0), parameter=1.0)
-    found = doctor.examine([first, same], "advection1d", **SPLIT)
+    found = dict(doctor.examine([("advection1d", first), ("advection1d", same)], **SPLIT))
     assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in said(found[same], "info")
     rolled = saved(tmp_path, moving(0.1)[::-1].copy(), parameter=0.1)
-    found = doctor.examine([first, rolled], "advection1d", **SPLIT)
-    assert "8 initial conditions are those of another split in another file" in said(found[rolled], "error")
+    found = dict(doctor.examine([("advection1d", first), ("advection1d", rolled)], **SPLIT))
+    assert "8 trajectories start as one in another split does (first: 0 as 19 of " in said(found[rolled], "error")
 
 
 def test_frozen_fields_are_reported_and_are_suspect_in_reacdiff(tmp_path):
@@ -423,7 +427,7 @@ def test_what_cannot_be_read_is_one_finding(tmp_path):
     saved(tmp_path, u, "diff_react2d", None)
     with h5py.File(path, "r+") as file:
         del file["0002/data"]
-    assert "no 0002/data" in said(examine(path, "diff_react2d", **SPLIT), "error")
+    assert "no array '0002/data'" in said(examine(path, "diff_react2d", **SPLIT), "error")
 
 
 # ---------------------------------------------------------------------------------------------------------- prepare_data

@@ -1,4 +1,4 @@
-"""The gradient loop of what is fitted outside a stage (ups/training/fit.py): what it steps on, and where it stops."""
+"""The gradient loop of what is fitted outside a stage (ups/training/optim.py): what it steps on, and where it stops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ups.training.fit import fit
-from ups.training.optim import EMA
+from ups.training.optim import EMA, fit
 
 
 def sgd(model: nn.Module, lr: float) -> torch.optim.Optimizer:

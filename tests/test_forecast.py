@@ -25,7 +25,7 @@ from ups.models.loss import operator_loss
 from ups.models.operator import Operator, load_operator, over_bases
 from ups.models.windows import Windows
 from ups.spectral import interpolation, resample
-from ups.training.optim import build_optimizer
+from ups.training.optim import build_optimizer, scale_lr
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
 SETTINGS = ["operator.base_steps=60", "operator.model.width=16", "operator.model.depth=1",
@@ -54,7 +54,7 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
         loss, _ = operator_loss(operator, batch.task, z, z_ref, parameters, settings.field_weight)
         optimizer.zero_grad()
         loss.backward()
-        optimizer.scale_lr(0.1)
+        scale_lr(optimizer, 0.1)
         optimizer.step()
     return operator.eval().requires_grad_(False), caches, config
 
@@ -130,7 +130,7 @@ def test_on_the_trained_grid_a_forecast_is_the_rollout_of_the_latents(trained, n
         u_pred = forecast(operator, name, u0, shown, frames, dt=cache.dt)
     rows = cache.split["test"][:2]
     z = cache.inputs(rows) if cache.task.is_steady else cache.batch(rows, 0, head.history)
-    right = operator.physical(name, operator.rollout(z, name, parameters, frames))
+    right = operator.head(name).physical(operator.rollout(z, name, parameters, frames))
     torch.testing.assert_close(u_pred, right, rtol=1e-4, atol=1e-4)
     assert u_pred.shape == (len(u0), frames, head.codec.num_channels, *head.codec.space)
 

@@ -168,7 +168,7 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     results |= {"gates": gates, "verdicts": check_verdicts(results)}
     assert not results["verdicts"]["advection1d"]["usable"]
     assert "not finite" in summary.verdict(results) and "5 of 5 gates fail" in summary.verdict(results)
-    report.validate_results(results)
+    report.check_results(results)
 
 
 @pytest.mark.parametrize(("value", "low", "high", "passes"), [
@@ -204,6 +204,7 @@ def test_less_data_makes_a_gate_harder():
 def test_the_verdict_says_in_words_when_a_model_is_not_usable(error, ratio, usable, words):
     row = {"nrmse": dict(zip(("value", "low", "high"), error, strict=True)), "correlation_time": point(1.0)}
     task = {"models": {"operator": row, "persistence": {}}, "times": [0.5, 1.0], "network_is_used": True,
+            "num_initial_conditions": 9,
             "comparisons": {"operator / persistence": {"nrmse": point(ratio)}, "operator / base": {"nrmse": point(1.07)}}}
     verdict = check_verdicts({"tasks": {"own": task}})["own"]
     assert verdict["usable"] is usable and words in verdict["words"] and "makes it worse than its base alone" in verdict["words"]

@@ -106,15 +106,6 @@ def test_interface_names_are_matched_as_nccl_and_gloo_match_them():
     assert variables.level == "note" and variables.what == "NCCL_DEBUG=INFO"
 
 
-def test_no_port_is_a_failure(monkeypatch):
-    def refuse(*_):
-        raise OSError("Operation not permitted")
-
-    monkeypatch.setattr("socket.socket.bind", refuse)
-    verdict = devices.Ranks("gloo").verdict()
-    assert verdict.level == "ill" and "loopback" in verdict.do
-
-
 Usage = collections.namedtuple("Usage", "total used free")
 
 
@@ -148,30 +139,19 @@ def test_caches_are_missing_stale_or_current(tmp_path):
     assert machine.missing_data(config) > 0
 
 
-class Ends:
-    """A stand-in for a rank: what it prints, its exit code, and whether it ever ends by itself."""
-
-    def __init__(self, text, code=0, is_hung=False):
-        self.text, self.returncode, self.is_hung = text, code, is_hung
-
-    def communicate(self, timeout=None):
-        if self.is_hung:
-            raise subprocess.TimeoutExpired("rank", timeout)
-        return self.text, None
-
-    def kill(self):
-        self.is_hung = False
-
-
-@pytest.mark.parametrize("first, second, level, text", [
-    (Ends("torch is here\nall-reduce 1 ms"), Ends("torch is here\nx"), "ok", "2 ranks: all-reduce 1 ms"),
-    (Ends("torch is here\nx"), Ends("torch is here", is_hung=True), "ill", "2 ranks did not reduce within"),
-    (Ends("", is_hung=True), Ends("torch is here"), "ill", "could not import torch within"),
-    (Ends("torch is here\nx"), Ends("torch is here\nRuntimeError: refused", 1), "ill", "RuntimeError: refused"),
+@pytest.mark.parametrize("script, level, text", [
+    ("print(HERE); print('all-reduce 1 ms')", "ok", "2 ranks: all-reduce 1 ms"),
+    ("print(HERE, flush=True); time.sleep(60)", "ill", "2 ranks did not reduce within"),
+    ("time.sleep(60)", "ill", "no process imported torch within"),
+    ("print(HERE); raise RuntimeError('refused')", "ill", "RuntimeError: refused"),
+    ("sys.exit(1)", "ill", "2 ranks: no word"),
 ])
-def test_two_ranks_that_fail_or_hang_are_told_apart(first, second, level, text):
+def test_two_ranks_that_fail_or_hang_are_told_apart(monkeypatch, script, level, text):
+    monkeypatch.setattr(devices, "RANKS_S", 2.0)
     ranks = devices.Ranks.__new__(devices.Ranks)
-    ranks.backend, ranks.processes = "gloo", [first, second]
+    ranks.backend, ranks.process = "gloo", subprocess.Popen(
+        [sys.executable, "-c", f"import sys, time; HERE = {devices.HERE!r}; {script}"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     verdict = ranks.verdict()
     assert verdict.level == level and text in verdict.what and bool(verdict.do) == (level == "ill")
 

@@ -316,9 +316,6 @@ def test_burgers_survives_the_steepest_waves_and_names_a_nu_it_cannot_resolve() 
         assert torch.isfinite(u).all() and (u.mean(1) - u[0].mean()).abs().max() < 1e-12
     with pytest.raises(ValueError, match="nu/pi = .* needs a finer grid .* expected .* use a larger nu"):
         burgers.simulate(range(1), **request("burgers1d", parameter=1e-6))
-    with pytest.raises(ValueError, match="96 faces; expected 64 times a power of two .* sample"):
-        burgers.evolve(torch.zeros(96, dtype=torch.float64), 0.0, diffusivity=1.0, dt=0.1, num_frames=2,
-                       resolution=64)
 
 
 # ---------------------------------------------------------------- Darcy
@@ -408,9 +405,6 @@ def test_darcy_that_does_not_converge_or_has_a_bad_coefficient_is_an_error() -> 
     a = darcy.sample_coefficient(0, 0, 32)
     with pytest.raises(RuntimeError, match="residual of .* after 3 iterations; expected 1.0e-10 .* allow"):
         darcy.solve(a, torch.ones(()), max_iterations=3)
-    for bad in (-a, a * math.nan, a[0]):
-        with pytest.raises(ValueError, match="coefficient a, shape .* expected positive finite .* check a"):
-            darcy.solve(bad, torch.ones(()))
 
 
 # ---------------------------------------------------------------- diffusion-reaction

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import small_disk
 
+from ups import files
 from ups.data import generate, pdebench
 from ups.data.generate import generation_settings, num_done, write_data
 from ups.data.layout import layout_of
-from ups.data.pdebench import data_bytes, open_data, partial_path, split_indices
+from ups.data.pdebench import data_bytes, open_data, split_indices
+from ups.files import partial_path
 from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,16 +113,6 @@ def test_group_files_have_the_published_layout(tmp_path):
         assert file["0003/data"].shape == (5, 6, 6, 2) and file["0003/data"].compression == "lzf"
         assert file["0003/grid/t"].shape == (5,) and file["0003/grid/y"].shape == (6,)
         assert b"Du: 0.001" in file["0003"].attrs["config"] and b"seed: 3" in file["0003"].attrs["config"]
-
-
-def test_config_of_a_group_file_is_found_in_both_places(tmp_path):
-    path = written(tmp_path, "diff_react2d")
-    assert "Du" in open_data(path, "diff_react2d").attributes["config"]
-    with h5py.File(path, "r+") as file:
-        text = file["0000"].attrs["config"]
-        del file["0000"].attrs["config"]
-        file.attrs["0000/config"] = text
-    assert "Du" in open_data(path, "diff_react2d").attributes["config"]
 
 
 def test_published_time_coordinate_one_entry_too_long_is_cut(tmp_path):
@@ -222,15 +214,15 @@ def edit(path, key, value):
 
 ZEROS = np.zeros((7, 5, 6), np.float32)
 BAD = {
-    "missing key": ("advection1d", "tensor", None, r"no array 'tensor'; expected tensor for advection1d. Found: t-coordinate"),
-    "missing channel": ("cfd1d", "Vx", None, "no array 'Vx'; expected density, pressure, Vx for cfd1d"),
+    "missing key": ("advection1d", "tensor", None, r"no array 'tensor'; expected .* for advection1d. .* Found: t-coordinate"),
+    "missing channel": ("cfd1d", "Vx", None, r"no array 'Vx'; expected 3 axes \(trajectory, time, x\) .* for cfd1d"),
     "group for array": ("advection1d", "tensor", "group", "no array 'tensor'"),
-    "wrong rank": ("advection1d", "tensor", ZEROS[0], r"has shape \(5, 6\); expected 3 axes \(trajectory, time, x\)"),
+    "wrong rank": ("advection1d", "tensor", ZEROS[0], r"shape \(5, 6\), float32; expected 3 axes \(trajectory, time, x\)"),
     "wrong dims": ("advection1d", "tensor", np.zeros((7, 5, 6, 6), "f4"), r"expected 3 axes"),
     "no trajectories": ("advection1d", "tensor", ZEROS[:0], r"\(0, 5, 6\) .*expected at least one trajectory"),
     "no frames": ("advection1d", "tensor", ZEROS[:, :0], "expected at least one trajectory, frame and cell"),
-    "integers": ("advection1d", "tensor", ZEROS.astype(int), "holds int64; expected real floating-point"),
-    "complex": ("advection1d", "tensor", ZEROS.astype(complex), "holds complex128; expected real"),
+    "integers": ("advection1d", "tensor", ZEROS.astype(int), r"of shape \(7, 5, 6\), int64; expected .*real floating-point"),
+    "complex": ("advection1d", "tensor", ZEROS.astype(complex), "complex128; expected .*real floating-point numbers"),
     "other length": ("cfd1d", "Vx", ZEROS[:6], r"= \(6, 5, \(6,\)\); expected \(7, 5, \(6,\)\) as in density"),
     "no times": ("advection1d", "t-coordinate", None, "no 't-coordinate'; expected the frames' times"),
     "times too long": ("advection1d", "t-coordinate", np.arange(7.0), r"shape \(7,\); expected \(5,\) or one more"),
@@ -239,7 +231,7 @@ BAD = {
     "grid too long": ("advection1d", "x-coordinate", np.arange(7.0), r"x-coordinate has shape \(7,\); expected \(6,\) to match"),
     "frames of a steady task": ("darcy2d", "tensor", np.zeros((7, 2, 6, 6), "f4"), "expected .*one frame"),
     "channels": ("diff_react2d", "0000/data", np.zeros((5, 6, 6, 3), "f4"), r"2 channel\(s\)"),
-    "no data in first": ("diff_react2d", "0000/data", None, "no 0000/data; expected one in every group"),
+    "no data in first": ("diff_react2d", "0000/data", None, "no array '0000/data'; expected .* in every group"),
 }
 
 
@@ -263,12 +255,12 @@ def test_missing_file_names_the_make_target(tmp_path):
         open_data(tmp_path / "nothing.hdf5", "advection1d")
 
 
-def test_a_file_that_is_not_hdf5_shows_how_it_starts(tmp_path):
+def test_what_is_not_hdf5_is_named(tmp_path):
     path = tmp_path / "page.hdf5"
     path.write_text("<html>not found</html>")
-    with pytest.raises(ValueError, match="not an HDF5 file .it starts with b'<html>not found"):
+    with pytest.raises(ValueError, match="no readable HDF5 file .*signature not found.*; expected a complete one"):
         open_data(path, "advection1d")
-    with pytest.raises(ValueError, match="cannot be read; expected a readable HDF5 file"):
+    with pytest.raises(FileNotFoundError, match="no data file"):   # a folder
         open_data(tmp_path, "advection1d")
 
 
@@ -280,14 +272,14 @@ def test_truncated_and_unfinished_files_are_refused(tmp_path):
         open_data(path, "advection1d")
     with path.open("r+b") as raw:
         raw.truncate(path.stat().st_size - 100)
-    with pytest.raises(ValueError, match="is damaged .*truncated"):
+    with pytest.raises(ValueError, match="is damaged, .*truncated"):
         open_data(path, "advection1d")
 
 
 def test_a_file_of_another_task_is_recognised(tmp_path):
-    with pytest.raises(ValueError, match="no trajectory group such as 0000/data.*could be: darcy2d"):
+    with pytest.raises(ValueError, match="no array '0000/data'.*could be: darcy2d"):
         open_data(written(tmp_path, "darcy2d"), "diff_react2d")
-    with pytest.raises(ValueError, match="no array 'tensor'.*could be: diff_react2d, diff_sorp1d"):
+    with pytest.raises(ValueError, match="no array 'tensor'.*could be: diff_react2d"):
         open_data(written(tmp_path, "diff_react2d"), "advection1d")
     with pytest.raises(ValueError, match="expected 3 axes.*could be: darcy2d"):
         open_data(written(tmp_path, "darcy2d"), "advection1d")
@@ -301,14 +293,14 @@ def test_a_group_unlike_the_first_is_named_when_it_is_read(tmp_path):
     with pytest.raises(ValueError, match="/0004/data holds float32 of shape .*unlike the first"):
         data.read(3, 6)
     edit(path, "0004/data", None)
-    with pytest.raises(ValueError, match="no 0004/data"):
+    with pytest.raises(ValueError, match="no array '0004/data'"):
         data.read(3, 6)
 
 
 def test_ranges_and_strides_are_checked(tmp_path):
     path = written(tmp_path, "advection1d")
     for first, last in ((3, 3), (-1, 2), (0, 8)):
-        with pytest.raises(ValueError, match="expected 0 <= first < last <= 7"):
+        with pytest.raises(AssertionError):
             open_data(path, "advection1d").read(first, last)
     with pytest.raises(ValueError, match="space_stride 0.*expected strides of at least 1"):
         open_data(path, "advection1d", space_stride=0)
@@ -394,7 +386,7 @@ def test_a_foreign_file_is_never_overwritten(tmp_path):
     with pytest.raises(ValueError, match="was not generated by UPS.*data.source=published"):
         write_data(path, "advection1d", None, settings("advection1d"), chunk=3)
     path.write_bytes(b"x")
-    with pytest.raises(ValueError, match="is damaged or in use by another process"):
+    with pytest.raises(ValueError, match="no readable HDF5 file .*if no other process writes it, delete it"):
         write_data(path, "advection1d", None, settings("advection1d"), chunk=3)
 
 
@@ -413,11 +405,12 @@ def test_two_processes_cannot_write_one_file(tmp_path):
 def test_a_file_that_another_process_finished_meanwhile_is_kept(tmp_path, monkeypatch):
     path, made = tmp_path / "data.hdf5", settings("advection1d")
 
-    def late(path, num_bytes):   # the other ends after we looked and before we have the lock
+    def late(*args):   # the other ends after we looked and before we have the lock
         monkeypatch.undo()
         write_data(path, "advection1d", solver("advection1d"), made, chunk=3)
+        return files.completing(*args)
 
-    monkeypatch.setattr(generate, "make_room", late)
+    monkeypatch.setattr(generate, "completing", late)
     write_data(path, "advection1d", None, made, chunk=3)
     assert np.array_equal(open_data(path, "advection1d").read(0, 7), truth("advection1d"))
     assert list(tmp_path.iterdir()) == [path]
@@ -477,18 +470,24 @@ def test_a_planted_temporary_name_is_not_written_through(tmp_path):
 
 
 def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):
-    monkeypatch.setattr(pdebench.shutil, "disk_usage", lambda _: SimpleNamespace(free=500))
-    with pytest.raises(OSError, match="needs 0.00 GiB more .* has 0.00 GiB free; expected room"):
-        written(tmp_path, "advection1d")
-    assert list(tmp_path.iterdir()) == []
+    asked = []
+    monkeypatch.setattr(files.os, "posix_fallocate", lambda *args: asked.append(args))   # which would fill it
+    monkeypatch.setattr(files.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=500))
+    with pytest.raises(OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"):
+        written(tmp_path, "advection1d", num=1000)
+    assert not asked
 
 
 def test_no_permission_names_the_folder(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(PermissionError, match="cannot make the folder .*Change data.root"):
+    with pytest.raises(OSError, match="cannot write .*expected a folder that may be written.* change data.root"):
         written(tmp_path / "file" / "below", "advection1d")
-    monkeypatch.setattr(pdebench.os, "access", lambda *_: False)
-    with pytest.raises(PermissionError, match="no permission to write in .*Change data.root"):
+
+    def refused(*args):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files, "held", refused)
+    with pytest.raises(PermissionError, match="cannot write .*Permission denied.* change data.root"):
         written(tmp_path, "advection1d")
 
 
@@ -503,7 +502,7 @@ def test_wrong_shapes_and_nan_from_a_solver_are_refused_and_the_rest_is_kept(tmp
     with pytest.raises(ValueError, match=r"non-finite numbers for trajectories \[4\]"):
         write_data(path, "advection1d", broken, made, chunk=2)
     assert num_done(path, made) == 4
-    with pytest.raises(ValueError, match=r"returned float32 \(2, 5, 1\); expected float32 \(2, 5, 1, 6\)"):
+    with pytest.raises(AssertionError, match=r"\(2, 5, 1\), .*\(2, 5, 1, 6\)"):
         write_data(path, "advection1d", lambda indices, **rest: np.zeros((len(indices), 5, 1), np.float32), made, chunk=2)
 
 

@@ -10,7 +10,6 @@ import math
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -21,8 +20,8 @@ import torch
 from PIL import Image
 
 from ups.evaluation import figures, leaderboard, report
-from ups.evaluation.gates import check_gates, check_verdicts
-from ups.evaluation.summary import PAIR, network_share, overview, verdict
+from ups.evaluation.gates import PAIR, check_gates, check_verdicts, network_share
+from ups.evaluation.summary import overview, verdict
 from ups.evaluation.tables import number
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
@@ -128,7 +127,7 @@ def made(tmp_path_factory):
     results, samples, history = example()
     shown = {"advection1d": samples["advection1d"], **{task: samples[task][:1] for task in ("darcy2d", "diff_react2d")}}
     path = tmp_path_factory.mktemp("report") / "report.html"
-    report.write_report(results, shown, history, path, sections=[("Ensembles", "<p>added by a later stage</p>")])
+    report.write_report(results, shown, history, path, sections={"Ensembles": "<p>added by a later stage</p>"})
     return results, samples, path
 
 
@@ -199,9 +198,9 @@ def test_text_of_users_is_escaped(tmp_path):
     results["run"] = "<script>alert(1)</script>"
     results["environment"]["command"] = ["evaluate.py", "<b>"]
     results["tasks"] = {}
-    report.write_report(results, {}, [], tmp_path / "report.html")
+    report.write_report(results, {}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<script>alert" not in text and "evaluate.py &lt;b&gt;" in text
+    assert "<script>alert" not in text and "&lt;b&gt;" in text
 
 
 def test_a_3d_field_is_shown_by_its_middle_slice():
@@ -240,7 +239,7 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     assert figures.field_errors(samples[0])[0] == np.inf and np.isnan(figures.field_errors(samples[0])[1])
     results |= {"tasks": {"advection1d": entry}, "stages": {"operator": ["advection1d"]}}
     results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
-    report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html")
+    report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html", {})
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
     failed, count = sum(not gate["passed"] for gate in results["gates"]), len(results["gates"])
     assert "nRMSE over all frames not finite." in words and f"{failed} of {count} gates fail" in words
@@ -324,13 +323,14 @@ def test_the_page_says_whether_a_model_is_usable_then_shows_it_and_folds_gates_t
     results, _, path = made
     text = path.read_text(encoding="utf-8")
     places = [text.index(part) for part in (f'{html.escape(results["verdicts"]["advection1d"]["words"])}</li>', "<table>",
-                                            '<section id="cfd3d">', "added by a later stage", "<section id=gates>")]
+                                            '<section id="cfd3d">', "added by a later stage", '<section id="gates">')]
     count = len(results["gates"])
     assert places == sorted(places) and f"<details open><summary><h2>Gates</h2> {count - 1} of {count} gates pass" in text
     results = copy.deepcopy(results)
     results["gates"], results["tasks"] = [gate for gate in results["gates"] if gate["passed"]], {}
     results["verdicts"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
-    text = report.write_report(results, {}, [], tmp_path / "report.html").read_text(encoding="utf-8")
+    report.write_report(results, {}, [], tmp_path / "report.html", {})
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"<details><summary><h2>Gates</h2> {count - 1} of {count - 1} gates pass" in text and "<details open" not in text
     assert "<em class=fail>cfd3d</em> Not usable: as an example." in text and "not usable: 1 of 4 tasks" in text
 
@@ -361,7 +361,8 @@ def test_axes_are_lead_time_and_the_tasks_own_space(made):
     image = figure.axes[0].get_images()[0].get_array()      # rows are y from below; stored as (y, x)
     assert np.array_equal(image, plane["u_ref"][0, 0]) and f"lead {plane['times'][0]:.3g}" in labels(figure)
     line = labels(figures.sample_figure(samples["advection1d"][0], 0))
-    growth = labels(figures.error_growth(results["tasks"]["advection1d"]["models"], results["tasks"]["advection1d"]["times"]))
+    task = results["tasks"]["advection1d"]
+    growth = labels(figures.by_lead(task["models"], task["times"], report.GROWTH, task["models"]))
     assert "lead time" in line & growth and not any(text.startswith(("t =", "time")) for text in line | growth)
     text = path.read_text(encoding="utf-8")
     assert "∂u/∂t = 0; 4 trajectories" in text and "up to lead time 0.800" in text and '"t = "' not in text
@@ -394,23 +395,23 @@ def test_lines_that_share_a_figure_are_told_apart_without_green_and_without_colo
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda r: r.pop("protocol"), "results.protocol is missing"),
-    (lambda r: r["tasks"]["darcy2d"].update(times=[0.0, 1.0]), "tasks.darcy2d.times is 2 long; expected 1"),
-    (lambda r: r["tasks"]["darcy2d"]["models"].pop("train_mean"), "one of .*persistence"),
-    (lambda r: r["tasks"]["darcy2d"]["models"]["operator"].update(nrmse=0.1), "operator.nrmse is 0.1"),
-    (lambda r: r["tasks"]["cfd3d"]["models"]["operator"].update(error_growth=[]), "error_growth is .*expected 6 numbers"),
-    (lambda r: r["tasks"]["cfd3d"]["models"]["operator"]["nrmse"].update(value=float("nan")), "is nan; expected a finite number"),
-    (lambda r: r["gates"].append({**r["gates"][0], "passed": 1}), "passed is a int; expected a bool"),
+    (lambda r: r["tasks"]["darcy2d"]["models"].pop("operator"), "tasks.darcy2d.models.operator is missing"),
+    (lambda r: r["tasks"]["darcy2d"]["models"]["fno"].update(nrmse=0.1), "models.fno.nrmse is 0.1; expected a dict"),
+    (lambda r: r["tasks"]["cfd3d"]["models"]["operator"]["nrmse"].update(value=float("nan")), "not JSON compliant"),
+    (lambda r: r["gates"].append({**r["gates"][0], "passed": 1}), r"gates.\d+.passed is 1; expected a bool"),
 ])
-def test_results_that_break_the_schema_are_refused(change, message):
+def test_results_that_break_the_schema_are_refused(change, message, tmp_path):
     results, _, _ = example()
     change(results)
     with pytest.raises(ValueError, match=message):
-        report.validate_results(results)
+        report.write_results(results, tmp_path / "results.json")
+    assert not (tmp_path / "results.json").exists()
 
 
 def test_results_survive_the_file(tmp_path):
     results, _, _ = example()
-    path = report.write_results(results, tmp_path / "report" / "results.json")
+    path = tmp_path / "report" / "results.json"
+    report.write_results(results, path)
     assert json.loads(path.read_text()) == results and [p.name for p in path.parent.iterdir()] == ["results.json"]
 
 
@@ -420,52 +421,47 @@ def test_numbers_are_written_with_three_digits(value, text):
     assert number(value) == text
 
 
-def fake_run(results, name, factor):
+def fake_run(results, name, factor, runs):
+    """The report of a run that is called `name`, under `runs`."""
     out = copy.deepcopy(results)
     out["run"] = name
     for task in out["tasks"].values():
         task["models"]["operator"]["nrmse"]["value"] *= factor
-    return out
+    report.write_results(out, runs / name / "report" / "results.json")
 
 
-def test_leaderboard_replaces_the_same_run_and_sorts(tmp_path):
+def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path):
     results, _, _ = example()
-    path = tmp_path / "board" / "leaderboard.jsonl"
-    assert leaderboard.table(path) == f"No runs in {path}."
-    for name, factor in (("slow", 3.0), ("best", 0.5), ("middle", 1.0), ("slow", 2.0)):
-        leaderboard.add(fake_run(results, name, factor), path)
-    rows = [line for line in leaderboard.table(path).splitlines() if re.match(r"\| (slow|best|middle)", line)]
-    assert [row.split(" | ")[0] for row in rows] == ["| best", "| middle", "| slow"] and len(leaderboard.read(path)) == 3
-    assert leaderboard.mean_of(leaderboard.read(path)[1], "nrmse") == pytest.approx(
+    assert leaderboard.table(tmp_path) == f"No reports in {tmp_path}."
+    for name, factor in (("slow", 3.0), ("best", 0.5), ("middle", 1.0), ("slow", 2.0)):   # slow was judged twice
+        fake_run(results, name, factor, tmp_path)
+    report.write_results(results, tmp_path / "best" / "report-val" / "results.json")
+    rows = [line for line in leaderboard.table(tmp_path).splitlines() if re.match(r"\| (slow|best|middle)", line)]
+    assert [row.split(" | ")[0] for row in rows] == ["| best", "| middle", "| slow"]
+    assert leaderboard.mean_of(leaderboard.read(tmp_path)[1], "nrmse") == pytest.approx(
         math.exp(np.mean([math.log(t["models"]["operator"]["nrmse"]["value"]) for t in results["tasks"].values()])), rel=1e-6)
     with pytest.raises(ValueError, match="no run has the metric 'speed'"):
-        leaderboard.table(path, "speed")
+        leaderboard.table(tmp_path, "speed")
     with pytest.raises(ValueError, match="no run was scored on 'burgers1d'"):
-        leaderboard.table(path, task="burgers1d")
-    command = [sys.executable, "-m", "ups.evaluation.leaderboard", "--path", str(path), "--task", "darcy2d"]
+        leaderboard.table(tmp_path, task="burgers1d")
+    command = [sys.executable, "-m", "ups.evaluation.leaderboard", "--runs", str(tmp_path), "--task", "darcy2d"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == leaderboard.table(path, task="darcy2d")
+    assert done.stdout.strip() == leaderboard.table(tmp_path, task="darcy2d")
 
 
 def test_leaderboard_keeps_runs_that_cannot_be_compared_apart(tmp_path):
     results, _, _ = example()
-    other = fake_run(results, "longer_context", 0.1)
-    other["protocol"]["context_frames"] = 10
-    for run in (results, other):
-        leaderboard.add(run, tmp_path / "board.jsonl")
-    assert leaderboard.table(tmp_path / "board.jsonl").count("| run |") == 2
+    fake_run(results, "one", 1.0, tmp_path)
+    results["protocol"]["seed"] += 1
+    fake_run(results, "another_seed", 1.0, tmp_path)
+    results["protocol"]["context_frames"] = 10
+    fake_run(results, "longer_context", 0.1, tmp_path)
+    assert leaderboard.table(tmp_path).count("| run |") == 2
 
 
-def test_leaderboard_keeps_every_row_when_many_add_at_once(tmp_path):
-    results, _, _ = example()
-    path = tmp_path / "board.jsonl"
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: leaderboard.add(fake_run(results, f"run{i}", 1.0), path), range(16)))
-    assert {row["run"] for row in leaderboard.read(path)} == {f"run{i}" for i in range(16)}
-
-
-def test_leaderboard_names_the_broken_line(tmp_path):
-    path = tmp_path / "board.jsonl"
-    path.write_text('{"run": "a", "tasks": {}, "protocol": {}}\n{"run": \n')
-    with pytest.raises(ValueError, match="line 2 is .*Delete that line"):
-        leaderboard.read(path)
+def test_leaderboard_names_the_broken_report(tmp_path):
+    path = tmp_path / "a" / "report" / "results.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"run": ')
+    with pytest.raises(ValueError, match="a/report/results.json is not readable.*Make the report again"):
+        leaderboard.read(tmp_path)

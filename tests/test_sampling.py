@@ -54,8 +54,6 @@ def test_shares_are_disjoint_and_cover_the_global_batch(world):
     shares = [batch.share(rank, world) for rank in range(world)]
     assert torch.equal(torch.cat([share.rows for share in shares]), batch.rows)
     assert torch.equal(torch.cat([share.starts for share in shares]), batch.starts)
-    with pytest.raises(ValueError, match="rank 4 of 4 processes; expected 0 <= rank < world"):
-        batch.share(4, 4)
 
 
 def test_window_starts_are_uniform():
@@ -87,14 +85,11 @@ def test_curriculum_brings_tasks_in_by_complexity_and_all_by_half_time():
 
 
 @pytest.mark.parametrize(("options", "text"), [
-    ({"windows": {}}, "no task to sample from; expected at least one"),
     ({"windows": {"a": (0, 3)}}, "task a has 0 training trajectories with 3 windows each; expected at least one"),
 ])
 def test_impossible_schedules_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         Schedule(**{"windows": WINDOWS, "batch_size": 4, "seed": 0, **options})
-    with pytest.raises(ValueError, match="step is -1; expected 0 or more"):
-        make().batch(-1)
 
 
 def test_generator_streams_of_neighbouring_keys_are_unrelated():

@@ -55,7 +55,7 @@ from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, rollout
 from ups.models.windows import augment
 from ups.seeds import generator
-from ups.training.folder import RECORDED, finished_stage
+from ups.training.folder import finished_stage
 from ups.training.optim import split_parameters
 
 loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_rival", "train_steady", "train_operator"])
@@ -203,7 +203,7 @@ def edit(path: Path, change) -> dict:
     """Rewrite a done.json after change(record), as if the stage had ended so; the record."""
     done = json.loads(path.read_text())
     change(done)
-    done["fingerprint"] = value_hash({name: done[name] for name in RECORDED})
+    done["fingerprint"] = value_hash({name: done[name] for name in ("model_sha256", "config_sha256", "config_hash", "parents")})
     done["seal"] = value_hash({name: value for name, value in done.items() if name != "seal"})
     path.write_text(json.dumps(done))
     return done
@@ -408,14 +408,14 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
 
 @torch.no_grad()
 def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hidden, steady):
-    weights = hidden.start_weights()[HIDDEN]
+    weights = hidden.start_weights()
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, 10)
     known = hidden.head.known(hidden.cache.parameters[rows])
     rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0]).square().mean().sqrt()
                        for t in range(9)]).double()
     torch.testing.assert_close(weights, 0.5 / 9 + 0.5 * rms / rms.sum(), rtol=1e-5, atol=0)
-    assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() == {}
+    assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() is None
     starts = torch.cat([schedule_of({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)])
     expected = len(starts) * weights
     assert ((starts.bincount(minlength=9) - expected).square() / expected).sum() < 26.1   # chi-square, 8, p = 0.001
@@ -540,7 +540,7 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     known = ensembles.residuals.head.known(torch.zeros(len(rows), 0))
     r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], known)[0] for t in range(9)])
     assert float(head.marginal_std.norm()) == pytest.approx(float(r.flatten(0, -2).std(0).norm()), rel=0.15)
-    condition = networks["diffusion"].condition(HIDDEN, tokens, facts)
+    condition = networks["diffusion"].heads[HIDDEN].condition(tokens, facts)
     scale = head.r_std * condition.log_scale.exp()
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
     ends = {"corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)}
@@ -662,12 +662,13 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     observation = observe_case(v, "points_10", row_generators(0, "points_10", rows=range(2)))
     guess, tokens, facts = steady.predict(observation, parameters)
     noise = torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)])
-    condition = prior.condition(STEADY, tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
+    head = prior.heads[STEADY]
+    condition = head.condition(tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
     bank = case_bank(steady, "points_10", 0)
     place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
     residuals = {"dressed": bank.mean(0) + bank.std(0) * noise, "resampled": bank[place],
-                 "gaussian": prior.unwhiten(noise.flatten(0, 1), condition),
-                 "prior": prior.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)}
+                 "gaussian": head.unwhiten(noise.flatten(0, 1), condition),
+                 "prior": head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)}
     for kind, r in residuals.items():
         draws = posterior_draws(prior, steady, (guess, tokens, facts), noise, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()

@@ -178,11 +178,6 @@ def test_state_restores_the_codec_bitwise(tmp_path):
     assert restored.meta() == codec.meta() and repr(restored) == repr(codec)
 
 
-def test_grid_that_patches_do_not_tile_is_refused_with_sizes_that_fit():
-    with pytest.raises(ValueError, match=r"\(10,\) is not divisible by the patch of 4 cells; expected sizes such as 8, 12"):
-        fit(make_field(1, ("u",), (), size=10), ("u",))
-
-
 def test_non_positive_value_in_a_log_channel_is_refused():
     u = make_field(1, ("h",), ("h",))
     codec = fit(u, ("h",), ("h",))
@@ -191,18 +186,3 @@ def test_non_positive_value_in_a_log_channel_is_refused():
         codec.normalise(torch.from_numpy(u))
     with pytest.raises(ValueError, match="expected positive values"):
         fit(u, ("h",), ("h",))
-
-
-def test_wrong_shapes_are_refused_by_name():
-    u = make_field(2, ("u", "v"), ())
-    codec = fit(u, ("u", "v"), dim=4)
-    with pytest.raises(ValueError, match="expected .*2, .*the channels u, v"):
-        codec.encode(torch.zeros(3, 1, 8, 8))
-    with pytest.raises(ValueError, match=r"expected \(\.\.\., \*tokens, 4\)"):
-        codec.decode(torch.zeros(3, 2, 2, 5))
-    with pytest.raises(ValueError, match="dim is 99; expected 0"):
-        fit(u, ("u", "v"), dim=99)
-    with pytest.raises(ValueError, match="batch has shape"):
-        fit_codec([u], fields=("u",), patch=4)
-    with pytest.raises(ValueError, match="one resolution"):
-        fit_codec([u, u[..., :4]], fields=("u", "v"), patch=4)

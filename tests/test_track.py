@@ -39,7 +39,7 @@ if ending == "wait":
     time.sleep(60)
 if ending == "stopped":  # W&B's own process hangs
     ups.training.track.WAIT_S = 2
-    while tracker._outside._thread.is_alive() and not list(directory.glob("wandb/offline-run-*")):
+    while tracker._outside.is_alive() and not list(directory.glob("wandb/offline-run-*")):
         time.sleep(0.1)
     time.sleep(1)
     for children in Path("/proc/self/task").glob("*/children"):
@@ -168,7 +168,7 @@ def test_a_wandb_process_that_hangs_is_killed_at_the_end(tmp_path):
     started = time.monotonic()
     process = start(tmp_path / "run", "offline", 0, 3, "stopped")
     _, text = process.communicate(timeout=60)
-    assert process.returncode == 0 and "W&B did not take everything within 2 s" in text, text
+    assert process.returncode == 0 and "it did not take everything within 2 s" in text, text
     assert time.monotonic() - started < 40
 
 
@@ -243,7 +243,7 @@ def test_a_failing_tracker_never_stops_training_and_loses_no_number(tmp_path, mo
 def test_a_blocking_tracker_never_stops_training(tmp_path, monkeypatch, capsys, wandb_config, block):
     seconds = track(tmp_path, monkeypatch, wandb_config, FakeWandb(block=block), steps=500)
     assert seconds < 5
-    assert "W&B did not take everything within 0.5 s" in capsys.readouterr().err
+    assert "it did not take everything within 0.5 s" in capsys.readouterr().err
 
 
 def test_the_wait_for_wandb_at_the_end_of_a_finished_stage_is_no_hang_and_has_its_limit(tmp_path, monkeypatch, wandb_config):

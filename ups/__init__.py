@@ -6,8 +6,6 @@
 See `ups.forecaster`. Importing this costs nothing: torch comes with the first `load`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ __all__ = ["load"]
 __version__ = "0.1.0"
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu") -> Forecaster:
+def load(folder: "str | Path", device: "str | torch.device" = "cpu") -> "Forecaster":
     """The model of a run's folder (such as runs/small) or of its operator's; see `ups.forecaster.Forecaster`.
 
     Raises FileNotFoundError, naming the make target, where there is none, and ValueError where it is damaged.

@@ -3,45 +3,21 @@ as asked for. Without torch, as make asks every time.
 
     python -m ups.chain operator --config configs/small.yaml
 
-Exit status 0: up to date; 3: to do; 2: refused, with the reason.
+Exit status 0: up to date; 3: to do; 1: refused, with the reason.
 """
 
-from __future__ import annotations
-
 import json
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import h5py
 
-from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, to_dict
+from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.files import DamagedError, file_hash, read_sealed, value_hash
 from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
 
-TO_DO, REFUSED = 3, 2   # exit codes
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What the stage of a script is made of.
-
-    parents: stages; tasks: whose caches it reads.
-    """
-
-    parents: tuple[str, ...]
-    tasks: Callable[[Config], list[str]]
-
-
-STAGES = {
-    "operator": Kind((), lambda config: config.data.tasks),
-    "diffusion": Kind(("operator",), lambda config: config.corrected(is_steady=False)),
-    "consistency": Kind(("operator", "diffusion"), lambda config: config.corrected(is_steady=False)),
-    "rival": Kind(("operator", "diffusion"), lambda config: config.corrected(is_steady=False)),
-    "steady": Kind(("operator",), lambda config: config.corrected(is_steady=True)),
-}
+TO_DO = 3   # exit status
 
 
 def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -51,10 +27,9 @@ def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = No
     Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not
     there, was altered or was made otherwise.
     """
-    kind = STAGES[stage]
-    return {**{name: require_stage(config, name)["fingerprint"] for name in kind.parents},
+    return {**{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
             **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
-               for name in kind.tasks(config)}}
+               for name in config.served(stage)}}
 
 
 def cache_fingerprint(config: Config, task: str) -> str:
@@ -164,12 +139,8 @@ def why_report(config: Config, parents: dict[str, str]) -> str:
 def main() -> int:
     arguments = read_command(__doc__, {"stage": {"choices": [*STAGES, "report"]}, **CONFIG_OPTIONS},
                              prog="python -m ups.chain", allow_abbrev=False)
-    try:
-        config = load_config(arguments.config, arguments.overrides)
-        why = why_to_do(config, arguments.stage)
-    except (ValueError, OSError) as error:   # what a user can cause: the message says what to do
-        print(f"FAILED: {error}", file=sys.stderr)
-        return REFUSED
+    config = load_config(arguments.config, arguments.overrides)
+    why = why_to_do(config, arguments.stage)
     is_report = arguments.stage == "report"
     place = config.report_dir / "report.html" if is_report else config.run_dir / arguments.stage
     print(f"{place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
@@ -177,4 +148,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main, "ups.chain")

@@ -1,19 +1,19 @@
 """What the machine doctor asks of torch, its GPUs and two ranks, and a check's verdict."""
 
 import os
-import socket
 import statistics
 import subprocess
 import sys
-import time
 import timeit
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 RANKS_S = 20.0           # for two ranks to meet and reduce
 COMMAND_S = 5.0          # for nvidia-smi, and for a connection to W&B
 REDUCED = 2**20          # float32 numbers in the timed all-reduce, 4 MiB
+HERE = "torch is here"   # a line of `meet`
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,10 @@ def check_gpus(asked: int, is_gpu_asked: bool) -> Iterator[Verdict]:
     import torch.distributed as dist
 
     cuda = torch.version.cuda
-    yield Verdict("ok", "torch", f"{torch.__version__}, " + (f"built for CUDA {cuda}" if cuda else "built "
-                                                                                                   "without "
-                                                                                                   "CUDA"))
+    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
+    yield Verdict("ok", "torch", f"{torch.__version__}, {built}")
     num, hidden = torch.cuda.device_count() if cuda else 0, os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = [Verdict(*row) for is_so, *row in (
+    yield first(
         (listed > 0 and num == 0 and hidden is None, "ill", "gpus",
          f"nvidia-smi lists {listed}, torch sees none",
          f"install a driver for CUDA {cuda} or later (nvidia-smi shows what it supports)" if cuda
@@ -68,24 +67,24 @@ def check_gpus(asked: int, is_gpu_asked: bool) -> Iterator[Verdict]:
         (is_gpu_asked and num < asked, "ill", "gpus", f"the topology asks for {asked}, torch sees {num}"
          f"{f' (CUDA_VISIBLE_DEVICES={hidden})' if hidden is not None else ''}",
          "use TOPOLOGY=cpu2 here, or a file of accelerate_configs/ with as many as there are"),
-        (num == 0, "note", "gpus", "none; training uses the CPU")) if is_so]
-    yield from found[:1]
+        (num == 0, "note", "gpus", "none; training uses the CPU"),
+        (True, "ok", "gpus", f"torch sees {num}"))
     for index in range(num):
         yield check_gpu(index)
     if num > 1:
         pairs = [(i, j) for i in range(num) for j in range(num) if i != j]
         cut = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-        yield Verdict("note" if cut else "ok", "peer access",
-                      f"{len(pairs) - len(cut)} of {len(pairs)} pairs of GPUs" + (
-f"; not {cut[0][0]} to {cut[0][1]}: NCCL goes through host memory there, which is slower but right" if cut
-else ""))
-    if not dist.is_available() or not dist.is_gloo_available():
-        yield Verdict("ill", "backend", "this torch has no gloo", "install torch==2.13.0 from PyPI")
-    elif num and not dist.is_nccl_available():
-        yield Verdict("ill", "backend", "GPUs, but this torch has no NCCL", "install torch==2.13.0 from PyPI")
-    else:
-        nccl = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} on GPUs, " if num else ""
-        yield Verdict("ok", "backend", f"{nccl}gloo on the CPU")
+        what = f"{len(pairs) - len(cut)} of {len(pairs)} pairs of GPUs"
+        yield first((cut, "note", "peer access", f"{what}; not {' to '.join(map(str, (cut or pairs)[0]))}: "
+                     "NCCL goes through host memory there, which is slower but right"),
+                    (True, "ok", "peer access", what))
+    has_nccl = num and dist.is_available() and dist.is_nccl_available()
+    nccl = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} on GPUs, " if has_nccl else ""
+    yield first((not dist.is_available() or not dist.is_gloo_available(), "ill", "backend",
+                 "this torch has no gloo", "install torch==2.13.0 from PyPI"),
+                (num and not has_nccl, "ill", "backend", "GPUs, but this torch has no NCCL",
+                 "install torch==2.13.0 from PyPI"),
+                (True, "ok", "backend", f"{nccl}gloo on the CPU"))
 
 
 def check_gpu(index: int) -> Verdict:
@@ -112,73 +111,53 @@ class Ranks:
     `verdict`."""
 
     def __init__(self, backend: str) -> None:
-        self.backend, self.processes = backend, []
-        try:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = str(probe.getsockname()[1])
-        except OSError as error:
-            self.refused = str(error)
-            return
-        command = [sys.executable, "-c", "from ups.devices import rank; rank()", backend]
-        self.processes = [subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, "RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for index in range(2)]
+        self.backend = backend
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from ups.devices import meet; meet()", backend], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[1])
 
     def verdict(self) -> Verdict:
-        if not self.processes:
-            return Verdict("ill", self.backend, f"no port can be bound on 127.0.0.1 ({self.refused})",
-                           "bring up the loopback interface (ip link set lo up), or allow sockets here")
-        texts, limit, see = ([], time.monotonic() + RANKS_S,
-                             "see 'From a hang to its cause' in docs/distributed.md")
+        see = "see 'From a hang to its cause' in docs/distributed.md"
         try:
-            for process in self.processes:
-                texts.append(process.communicate(timeout=max(0.1, limit - time.monotonic()))[0].strip())
-        except subprocess.TimeoutExpired:
-            for process in self.processes:
-                process.kill()
-            texts = [process.communicate()[0] for process in self.processes]
-            if not all("torch is here" in text for text in texts):
-                return Verdict("ill", self.backend,
-                               f"two processes could not import torch within {RANKS_S:.0f} s",
-                               "try again when the machine is less busy, or put the environment on a local "
-                               "disk")
-            return Verdict("ill", self.backend, f"2 ranks did not reduce within {RANKS_S:.0f} s",
-                           f"unset what steers {self.backend} (line variables); {see}")
-        failed = next((text for process, text in zip(self.processes, texts, strict=True)
-                       if process.returncode), None)
-        if failed is not None:
-            return Verdict("ill", self.backend, f"2 ranks: {(failed.splitlines() or ['no word'])[-1][:200]}",
-                           see)
-        return Verdict("ok", self.backend, f"2 ranks: {texts[0].splitlines()[-1]}")
+            lines = self.process.communicate(timeout=RANKS_S)[0].split("\n")
+        except subprocess.TimeoutExpired as error:
+            self.process.kill()
+            return first((HERE.encode() in (error.output or b""), "ill", self.backend,
+                          f"2 ranks did not reduce within {RANKS_S:.0f} s",
+                          f"unset what steers {self.backend} (line variables); {see}"),
+                         (True, "ill", self.backend, f"no process imported torch within {RANKS_S:.0f} s",
+                          "try again when the machine is less busy, or put the environment on a local disk"))
+        what = f"2 ranks: {next(filter(str.strip, reversed(lines)), 'no word'):.200}"
+        return first((self.process.returncode, "ill", self.backend, what, see),
+                     (True, "ok", self.backend, what))
 
 
-def rank() -> None:
-    """What a rank of `Ranks` does."""
-    from datetime import timedelta
-
+def meet() -> None:
+    """What the process of `Ranks` does: it forks two ranks, so that torch is imported once."""
     import torch
     import torch.distributed as dist
 
-    print("torch is here", flush=True)
-    backend, index = sys.argv[1], int(os.environ["RANK"])
-    device = torch.device("cuda", index) if backend == "nccl" else torch.device("cpu")
-    if backend == "nccl":
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=RANKS_S))
-    numbers = torch.ones(REDUCED, device=device)
+    print(HERE, flush=True)
+    backend, store = sys.argv[1], dist.TCPStore("127.0.0.1", 0, is_master=True)
 
-    def reduce() -> None:
-        dist.all_reduce(numbers)
+    def rank(index: int) -> None:
+        device = torch.device("cuda", index) if backend == "nccl" else torch.device("cpu")
         if backend == "nccl":
-            torch.cuda.synchronize()
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, timeout=timedelta(seconds=RANKS_S), rank=index, world_size=2,
+                                store=dist.TCPStore("127.0.0.1", store.port))
+        numbers = torch.ones(REDUCED, device=device)
 
-    of_reduce, of_barrier = (statistics.fmean(timeit.repeat(action, number=1, repeat=6)[1:])   # 1: to warm up
-                             for action in (reduce, dist.barrier))
-    if not bool((numbers == 2.0**6).all()):  # six sums over two ranks
-        sys.exit("an all-reduce gave a wrong sum")
-    print(f"all-reduce of {4 * REDUCED >> 20} MiB {of_reduce * 1e3:.1f} ms, "
-          f"barrier {of_barrier * 1e3:.2f} ms", flush=True)
-    dist.destroy_process_group()
+        def reduce() -> None:
+            dist.all_reduce(numbers)
+            numbers[0].item()   # which waits for a GPU
+
+        of_reduce, of_barrier = (statistics.fmean(timeit.repeat(action, number=1, repeat=6)[1:])
+                                 for action in (reduce, dist.barrier))   # the first warms up
+        if not bool((numbers == 2.0**6).all()):   # six sums over two ranks
+            raise RuntimeError("an all-reduce gave a wrong sum")
+        print(f"all-reduce of {4 * REDUCED >> 20} MiB {of_reduce * 1e3:.1f} ms, "
+              f"barrier {of_barrier * 1e3:.2f} ms", flush=True)
+        dist.destroy_process_group()
+
+    torch.multiprocessing.start_processes(rank, nprocs=2, start_method="fork")

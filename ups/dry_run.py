@@ -12,24 +12,25 @@ import shutil
 import time
 import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import benchmark
 
-from ups.chain import STAGES
-from ups.config import Config, ModelConfig, to_dict
+from ups.config import STAGES, Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done
-from ups.data.pdebench import partial_path
+from ups.files import partial_path
 from ups.generative.corrector import Corrector
-from ups.models.backbone import make_backbone
+from ups.models.backbone import BACKBONES
 from ups.models.operator import Operator
 from ups.tasks import get_task
-from ups.training.environment import asks_for_cpu
 from ups.training.folder import DONE
+from ups.training.ranks import asks_for_cpu
 
 STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
@@ -50,14 +51,14 @@ def _work(config: Config, stage: str) -> tuple[float, float, int]:
 
 def print_training_plan(config: Config, stage: str) -> None:
     """Batch, parents, parameters, memory, disk and time of a training stage."""
-    kind, section = STAGES[stage], getattr(config, stage)
-    names, train, model = kind.tasks(config), section.train, getattr(section, "model", config.diffusion.model)
+    names, section = config.served(stage), getattr(config, stage)
+    train, model = section.train, getattr(section, "model", config.diffusion.model)
     trained, evaluated, fitted = _work(config, stage)
     if not names:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
         return
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
-    parents = ({config.run_dir / parent / DONE: parent for parent in kind.parents}
+    parents = ({config.run_dir / parent / DONE: parent for parent in STAGES[stage]}
                or {config.cache_path(name): "cache" for name in names})
     missing = [path for path in parents if not path.is_file()]
     more = f"; {missing[0]} is missing: make {parents[missing[0]]}" if missing else ""
@@ -98,24 +99,22 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
     missing, seconds, source = 0, 0.0, config.data.source
     print(f"data: to {config.data.root} ({source})")
     for task in dict.fromkeys(name for name, *_ in files):
-        mine, there = [entry[1:] for entry in files if entry[0] == task], 0
-        for parameter, path, size, made in mine:
-            parts = [part for part in (path, partial_path(path)) if part.exists()]
-            have = size if path.exists() else min(size, sum(part.stat().st_size for part in parts))
+        mine, there = [entry[2:] for entry in files if entry[0] == task], 0
+        for path, size, made in mine:
+            begun = partial_path(path)
+            have = size if path.exists() else min(size, begun.stat().st_size if begun.exists() else 0)
             if source == "generate":
-                share = num_done(path, made) / made["num_trajectories"]
-                have = size if path.exists() else int(size * share)
-                if have < size and get_task(task).simulate:
-                    given = {key: made[key] for key in ("seed", "resolution", "num_frames", "t_end")}
-                    started = time.process_time()
-                    solve(task, np.arange(1), parameter=parameter, **given)
-                    seconds += (time.process_time()
-                                - started) * (1 - share) * made["num_trajectories"] / num_workers
+                todo = made["num_trajectories"] - num_done(path, made)
+                have = int(size * (1 - todo / made["num_trajectories"]))
+                if todo and get_task(task).simulate:
+                    keys = ("seed", "resolution", "num_frames", "t_end", "parameter")
+                    one = partial(solve, task, np.arange(1), **{key: made[key] for key in keys})
+                    seconds += timeit.timeit(one, timer=time.process_time, number=1) * todo / num_workers
             there += have
-        total = sum(size for _, _, size, _ in mine)
+        total = sum(size for _, size, _ in mine)
         state = "up to date" if there == total else f"{there / total:.0%} there"
         if source == "published":
-            state += f", MD5 of {sum(is_verified(path, made[1]) for _, path, _, made in mine)} compared"
+            state += f", MD5 of {sum(is_verified(path, made[1]) for path, _, made in mine)} compared"
         print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}")
         missing += total - there
     how = {"generate": f"to solve in about {duration(seconds)}, by one trajectory of each solved now",
@@ -129,12 +128,13 @@ def print_report_plan(config: Config) -> None:
     settings, total = config.evaluate, 0.0
     print(f"report: to {config.report_dir}: results.json, report.html, figures; on "
           f"{', '.join(config.evaluated)}")
-    for is_steady, section in ((False, config.diffusion), (True, config.steady)):
-        for name in config.corrected(is_steady, config.evaluated):
+    for stage, section in (("diffusion", config.diffusion), ("steady", config.steady)):
+        for name in config.served(stage, config.evaluated):
             network, x = _network(config, name, section.model, is_operator=False)
             forth, _ = _seconds(network, x, settings.batch_size, get_task(name).boundary,
                                 section.train.precision)
-            states = settings.ensemble_trajectories * (4 if is_steady else 24 + settings.ensemble_frames)
+            states = settings.ensemble_trajectories * (
+                4 if stage == "steady" else 24 + settings.ensemble_frames)
             total += 2 * config.diffusion.sampler_steps * settings.members * states * forth
     print(f"  about {duration(total)} for ensembles of {settings.members} members of what is corrected: an "
           "estimate from one evaluation per task, measured now; the operator's rollouts take seconds per "
@@ -172,7 +172,7 @@ def _network(config: Config, name: str, model: ModelConfig,
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
         inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs
-    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": make_backbone(model),
+    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": BACKBONES[model.kind](model),
                           "out": nn.Linear(model.width, outputs)}), tuple(tokens)
 
 
@@ -189,16 +189,12 @@ def _seconds(network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, bounda
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
             return network.out(network.backbone(network.into(x), condition, boundary))
 
-    def clock() -> float:
-        """Of a CPU its own time, so that what else runs now does not count."""
-        if device.type == "cpu":
-            return time.process_time() / torch.get_num_threads()
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
     def fastest(action: Callable[[], object]) -> float:
-        """Of all but the first, which warms up."""
-        return min(timeit.repeat(action, timer=clock, number=1, repeat=REPEATS + 1)[1:]) / rows
+        """Of all but the first, which warms up; of a CPU its own time, so that what else runs now does not
+        count."""
+        clock = benchmark.timer if device.type == "cuda" else time.process_time
+        seconds = min(timeit.repeat(action, timer=clock, number=1, repeat=REPEATS + 1)[1:]) / rows
+        return seconds if device.type == "cuda" else seconds / torch.get_num_threads()
 
     with torch.no_grad():
         forward = fastest(forth)

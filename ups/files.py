@@ -2,8 +2,6 @@
 records that say when they were altered. Without torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -19,7 +17,6 @@ from typing import IO, Any, BinaryIO
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}   # flock where there are no locks
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 UNWRITABLE = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
-BLOCK = 1 << 22   # bytes hashed at a time
 
 
 class DamagedError(ValueError):
@@ -28,11 +25,15 @@ class DamagedError(ValueError):
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_hash(path: Path, digest: str, record: str, do: str) -> None:
+    """Raise DamagedError unless `path` is there with the SHA-256 that `record` (a file's name) says."""
+    found = file_hash(path) if path.is_file() else "missing"
+    if found != digest:
+        raise DamagedError(f"{path} is {found[:12]}; expected {digest[:12]} as {record} says. {do}")
 
 
 def value_hash(value: Any) -> str:
@@ -187,18 +188,55 @@ def lock(file: IO, path: Path) -> None:
                                    f"another disk") from error
 
 
+def partial_path(path: Path) -> Path:
+    """Where a file is written before it is complete."""
+    return path.with_name(path.name + ".partial")
+
+
+@contextlib.contextmanager
+def completing(path: Path, num_bytes: int, keys: str, is_continued: bool = True) -> Iterator[BinaryIO]:
+    """The unfinished file of `path`, `held`; it becomes `path`, flushed, when the block ends well and has not
+    removed it.
+
+    is_continued: on an error it stays for the next process to continue. num_bytes, keys: as in `explained`.
+    """
+    partial = partial_path(path)
+    with explained(path, num_bytes, keys):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with held(partial) as file:
+            try:
+                yield file
+                if is_at(partial, file):
+                    os.fsync(file.fileno())
+                    partial.rename(path)
+            except BaseException:
+                if not is_continued:
+                    partial.unlink(missing_ok=True)
+                raise
+            flush(path.parent)
+
+
+def require_room(file: BinaryIO, num_bytes: int) -> None:
+    """Raise OSError where the disk has not the room that `file` lacks of `num_bytes`."""
+    disk, there = os.fstatvfs(file.fileno()), os.fstat(file.fileno()).st_blocks * 512
+    if num_bytes - there > disk.f_bavail * disk.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def reserve(file: BinaryIO, num_bytes: int) -> None:
     """Give `file` its first `num_bytes` on the disk for real: a full disk is an error now, not in an hour."""
+    require_room(file, num_bytes)   # else a disk would be filled before it is found too small
     os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
 @contextlib.contextmanager
 def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
-    """Say of an error that the disk or its rights caused what `path` needs, and which `keys` change that."""
+    """Say of an error that the disk or its rights caused what `path` needs, and which `keys` change that;
+    what was said already stays."""
     try:
         yield
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        if error.errno not in UNWRITABLE or error.__cause__:
             raise
         raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder "
                                    f"that may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free "

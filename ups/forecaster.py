@@ -12,9 +12,6 @@ axis is time if the history is longer than 1, else batch. All that is known of a
 (`Forecaster.tasks`); what was not trained is refused by name.
 """
 
-from __future__ import annotations
-
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -135,12 +132,6 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
     return values.expand(batch, -1)
 
 
-def is_labelled(u: Any) -> bool:
-    """Whether u is an xarray DataArray or Dataset. Who has one has imported xarray."""
-    xarray = sys.modules.get("xarray")
-    return xarray is not None and isinstance(u, (xarray.DataArray, xarray.Dataset))
-
-
 def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float) -> np.ndarray:
     """u as ([batch,] [time,] C, *space): a Dataset with a variable per field, or a DataArray with a dimension
     "channel".
@@ -213,7 +204,7 @@ class Forecaster:
             for head in operator.heads.values()}
 
     @classmethod
-    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Forecaster:
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "Forecaster":
         """Of a run's folder or its operator's. Raises FileNotFoundError or ValueError, which name the make
         target."""
         folder = Path(folder)
@@ -252,7 +243,7 @@ class Forecaster:
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
         z_pred = self.operator.rollout(z, task, values, num_frames)
-        return answer(finish(self.operator.physical(task, z_pred)))
+        return answer(finish(self.operator.head(task).physical(z_pred)))
 
     @torch.no_grad()
     def sample(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, members: int = 16,
@@ -271,7 +262,7 @@ class Forecaster:
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, rows)
-        return answer(finish(self.operator.physical(task, z_pred)), ("member", "time"))
+        return answer(finish(self.operator.head(task).physical(z_pred)), ("member", "time"))
 
     @torch.no_grad()
     def prior(self, task: str, a_observed: Field, mask: Any, members: int = 16, *, parameters: Values = None,
@@ -328,8 +319,8 @@ class Forecaster:
         """u0 as (batch, time, C, *space), and what makes an answer (batch, [members,] time, C, *space) of its
         kind."""
         head = self.operator.head(task)
-        codec, given = head.input_codec, u0
-        if is_labelled(u0):
+        codec, given, is_labelled = head.input_codec, u0, hasattr(u0, "dims")   # by xarray
+        if is_labelled:
             given = unlabel(u0, head.task, codec.fields, head.description["dt"])
         u = (given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))).detach()
         is_batch = u.ndim == 3 + codec.ndim or (u.ndim == 2 + codec.ndim and head.history == 1)
@@ -340,7 +331,7 @@ class Forecaster:
 
         def answer(u_pred: Tensor, axes: tuple[str, ...] = ("time",)) -> Field:
             u_pred = u_pred if is_batch else u_pred[0]
-            if is_labelled(u0):
+            if is_labelled:
                 return label(u_pred.cpu().numpy(), u0, head.task, axes, head.description["dt"])
             return u_pred if isinstance(u0, Tensor) else u_pred.cpu().numpy()
 

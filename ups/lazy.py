@@ -1,7 +1,5 @@
 """Modules that are imported when first used, for files that must import in a moment: torch takes seconds."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import yaml
 
-from ups.config import CONFIG_OPTIONS, Config, load_config, read_command
+from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, run_script
 from ups.devices import COMMAND_S, Ranks, Verdict, check_gpus, first, listed_gpus
 
 LIMIT_S = 55.0           # for everything; the caller was promised a minute
@@ -139,35 +139,31 @@ def missing_data(config: Config) -> int:
     from ups.data.pdebench import data_bytes
     from ups.tasks import get_task
 
-    files = {config.data_dir(name) / get_task(name).file_for(value): name for name in config.data.tasks
-             for value in config.task[name].parameters or [None]}
-    wanted = [(name, config.task[name]) for path, name in files.items() if not path.exists()]
-    return sum(data_bytes(name, entry.num_trajectories, entry.num_frames, entry.resolution)
-               for name, entry in wanted)
+    sizes = {config.data_dir(name) / get_task(name).file_for(value):
+             data_bytes(name, entry.num_trajectories, entry.num_frames, entry.resolution)
+             for name, entry in config.task.items() if name in config.data.tasks
+             for value in entry.parameters or [None]}
+    return sum(size for path, size in sizes.items() if not path.exists())
 
 
 def checks(config: Config, topology: dict) -> Iterator[tuple[str, Callable[[], Iterable[Verdict]]]]:
     """(name, check) in the order of their cost."""
     asked = topology.get("num_processes", 1) // topology.get("num_machines", 1)
-    is_gpu_asked, written = topology.get("distributed_type", "NO") != "NO" and "gpu_ids" not in topology, []
+    is_gpu_asked = topology.get("distributed_type", "NO") != "NO" and "gpu_ids" not in topology
+    found: list[tuple[Verdict, int]] = []   # of the caches
 
-    def caches() -> Iterator[Verdict]:
-        for task in config.data.tasks:
-            verdict, needed = check_cache(config, task)
-            written.append(needed)
-            yield verdict
-
-    def disks() -> Iterator[Verdict]:
-        yield check_disk("data", Path(config.data.root), missing_data(config))
-        yield check_disk("cache", Path(config.cache.root), sum(written))
-        yield check_disk("run", Path(config.run.root), RUN_BYTES)
+    def caches() -> list[Verdict]:
+        found.extend(check_cache(config, task) for task in config.data.tasks)
+        return [verdict for verdict, _ in found]
 
     ranks = Ranks("gloo")  # imports torch meanwhile
     yield "python", lambda: [check_python(), check_limits()]
     yield "network", lambda: check_interfaces(dict(os.environ), [name for _, name in socket.if_nameindex()])
     yield "shared memory", lambda: [check_shared_memory(max(0, listed_gpus()))]
     yield "cache", caches
-    yield "disk", disks
+    yield "disk", lambda: [check_disk("data", Path(config.data.root), missing_data(config)),
+                           check_disk("cache", Path(config.cache.root), sum(size for _, size in found)),
+                           check_disk("run", Path(config.run.root), RUN_BYTES)]
     yield "tracker", lambda: [check_tracker(config)]
     yield "gloo", lambda: [ranks.verdict()]
     yield "gpus", lambda: check_gpus(asked, is_gpu_asked)
@@ -227,13 +223,9 @@ def main() -> int:
         "--work": {"action": "store_true", "help": argparse.SUPPRESS}})
     if not args.work:
         return supervise(sys.argv[1:], args.limit)
-    try:
-        config = load_config(args.config, args.overrides)
-        topology = yaml.safe_load(Path(args.topology).read_text(encoding="utf-8")) if args.topology else {}
-    except (ValueError, OSError) as error:
-        sys.exit(f"ups.machine: {error}")
-    return work(config, topology)
+    topology = yaml.safe_load(Path(args.topology).read_text(encoding="utf-8")) if args.topology else {}
+    return work(load_config(args.config, args.overrides), topology)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main, "ups.machine")

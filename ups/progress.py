@@ -5,8 +5,6 @@ being done, without a bar (on another process, in a test) nothing; so whoever wo
 handle on it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -21,7 +19,7 @@ from tqdm import tqdm
 CHAIN = "UPS_CHAIN"   # set by make: the names of its targets from data to report, in order
 RECENT = 50           # updates whose mean loss is shown: that of one jumps with the task that was drawn
 
-_shown: Bar | None = None
+_shown: "Bar | None" = None
 
 
 watched: Any = None   # who wants to know that this process makes progress: the guard of a rank

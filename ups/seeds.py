@@ -1,7 +1,5 @@
 """Random streams by name: every draw is a function of a seed and of keys, of nothing that came before."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,6 +1,6 @@
 """What every training script begins with: its configuration, its caches and its run."""
 
-from ups.chain import STAGES, parents_of
+from ups.chain import parents_of
 from ups.config import Config, parse_arguments
 from ups.data.cache import Cache, open_cache
 from ups.dry_run import print_training_plan
@@ -17,7 +17,7 @@ def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
     if is_dry_run:
         print_training_plan(config, stage)
         raise SystemExit(0)
-    names = STAGES[stage].tasks(config)
+    names = config.served(stage)
     if not names:
         raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve "
                          "above 0 for at least one of data.tasks. Set it and train the operator again.")

@@ -5,7 +5,7 @@ modes that are kept is faster than a transform of all of them, on CPU and on GPU
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +30,19 @@ def fourier_pairs(n: int, modes: int) -> Tensor:
 def cosine(n: int) -> Tensor:
     """Orthonormal DCT-II rows (n, n), float64: even at both walls, which lie half a cell outside the first
     and last centre."""
-    k, j = torch.arange(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
-    rows = torch.cos(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
-    rows[0] /= math.sqrt(2)
-    return rows
+    return _waves(torch.cos, 0, n)
 
 
 def sine(n: int) -> Tensor:
     """Orthonormal DST-II rows (n, n), float64: odd at both walls (u = 0 there); wave numbers 1 .. n."""
-    k, j = torch.arange(1, n + 1, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
-    rows = torch.sin(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
-    rows[-1] /= math.sqrt(2)
+    return _waves(torch.sin, 1, n)
+
+
+def _waves(wave: Callable[[Tensor], Tensor], first: int, n: int) -> Tensor:
+    """The n rows of wave numbers from `first` on: 0, which is scaled apart, or 1, where the last one is."""
+    k, j = torch.arange(first, n + first, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
+    rows = wave(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
+    rows[-first] /= math.sqrt(2)
     return rows
 
 

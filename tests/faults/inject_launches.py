@@ -96,7 +96,7 @@ QUICK_LAUNCHES = ("kill rank", "term supervisor twice")
 def is_importing(pid: int) -> bool:
     """Whether a process is a rank, which at first imports torch for some seconds; not the launcher, whose words end so."""
     try:
-        return b"-m\0ups.tree\0rank\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"-m\0ups.training.launch\0rank\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:   # it is gone
         return False
 

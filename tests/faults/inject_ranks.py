@@ -70,7 +70,7 @@ KINDS: dict[str, Kind] = {
     "oom_five_steps": Kind({"kind": "oom_forward", "repeat": 5}, "completes", r"in step 10; every rank repeats", is_exact=False,
                            settings=("batch_size=64", "micro_batch=32")),
     "oom_everywhere": Kind({"kind": "oom_forward", "repeat": 5}, is_exact=False, **agreed(1, says=(
-        r"out of memory on [12] of 2 ranks with a micro-batch of 1"))),
+        r"out of memory with a micro-batch of 1 on [12] of 2 ranks"))),
     "oom_optimizer": Kind({"kind": "oom_optimizer"}, is_exact=False, says=r"with a micro-batch of 2 in the optimizer's step",
                           **died({1})),
     "nan_loss": Kind({"kind": "nan_loss"}, "skips", r"step 6 skipped: loss nan or its gradient is not finite"),

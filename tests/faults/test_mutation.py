@@ -128,12 +128,13 @@ def test_records_and_weights_are_refused_with_what_to_do(tmp_path):
         path.write_text(text)
         with pytest.raises(DamagedError, match=f"{message}.*expected a record. Delete it."):
             read_record(path, "a record", "Delete it.", step=int)
-    with pytest.raises(FileNotFoundError, match="is missing; expected weights there. Make it."):
+    with pytest.raises(DamagedError, match="is not readable .*; expected a safetensors file. Make it."):
         read_weights(tmp_path / "w.safetensors", "Make it.")
     layer = torch.nn.Linear(2, 1)
     for state, message in (({"weight": layer.weight.data}, "has bias as missing; expected .torch.float32"),
                            ({"weight": torch.zeros(1, 3), "bias": layer.bias.data}, "has weight as .*1, 3.*expected .*1, 2"),
-                           ({"weight": layer.weight.data * torch.nan, "bias": layer.bias.data}, "in weight that are not finite")):
+                           ({"weight": layer.weight.data * torch.nan, "bias": layer.bias.data},
+                            r"in \['weight'\] that are not finite")):
         mutate.save_file(state, tmp_path / "w.safetensors")
         with pytest.raises(DamagedError, match=f"{message}.*Make it."):
             load_weights(layer, tmp_path / "w.safetensors", "Make it.")

@@ -14,6 +14,7 @@ from ups.config.load import (
 )
 from ups.config.schema import (
     ROOT,
+    STAGES,
     Config,
     DiffusionConfig,
     EvaluateConfig,
@@ -28,7 +29,7 @@ from ups.config.schema import (
 )
 
 __all__ = [
-    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "Config", "DiffusionConfig", "EvaluateConfig",
+    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "STAGES", "Config", "DiffusionConfig", "EvaluateConfig",
     "ModelConfig", "OperatorConfig", "OptimConfig", "SamplingConfig", "SteadyConfig", "TaskConfig",
     "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml",
     "run_script", "to_dict",

@@ -187,17 +187,17 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     """
     overlays = _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
     data = functools.reduce(_merge, overlays, read_yaml(DEFAULT))
-    named = set(data["task"]) if isinstance(data["task"], dict) else set()   # tasks that it has sections of
-    for name in named:
+    sections = data["task"]
+    for name in sections if isinstance(sections, dict) else ():
         get_task(str(name))
-    data["task"] = _merge({name: task.settings for name, task in TASKS.items()}, data["task"])
+    data["task"] = _merge({name: task.settings for name, task in TASKS.items()}, sections)
     for text in overrides:
         _override(data, text)
-    named |= {text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task.")}
-    tasks = data["data"].get("tasks") if isinstance(data["data"], dict) else None
-    if isinstance(data["task"], dict) and isinstance(tasks, list):
-        data["task"] = {name: data["task"][name] for name in data["task"] if name in tasks or name in named}
     config = _build(Config, data)
+    named = {*config.data.tasks, *map(str, sections),
+             *(text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task."))}
+    tasks = {name: entry for name, entry in config.task.items() if name in named}
+    config = dataclasses.replace(config, task=tasks)
     check(config)
     return config
 

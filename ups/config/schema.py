@@ -12,6 +12,10 @@ from typing import Annotated, Any, Literal
 from ups.tasks import get_task
 
 ROOT = Path(__file__).resolve().parents[2]
+# stage of a run -> those that it is made from
+STAGES: dict[str, tuple[str, ...]] = {
+    "operator": (), "diffusion": ("operator",), "consistency": ("operator", "diffusion"),
+    "rival": ("operator", "diffusion"), "steady": ("operator",)}
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Bound:
 Positive = Bound(lambda value: value > 0, "a positive number", "Set {key} above zero.")
 Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
 WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
+Seed = Bound(lambda value: value >= 0, "0 or more", "Use another.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
 
@@ -35,7 +40,7 @@ Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as
 class RunConfig:
     name: str
     root: Annotated[str, Folder]
-    seed: int
+    seed: Annotated[int, Seed]
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class DataConfig:
     root: Annotated[str, Folder]
     source: Literal["generate", "published", "own"]
     url: str
-    seed: int
+    seed: Annotated[int, Seed]
     chunk: Annotated[int, Positive]
     val_fraction: Annotated[float, Share]
     test_fraction: Annotated[float, Share]
@@ -247,9 +252,7 @@ class Config:
     @property
     def asked(self) -> dict[str, list[str]]:
         """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names."""
-        transient, steady = (self.corrected(is_steady, self.evaluated) for is_steady in (False, True))
-        wanted = {"operator": self.evaluated,
-                  **dict.fromkeys(("diffusion", "consistency", "rival"), transient), "steady": steady}
+        wanted = {stage: self.served(stage, self.evaluated) for stage in STAGES}
         return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
 
     def cache_path(self, task: str) -> Path:
@@ -264,8 +267,8 @@ class Config:
         return (0 if entry.is_steady else self.task[task].history if entry.hides
                 else self.evaluate.context_frames)
 
-    def corrected(self, is_steady: bool, names: list[str] | None = None) -> list[str]:
-        """The tasks (of `names`, else all) whose operator errors are learnt: those with reserved
-        trajectories."""
-        return [name for name in names or self.data.tasks
-                if self.task[name].reserve > 0 and get_task(name).is_steady == is_steady]
+    def served(self, stage: str, names: list[str] | None = None) -> list[str]:
+        """The tasks (of `names`, else all) that a stage serves, whose caches it reads: the operator all, the
+        others, which learn its errors, those with reserved trajectories."""
+        return [name for name in names or self.data.tasks if stage == "operator" or (
+            self.task[name].reserve > 0 and get_task(name).is_steady == (stage == "steady"))]

@@ -6,11 +6,9 @@ checksums, a digest of everything read, and the codec's floor on held-out trajec
 is described in ups/data/cache.py.
 """
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,10 +23,9 @@ from tqdm import tqdm
 from ups.config import Config
 from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
 from ups.data.layout import allocated, layout_of
-from ups.data.pdebench import open_data, partial_path, split_indices
-from ups.data.reader import Reader
+from ups.data.pdebench import Trajectories, open_data, split_indices
 from ups.data.tokenizer import PatchMoments, Tokenizer
-from ups.files import explained, flush, held, reserve
+from ups.files import completing, partial_path, reserve
 from ups.metrics.errors import nrmse, nrmse_global
 from ups.tasks import Task, get_task
 
@@ -107,32 +104,36 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
         codecs = {name: Tokenizer.from_moments(found, settings.dim, settings.energy)
                   for name, found in moments.items()}
         needed = plan(config, task_name, codecs)
-        with _writing(path, needed["bytes"]) as partial:
-            digest = _digest_of(used, split)
-            stream = _read(task, sources, num, config.cache.chunk, bar)
-            arrays, floor = _encode(task, codecs, needed["shapes"], np.dtype(config.cache.dtype), stream,
-                                    split, digest, partial)
-            if _identity(paths) != files:
-                raise ValueError(f"the data files of {task_name} changed while they were read; expected them "
-                                 "to stay as they are. Let `make data` finish, then run `make cache` again.")
-            for name, codec in codecs.items():
-                arrays |= {f"{name}/tokenizer/{key}": value.numpy()
-                           for key, value in codec.state_dict().items()}
-            arrays |= {f"split/{name}": split_rows(index, len(sources), num) for name, index in split.items()}
-            attributes = [task.attributes(value) for value in settings.parameters or [None]]
-            values = np.array([[entry[name] for name in task.parameters] for entry in attributes], np.float64)
-            arrays |= {"parameters": values.repeat(num, 0),
-                       "parameter_index": np.arange(len(sources)).repeat(num),
-                       "trajectory": np.tile(np.arange(num), len(sources))}
-            header = {"settings": used, "fingerprint": digest.hexdigest(), "files": files,
-                      "dt": sources[0].dt,
-                      "boundary": task.boundary,
-                      "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
-                      "coordinates": {axis: list(map(float, at))
-                                      for axis, at in sources[0].coordinates.items()}, "floor": floor}
+        with completing(path, needed["bytes"], "cache.root or cache.dtype", is_continued=False) as held_file:
+            digest, partial = _digest_of(used, split), partial_path(path)
+            reserve(held_file, needed["bytes"])
+            _allocate(partial, needed["shapes"], config.cache.dtype)
+            reserve(held_file, needed["bytes"])   # again: HDF5 gave back what was reserved before
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
-                for name, values in {**arrays,
-                                     "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}.items():
+                stream = _read(task, sources, num, config.cache.chunk, bar)
+                arrays, floor = _encode(task, codecs, file, stream, split, digest)
+                if _identity(paths) != files:
+                    raise ValueError(f"the data files of {task_name} changed while they were read; expected "
+                                     "them to stay as they are. Let `make data` finish, then run `make "
+                                     "cache` again.")
+                for name, codec in codecs.items():
+                    arrays |= {f"{name}/tokenizer/{key}": value.numpy()
+                               for key, value in codec.state_dict().items()}
+                arrays |= {f"split/{name}": split_rows(index, len(sources), num)
+                           for name, index in split.items()}
+                attributes = [task.attributes(value) for value in settings.parameters or [None]]
+                values = np.array([[entry[name] for name in task.parameters] for entry in attributes],
+                                  np.float64)
+                header = {"settings": used, "fingerprint": digest.hexdigest(), "files": files,
+                          "dt": sources[0].dt, "boundary": task.boundary,
+                          "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
+                          "coordinates": {axis: list(map(float, at))
+                                          for axis, at in sources[0].coordinates.items()}, "floor": floor}
+                arrays |= {"parameters": values.repeat(num, 0),
+                           "parameter_index": np.arange(len(sources)).repeat(num),
+                           "trajectory": np.tile(np.arange(num), len(sources)),
+                           "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+                for name, values in arrays.items():
                     file.create_dataset(name, data=values)
             write_seal(partial)
     return path
@@ -140,21 +141,19 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
 
 def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
     """What the fingerprint of a cache is made of before any value is read."""
-    digest = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
-    for index in split.values():
-        digest.update(index)
-    return digest
+    return hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode()
+                          + b"".join(index.tobytes() for index in split.values()))
 
 
-def same_sources(config: Config, cache: Cache) -> list[Reader]:
+def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
     """`open_sources` of what `cache` was built from. Raises ValueError where the files hold other values.
 
     Files that are as old and as large as the cache says were not changed since; of others every value is
     read.
     """
     name = cache.task.name
-    paths, num = data_files(config, name), config.task[name].num_trajectories
-    sources = open_sources(config, name)
+    paths, num, sources = (data_files(config, name), config.task[name].num_trajectories,
+                           open_sources(config, name))
     if _identity(paths) == cache.header["files"]:
         return sources
     digest = _digest_of(cache_settings(config, name),
@@ -169,7 +168,7 @@ def same_sources(config: Config, cache: Cache) -> list[Reader]:
     return sources
 
 
-def open_sources(config: Config, task_name: str) -> list[Reader]:
+def open_sources(config: Config, task_name: str) -> list[Trajectories]:
     """The data files of a task, one per parameter value, checked against the configuration and each other."""
     settings, wanted, key = config.task[task_name], plan(config, task_name), f"task.{task_name}"
     sources = [open_data(path, task_name, space_stride=settings.space_stride,
@@ -216,11 +215,11 @@ def look_at_own(config: Config) -> None:
 
 def _channels(task: Task) -> dict[str, slice]:
     """Groups of channels with a tokenizer of their own, as slices of Task.channels."""
-    groups = {"state": slice(len(task.inputs), None)}
-    return {**groups, "input": slice(len(task.inputs))} if task.inputs else groups
+    num = len(task.inputs)
+    return {"state": slice(num, None), **({"input": slice(num)} if num else {})}
 
 
-def _read(task: Task, sources: Sequence[Reader], num: int, chunk: int, bar: tqdm,
+def _read(task: Task, sources: Sequence[Trajectories], num: int, chunk: int, bar: tqdm,
           chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(file, trajectory indices, values) of the first `num` trajectories of every file, or the `chosen` ones
     of them."""
@@ -247,39 +246,37 @@ def _read(task: Task, sources: Sequence[Reader], num: int, chunk: int, bar: tqdm
             yield number, index[keep], u[keep]
 
 
-def _encode(task: Task, codecs: dict[str, Tokenizer], shapes: dict[str, tuple[int, ...]], dtype: np.dtype,
-            stream: Iterable[tuple[int, np.ndarray, np.ndarray]], split: dict[str, np.ndarray], digest: Any,
-            partial: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Write the latents of `stream` into the new file `partial`; returns the checksums of the rows and the
-    floor.
+def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
+            stream: Iterable[tuple[int, np.ndarray, np.ndarray]], split: dict[str, np.ndarray],
+            digest: Any) -> tuple[dict[str, np.ndarray], dict]:
+    """Write the latents of `stream` into `file`; returns the checksums of the rows and the floor.
 
     `digest` takes in every value that was read.
     """
-    num, offsets = sum(map(len, split.values())), _allocate(partial, shapes, dtype)
-    checksums = {f"{name}/checksums": np.zeros(shape[0], np.uint32) for name, shape in shapes.items()}
+    num, latents = sum(map(len, split.values())), {name: file[f"{name}/latents"] for name in codecs}
+    num_rows = len(latents["state"])
+    checksums = {f"{name}/checksums": np.zeros(num_rows, np.uint32) for name in codecs}
     # one table from the start: small results kept between large temporaries would fragment the heap, 70 KB
     # per trajectory
-    errors = {name: torch.full((shapes[name][0], codec.num_channels + 4), torch.nan, dtype=torch.float64)
+    errors = {name: torch.full((num_rows, codec.num_channels + 4), torch.nan, dtype=torch.float64)
               for name, codec in codecs.items()}
-    with partial.open("r+b") as file:
-        for number, index, u in stream:
-            digest.update(u)
-            row = number * num + int(index[0])
-            for name, codec in codecs.items():
-                fields = torch.from_numpy(u[:, :, _channels(task)[name]])
-                stored = codec.encode(codec.normalise(fields)).to(getattr(torch, dtype.name))
-                if not stored.isfinite().all():
-                    raise ValueError(f"latents of {task.name} overflow {dtype.name}; expected them below "
-                                     f"{torch.finfo(stored.dtype).max:.0f}. Set cache.dtype=float32.")
-                file.seek(offsets[name] + row * math.prod(shapes[name][1:]) * dtype.itemsize)
-                file.write(stored.numpy().data)
-                checksums[f"{name}/checksums"][row : row + len(u)] = [zlib.crc32(values)
-                                                                      for values in stored.numpy()]
-                held_out = torch.from_numpy(~np.isin(index, split["train"]))
-                if held_out.any():
-                    errors[name][row : row + len(u)][held_out] = codec_errors(codec, fields[held_out],
-                                                                              stored[held_out])
-    rows = {part: split_rows(split[part], shapes["state"][0] // num, num) for part in ("val", "test")}
+    for number, index, u in stream:
+        digest.update(u)
+        row = number * num + int(index[0])
+        for name, codec in codecs.items():
+            fields, dtype = torch.from_numpy(u[:, :, _channels(task)[name]]), latents[name].dtype.name
+            stored = codec.encode(codec.normalise(fields)).to(getattr(torch, dtype))
+            if not stored.isfinite().all():
+                raise ValueError(f"latents of {task.name} overflow {dtype}; expected them below "
+                                 f"{torch.finfo(stored.dtype).max:.0f}. Set cache.dtype=float32.")
+            latents[name][row : row + len(u)] = stored.numpy()
+            checksums[f"{name}/checksums"][row : row + len(u)] = [zlib.crc32(values)
+                                                                  for values in stored.numpy()]
+            held_out = torch.from_numpy(~np.isin(index, split["train"]))
+            if held_out.any():
+                errors[name][row : row + len(u)][held_out] = codec_errors(codec, fields[held_out],
+                                                                          stored[held_out])
+    rows = {part: split_rows(split[part], num_rows // num, num) for part in ("val", "test")}
     floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
              for part, chosen in rows.items()}
     return checksums, floor
@@ -320,38 +317,9 @@ def _floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
             "rounding_over_change": math.sqrt(rounding / change) if change else None}
 
 
-@contextlib.contextmanager
-def _writing(path: Path, num_bytes: int) -> Iterator[Path]:
-    """A reserved temporary file that becomes `path`, flushed, when the block ends well and is removed when it
-    does not.
-
-    A killed process leaves a .partial without a seal; the next one overwrites it. The lock dies with its
-    process.
-    """
-    partial = partial_path(path)
-    with explained(path, num_bytes, "cache.root or cache.dtype"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with held(partial) as file:
-            try:
-                file.truncate(0)
-                reserve(file, num_bytes)
-                yield partial
-                os.fsync(file.fileno())
-                partial.rename(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-            flush(path.parent)
-
-
-def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> dict[str, int]:
-    """Create the HDF5 file with its latents allocated, contiguous and page-aligned; returns their offsets in
-    the file."""
+def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
+    """Make the HDF5 file with its latents, contiguous and page-aligned, not yet written."""
     with h5py.File(partial, "w", libver=LIBVER, locking=False, userblock_size=SEAL_BYTES,
                    alignment_threshold=SEAL_BYTES, alignment_interval=SEAL_BYTES) as file:
-        datasets = {name: file.create_dataset(f"{name}/latents", shape, dtype, dcpl=allocated())
-                    for name, shape in shapes.items()}
-        offsets, end = {name: item.id.get_offset() for name, item in datasets.items()}, file.id.get_filesize()
-    with partial.open("r+b") as file:
-        reserve(file, end)   # HDF5 gave back what was reserved before
-    return offsets
+        for name, shape in shapes.items():
+            file.create_dataset(f"{name}/latents", shape, dtype, dcpl=allocated())

@@ -64,13 +64,12 @@ class Cache:
         try:
             with h5py.File(self.path, "r", locking=False) as file:
                 self.header: dict[str, Any] = json.loads(bytes(dataset(file, "header")[()]))
-                parts = {name: _read_part(self.path, file, name, self.header) for name in ("state", "input")
-                         if node(file, name) is not None}
-                self._state, self.tokenizer = parts["state"]
-                self._input, self.input_tokenizer = parts.get("input", (None, None))
-                self._parts = [latents for latents, _ in parts.values()]
+                self._parts = {name: _read_part(self.path, file, name, self.header)
+                               for name in ("state", "input") if node(file, name) is not None}
+                self._state, self.tokenizer = self._parts["state"]
+                self._input, self.input_tokenizer = self._parts.get("input", (None, None))
                 self.num_rows, self.num_frames = self._state.shape[:2]
-                self.num_bytes = sum(part.num_bytes for part in self._parts)
+                self.num_bytes = sum(part.num_bytes for part, _ in self._parts.values())
                 self.parameters, self.parameter_index, self.trajectory = (
                     torch.from_numpy(dataset(file, name)[()])
                     for name in ("parameters", "parameter_index", "trajectory"))
@@ -93,32 +92,25 @@ class Cache:
             self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
         self._reserve(settings.reserve)
         if verify == "full" or (verify == "auto" and self.num_bytes <= FULL_BYTES):
-            for part in self._parts:
+            for part, _ in self._parts.values():
                 part.verify()
 
     def _check(self) -> None:
         """Raise ValueError unless the parts fit each other."""
         num, task = self.num_rows, self.task
-        codecs = {"state": (self._state, self.tokenizer, task.fields)}
-        if task.inputs:
-            codecs["input"] = (self._input, self.input_tokenizer, task.inputs)
-        is_right = {f"{name} latents": part is not None and codec is not None and part.fits(num, codec)
-                    for name, (part, codec, _) in codecs.items()}
-        is_right |= {f"{name} fields": codec is not None and codec.fields == tuple(fields)
-                     and codec.is_sound()
-                     for name, (_, codec, fields) in codecs.items()}
-        rows = [self.parameters, self.parameter_index, self.trajectory]
-        is_right["parameters"] = all(len(values) == num
-                                     for values in rows) and bool(self.parameters.isfinite().all()) and \
-            self.parameters.shape == (num, len(task.parameters)) and self.parameters.dtype == torch.float64
+        fields = {"state": task.fields, **({"input": task.inputs} if task.inputs else {})}
         numbers = [self.parameter_index, self.trajectory, *self.split.values()]
-        is_right["row numbers"] = all(values.dtype == torch.int64 and values.ndim == 1 and len(values) > 0 and
-                                      _is_within(values, num - 1) for values in numbers)
-        if is_right["row numbers"]:
-            everything = torch.cat(list(self.split.values()))
-            is_right["split"] = torch.equal(everything.sort().values, torch.arange(num))
-        is_right["time step"] = math.isfinite(self.dt) and (self.dt == 0 if task.is_steady else self.dt > 0)
-        is_right["floor"] = isinstance(self.floor, dict) and isinstance(self.fingerprint, str)
+        is_right = {
+            "latents or tokenizers": fields.keys() == self._parts.keys() and all(
+                part.fits(num, codec, fields[name]) for name, (part, codec) in self._parts.items()),
+            "parameters": self.parameters.shape == (num, len(task.parameters))
+            and self.parameters.dtype == torch.float64 and bool(self.parameters.isfinite().all()),
+            "row numbers": len(self.parameter_index) == len(self.trajectory) == num
+            and all(rows.dtype == torch.int64 and rows.ndim == 1 and len(rows) > 0
+                    and _is_within(rows, num - 1) for rows in numbers)
+            and torch.equal(torch.cat(numbers[2:]).sort().values, torch.arange(num)),
+            "time step": math.isfinite(self.dt) and (self.dt == 0 if task.is_steady else self.dt > 0),
+            "floor": isinstance(self.floor, dict) and isinstance(self.fingerprint, str)}
         if wrong := [name for name, fine in is_right.items() if not fine]:
             raise _refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
 
@@ -149,23 +141,12 @@ class Cache:
         return self._state.gather(rows, starts, length, torch.device(device))
 
     def inputs(self, rows: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Latents (B, 1, *tokens, dim) of the coefficient of a steady task. Raises ValueError for other
-        tasks."""
-        if self._input is None:
-            raise ValueError(f"{self.task.name} has no input field; expected a steady task such as darcy2d. "
-                             "Use `batch`.")
+        """Latents (B, 1, *tokens, dim) of the coefficient of a steady task."""
+        assert self._input is not None, f"{self.task.name} is not steady"
         return self._input.gather(rows, 0, 1, torch.device(device))
 
     def __reduce__(self) -> tuple:
-        return _reopen, (self.path, self.settings, self.fingerprint)
-
-
-def _reopen(path: Path, settings: TaskConfig, fingerprint: str) -> Cache:
-    cache = Cache(path, settings, verify="quick")
-    if cache.fingerprint != fingerprint:
-        raise _refusal(path, "was rebuilt with other content while a process was using it",
-                       f"fingerprint {fingerprint[:12]}")
-    return cache
+        return Cache, (self.path, self.settings, "quick")
 
 
 class _Latents:
@@ -188,10 +169,11 @@ class _Latents:
             warnings.filterwarnings("ignore", message=".*not writable.*")   # nothing here writes to it
             self.frames = torch.from_numpy(self.rows.reshape(self.shape[0] * self.shape[1], -1))
 
-    def fits(self, num_rows: int, codec: Tokenizer) -> bool:
-        """Whether this is `num_rows` trajectories in the tokens of `codec`, in a type that caches have."""
-        return (self.rows.dtype in (np.float32, np.float16) and self.shape[0] == num_rows
-                and self.shape[1] >= 1
+    def fits(self, num_rows: int, codec: Tokenizer, fields: tuple[str, ...]) -> bool:
+        """Whether this is `num_rows` trajectories of `fields` in the tokens of their `codec`, in a type that
+        caches have."""
+        return (codec.fields == fields and codec.is_sound() and self.rows.dtype in (np.float32, np.float16)
+                and self.shape[0] == num_rows and self.shape[1] >= 1
                 and self.shape[2:] == (*codec.tokens, codec.dim)
                 and self.checksums.shape == (num_rows,) and self.checksums.dtype == np.uint32)
 
@@ -239,9 +221,6 @@ class _Latents:
             if zlib.crc32(self.rows[row]) != self.checksums[row]:
                 raise _refusal(self.path, f"has a damaged row {row} in {self.name}",
                                f"checksum {self.checksums[row]:08x}")
-            if not np.isfinite(self.rows[row]).all():
-                raise _refusal(self.path, f"holds numbers in row {row} of {self.name} that are not finite",
-                               "finite latents")
             seen[row] = True
 
     def place(self, device: torch.device) -> None:
@@ -267,11 +246,11 @@ def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["au
     """
     caches, device = list(caches), torch.device(device)
     if mode == "auto":
-        needed = sum(cache.num_bytes for cache in caches)
-        fits = device.type == "cuda" and needed <= fraction * torch.cuda.mem_get_info(device)[0]
+        fits = device.type == "cuda" and (sum(cache.num_bytes for cache in caches)
+                                          <= fraction * torch.cuda.mem_get_info(device)[0])
         mode = "device" if fits else "mmap"
     if mode == "device":
-        for part in [part for cache in caches for part in cache._parts]:
+        for part, _ in [part for cache in caches for part in cache._parts.values()]:
             part.place(device)
     return mode
 
@@ -316,13 +295,15 @@ def read_seal(path: Path) -> dict[str, Any]:
         if not is_sealed:
             raise _refusal(path, "is not a finished UPS cache (no intact seal in its first bytes)",
                            "a file written by prepare_cache.py")
-        if seal["format"] != FORMAT:
-            raise _refusal(path, f"has format {seal['format']}", f"format {FORMAT}")
-        if seal["size"] != size:
-            raise _refusal(path, f"holds {size} bytes", f"{seal['size']} (it was truncated or appended to)")
         is_inside = all(SEAL_BYTES <= at <= at + num <= size for at, num in seal["latents"])
-        if not is_inside or _header_digest(file, size, seal["latents"]) != seal["digest"]:
-            raise _refusal(path, "has an altered header", f"SHA-256 {str(seal['digest'])[:12]}")
+        for is_right, what, expected in (
+                (seal["format"] == FORMAT, f"has format {seal['format']}", f"format {FORMAT}"),
+                (seal["size"] == size, f"holds {size} bytes",
+                 f"{seal['size']} (it was truncated or appended to)"),
+                (is_inside and _header_digest(file, size, seal["latents"]) == seal["digest"],
+                 "has an altered header", f"SHA-256 {str(seal['digest'])[:12]}")):
+            if not is_right:
+                raise _refusal(path, what, expected)
     return seal
 
 

@@ -6,7 +6,7 @@ without dynamics, initial conditions that appear in training and in test, NaN, d
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +14,7 @@ import numpy as np
 
 from ups.boundary import PERIODIC
 from ups.data.download import edition, md5_of
-from ups.data.pdebench import SETTINGS, open_data, split_indices
-from ups.data.reader import Reader
+from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.tasks import Finding
 
 BLOCK_BYTES = 32 * 2**20
@@ -33,55 +32,47 @@ MD5_BYTES = 10**9     # larger files are hashed on request only
 SHOWN = 5             # indices listed per finding
 
 
-def examine(paths: Sequence[Path], task: str, *, val_fraction: float, test_fraction: float,
-            hash_all: bool = False, is_own: bool = False) -> dict[Path, list[Finding]]:
-    """What is to be said about each of the files of one task that differ in a parameter. A file that cannot
-    be read gives one error; nothing is raised for its sake.
+def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_fraction: float,
+            hash_all: bool = False, is_own: bool = False) -> Iterator[tuple[Path, list[Finding]]]:
+    """What is to be said about each of the files (task, path). A file that cannot be read gives one error;
+    nothing is raised for its sake.
 
     val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large
     files too. is_own: the user's files, whatever their names: not compared with the published ones.
     """
-    findings: dict[Path, list[Finding]] = {}
-    seen: dict[bytes, tuple[Path, int, str]] = {}
-    for path in paths:
+    seen: dict[tuple[str, bytes], tuple[Path, int, str]] = {}
+    for task, path in files:
         try:
             data = open_data(path, task)
             scan = _scan(data)
         except (ValueError, OSError) as error:
-            findings[path] = [Finding("error", str(error).rstrip("."), str(path), "")]
+            yield path, [Finding("error", str(error).rstrip("."), str(path), "")]
             continue
         split = dict.fromkeys(range(data.num_trajectories), "train")   # where there are too few to split
         if len(split) >= 3:
             split = {int(i): name for name, rows in split_indices(task, len(split), val_fraction,
                                                                   test_fraction).items() for i in rows}
-        findings[path] = found = [Finding("info", note, str(path), "nothing") for note in data.notes]
+        found = [Finding("info", note, str(path), "nothing") for note in data.notes]
         found += [] if is_own else _edition(data, hash_all)
-        found += [*_name(data), *_mean(data, scan.drift), *_of_scan(data, scan, split)]
+        first = [seen.setdefault((task, digest), (path, i, split[i]))
+                 for i, digest in enumerate(scan.initial)]
+        leaks = [i for i, (_, _, part) in enumerate(first) if part != split[i]]
+        found += [*_of_data(data, scan), *_of_rows(scan, leaks, first)]
         if not any(finding.severity == "error" for finding in found):
             found += _wall_noise(data)
-        shared = [(i, *seen[digest]) for i, digest in enumerate(scan.initial) if digest in seen]
-        crossing = [(i, other, j) for i, other, j, part in shared if part != split[i]]
-        if crossing:
-            i, other, j = crossing[0]
+        shared = [other.name for other, _, _ in first if other != path]
+        if shared and not leaks:
             found.append(Finding(
-                "error", f"{len(crossing)} initial conditions are those of another split in another file "
-                         f"(first: {i} is {j} of {other.name})", f"{path}",
-                "generate the files with one data.seed and equal num_trajectories"))
-        elif shared:
-            found.append(Finding(
-                "info", f"{len(shared)} initial conditions are those of {shared[0][1].name} too", f"{path}",
+                "info", f"{len(shared)} initial conditions are those of {shared[0]} too", f"{path}",
                 "nothing: the split is by index, so they are in the same split of both files"))
-        for i, digest in enumerate(scan.initial):
-            seen.setdefault(digest, (path, i, split[i]))
-    return findings
+        yield path, found
 
 
 def report(path: Path, findings: list[Finding]) -> str:
     """The findings on one file as text, the worst first, with a verdict in the first line."""
-    order = ("error", "warning", "info")
-    findings = sorted(findings, key=lambda finding: order.index(finding.severity))
-    verdict = ("ill: do not train on it", "doubtful: read the warnings", "sound")[
-        order.index(findings[0].severity) if findings else 2]
+    verdicts = {"error": "ill: do not train on it", "warning": "doubtful: read the warnings", "info": "sound"}
+    findings = sorted(findings, key=lambda finding: list(verdicts).index(finding.severity))
+    verdict = verdicts[findings[0].severity if findings else "info"]
     lines = [f"{path}: {verdict if path.exists() else 'missing'}"]
     for finding in findings:
         where = f" [{finding.where}]" if finding.where != str(path) else ""
@@ -102,7 +93,7 @@ class _Scan:
     drift: list[float] = field(default_factory=list)
 
 
-def _scan(data: Reader) -> _Scan:
+def _scan(data: Trajectories) -> _Scan:
     """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
     task = data.task
     scan, frozen = _Scan(), 0.0
@@ -133,16 +124,13 @@ def _scan(data: Reader) -> _Scan:
     return scan
 
 
-def _copies(digests: list[bytes]) -> list[tuple[int, int]]:
-    """(later, first) index of every digest that was seen before."""
-    first: dict[bytes, int] = {}
-    return [(i, first[digest]) for i, digest in enumerate(digests) if first.setdefault(digest, i) != i]
-
-
-def _of_scan(data: Reader, scan: _Scan, split: dict[int, str]) -> Iterator[Finding]:
-    """What a pass over the file has shown."""
-    copies = _copies(scan.whole)
-    leaks = [(i, j) for i, j in _copies(scan.initial) if split[i] != split[j]]
+def _of_rows(scan: _Scan, leaks: list[int], first: list[tuple[Path, int, str]]) -> Iterator[Finding]:
+    """What is wrong with single trajectories. leaks: those that start as one of another split; first: file,
+    number and split of the first trajectory that starts as each does."""
+    known: dict[bytes, int] = {}
+    earlier = [known.setdefault(digest, i) for i, digest in enumerate(scan.whole)]
+    copies = [(i, j) for i, j in enumerate(earlier) if i != j]
+    leak = [f"{i} as {first[i][1]} of {first[i][0].name}" for i in leaks[:1]]
     for severity, rows, what, do in (
             ("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
              "generate or download the file again"),
@@ -151,21 +139,36 @@ def _of_scan(data: Reader, scan: _Scan, split: dict[int, str]) -> Iterator[Findi
             ("warning", [i for i, _ in copies],
              f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
              "train with fewer, different ones; an error estimate counts them twice"),
-            ("error", [i for i, _ in leaks],
-             f"trajectories start as one in another split does (first: {leaks[:1]}), so test results are too "
-             "good", "remove the repeated trajectories, or report test results on the others only")):
+            ("error", leaks,
+             f"trajectories start as one in another split does (first: {', '.join(leak)}), so test results "
+             "are too good", "remove the repeated trajectories or report test results on the others only; "
+             "generate several files with one data.seed and equal num_trajectories")):
         if rows:
             where = f"trajectories {', '.join(map(str, rows[:SHOWN]))}{', ..' * (len(rows) > SHOWN)}"
             yield Finding(severity, f"{len(rows)} {what}", where, do)
+
+
+def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
+    """What the file's name and its numbers as a whole say: parameter, conserved mean, rest, the task's own
+    checks."""
+    task, where, named = data.task, str(data.path), data.task.parameter_in(data.path.name)
+    if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
+        yield Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute "
+                               f"{data.parameter}", where, "find out which is true and mend the other")
+    median = float(np.median(scan.drift)) if scan.drift else 0.0
+    if task.conserved == task.fields and median > DRIFT:
+        yield Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
+                               "conserves it: this is another equation, such as reacdiff1d, or an open "
+                               "boundary", where, "name the right task in data.tasks")
     if scan.frozen_share > FROZEN_SHARE:
         yield Finding(
-            "info", f"{scan.frozen_share:.0%} of the frames equal the one before", str(data.path),
+            "info", f"{scan.frozen_share:.0%} of the frames equal the one before", where,
             "nothing if the field has come to rest; persistence will look good, so compare with it")
-    for check in () if scan.not_finite else data.task.checks:
+    for check in () if scan.not_finite else task.checks:
         yield from check(data, scan)
 
 
-def _edition(data: Reader, hash_all: bool) -> Iterator[Finding]:
+def _edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
     """Whether a file with a published name is the published file (by MD5)."""
     name, where, published = data.path.name, str(data.path), data.task.published
     if SETTINGS in data.attributes or name not in published:
@@ -182,25 +185,7 @@ def _edition(data: Reader, hash_all: bool) -> Iterator[Finding]:
                if old else Finding("warning", what, where, "make sure you know where it comes from"))
 
 
-def _name(data: Reader) -> Iterator[Finding]:
-    """Whether the parameter is the one in the file's name."""
-    named = data.task.parameter_in(data.path.name)
-    if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
-        yield Finding("error", f"the file name says {data.task.parameters[0]} = {named}, its attribute "
-                               f"{data.parameter}", str(data.path),
-                      "find out which is true and mend the other")
-
-
-def _mean(data: Reader, drift: list[float]) -> Iterator[Finding]:
-    """Whether the mean stays where the equation conserves it."""
-    task, median = data.task, float(np.median(drift)) if drift else 0.0
-    if task.conserved == task.fields and median > DRIFT:
-        yield Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
-                               "conserves it: this is another equation, such as reacdiff1d, or an open "
-                               "boundary", str(data.path), "name the right task in data.tasks")
-
-
-def _wall_noise(data: Reader) -> Iterator[Finding]:
+def _wall_noise(data: Trajectories) -> Iterator[Finding]:
     """Whether the second half of some trajectories alternates from cell to cell next to a wall, and not
     elsewhere."""
     if data.task.boundary == PERIODIC or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:

@@ -4,24 +4,21 @@ An interrupted transfer leaves NAME.partial and the next one asks the server for
 that was checked once has NAME.md5 beside it (readable by md5sum -c), so that it is not hashed again.
 """
 
-import contextlib
 import hashlib
 import http.client
 import os
-import queue
 import ssl
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tqdm import tqdm
 
-from ups.data.pdebench import make_room, partial_path
-from ups.files import explained, held, write_atomic
+from ups.files import completing, explained, partial_path, require_room, write_atomic
 from ups.tasks import TASKS, get_task
 
 READ_BYTES = 2**20
@@ -34,16 +31,13 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are
     published."""
     spec = get_task(task)
-    if not spec.published:
-        raise ValueError(f"{task} is a data set of ours that nobody publishes; expected a task of PDEBench "
-                         "with data.source=published. Set data.source=generate (data.source=own for files "
-                         f"of yours), or take {task} out of data.tasks.")
     name = spec.file_for(parameter)
     if name not in spec.published:
-        solve = " or, to solve the equation, data.source=generate" if spec.simulate else ""
-        raise ValueError(f"{task} has no published file {name}; expected one of: "
-                         f"{', '.join(spec.published)}. Change task.{task}.parameters, or set "
-                         f"data.source=own for files of yours{solve}.")
+        known = ", ".join(spec.published) or "none, as it is a data set of ours that nobody publishes"
+        raise ValueError(f"{task} has no published file {name}; expected one of: {known}. Change "
+                         f"task.{task}.parameters or data.tasks, or set "
+                         "data.source=own for files of yours"
+                         f"{' or, to solve the equation, data.source=generate' if spec.simulate else ''}.")
     return name, *spec.published[name]
 
 
@@ -72,7 +66,7 @@ def is_verified(path: Path, md5: str) -> bool:
             and record.stat().st_mtime_ns >= path.stat().st_mtime_ns)
 
 
-def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: float = 1.0,
+def fetch(url: str, path: Path, md5: str, *, retries: int = 5, pause_s: float = 1.0,
           timeout_s: float = 60.0, show_progress: bool = True) -> None:
     """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found
     right.
@@ -82,14 +76,12 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
     404, or another MD5; ConnectionError when the transfer does not get on; PermissionError or OSError when
     `path` cannot be written.
     """
-    path = Path(path)
     if is_verified(path, md5):
         return
     if not path.exists() and not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Mend data.url.")
     partial = partial_path(path)
-    make_room(path, 0)
-    with held(partial) as file:
+    with completing(path, 0, "data.root") as file:
         if path.exists():   # another process ended it before we had the lock
             partial.unlink()
             _check(path, path, md5, show_progress)
@@ -118,16 +110,15 @@ def fetch(url: str, path: str | Path, md5: str, *, retries: int = 5, pause_s: fl
 
 def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
     """One attempt: give the unfinished `file` of `path` what it lacks. Raises one of TRANSIENT when it ends
-    early.
+    early, as it does where timeout_s brings less than MIN_SPEED.
 
     A server that starts again at the first byte overwrites: the file never shrinks, so that its size tells
     the progress.
     """
     have = os.fstat(file.fileno()).st_size
-    received = _received(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}),
-                         timeout_s)
     try:
-        answer = next(received)
+        answer = _answer(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}),
+                         timeout_s)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not have:
             raise
@@ -141,63 +132,47 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
                                                                                                 f"{have}-"))
     start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
     total = start + int(length) if length.isdecimal() else None
-    make_room(path, total or 0)
     file.seek(start)
-    with explained(path, total or 0, "data.root"), tqdm(
+    with answer, explained(path, total or 0, "data.root"), tqdm(
             total=total, initial=start, unit="B", unit_scale=True, desc=path.name,
             disable=not show_progress) as bar:
-        try:
-            for block in received:
-                file.write(block)
-                bar.update(len(block))
-        finally:
-            file.flush()
+        require_room(file, total or 0)
+        until, num_bytes = time.monotonic() + timeout_s, 0
+        while block := answer.read1(READ_BYTES):
+            file.write(block)
+            file.flush()   # now, as the size of the file tells the progress
+            bar.update(len(block))
+            num_bytes += len(block)
+            if time.monotonic() >= until:   # a socket's own limit does not see a byte now and then
+                if num_bytes < MIN_SPEED * timeout_s:
+                    raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
+                until, num_bytes = time.monotonic() + timeout_s, 0
         if total is None or file.tell() >= total:
             file.truncate()   # complete: what lay behind is not the server's
     if total is not None and file.tell() < total:
         raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
 
 
-def _received(request: urllib.request.Request, timeout_s: float) -> Iterator[Any]:
-    """The answer to `request`, then its blocks. Raises TimeoutError where timeout_s brings less than
-    MIN_SPEED.
+def _answer(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
+    """The answer to `request`, its head read. Raises TimeoutError where that takes longer than timeout_s,
+    were there a byte now and then: another thread waits for it, which is then left to the server."""
+    answer: Future[http.client.HTTPResponse] = Future()
 
-    Another thread reads, as a socket's own limit does not see a server that sends a byte now and then, were
-    it of the answer's head. One that is given up is left to its server; only the caller writes.
-    """
-    items: queue.Queue[Any] = queue.Queue(maxsize=4)
-
-    def read() -> None:
+    def ask() -> None:
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                items.put(response)
-                while block := response.read1(READ_BYTES):
-                    items.put(block)
-            items.put(None)
+            answer.set_result(urllib.request.urlopen(request, timeout=timeout_s))
         except Exception as error:   # for the caller to raise
-            items.put(error)
+            answer.set_exception(error)
 
-    threading.Thread(target=read, daemon=True).start()
-    until, num_bytes = time.monotonic() + timeout_s, 0
-    while True:
-        item = b""
-        with contextlib.suppress(queue.Empty):
-            item = items.get(timeout=max(0.001, until - time.monotonic()))
-        if item is None:
-            return
-        if isinstance(item, Exception):
-            raise item
-        num_bytes += len(item) if isinstance(item, bytes) else 0
-        if item:
-            yield item
-        if time.monotonic() >= until:
-            if num_bytes < MIN_SPEED * timeout_s:
-                raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
-            until, num_bytes = time.monotonic() + timeout_s, 0
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(timeout_s)
+    except TimeoutError:
+        raise TimeoutError(f"0 bytes in {timeout_s:g} s") from None
 
 
 def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
-    """Compare the MD5 of `file` (path itself, or its .partial, which then becomes path) and record it."""
+    """Compare the MD5 of `file` (path itself, or its .partial, which is to become path) and record it."""
     found = md5_of(file, show_progress)
     if found != md5:
         do = ("If it is yours, set data.source=own; else delete it and run `make data`, or choose another "
@@ -207,6 +182,4 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
             do = ("The download was deleted. Run `make data` again; if the MD5 stays, the publisher has "
                   "changed the file: see its task in ups/tasks.")
         raise ValueError(f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}{do}")
-    if file != path:
-        file.rename(path)
     write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")

@@ -6,9 +6,9 @@ v)). Groups: one group per trajectory, `0000/data` (t, *space, v), lzf, with `00
 file holds is decided by its keys, never by its suffix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,14 +24,14 @@ LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another fil
 
 @dataclass(frozen=True)
 class Layout:
-    """How the files of a task are laid out. lead: axes of a stored array before those of one trajectory.
-    split: the order of the shares of trajectories, by PDEBench's convention. opening: how its description
-    begins."""
+    """How the files of a task are laid out, here one array per channel. lead: axes of a stored array before
+    those of one trajectory. split: the order of the shares of trajectories, by PDEBench's convention.
+    opening: how its description begins."""
 
     task: Task
-    lead: ClassVar[tuple[str, ...]]
-    split: ClassVar[tuple[str, ...]]
-    opening: ClassVar[str]
+    lead = ("trajectory",)
+    split = ("test", "val", "train")
+    opening = "HDF5 arrays"
 
     def axes(self, array: Array) -> tuple[str, ...]:
         """Axes of a stored array."""
@@ -45,66 +45,77 @@ class Layout:
     def describe(self, num: int, frames: int, resolution: int) -> str:
         """What a file must hold, in words: arrays, axes, shapes, coordinates, attributes."""
         task = self.task
-        arrays = [f"{array.key} ({', '.join(self.axes(array))}) = "
-                  f"{self.shape(array, num, frames, resolution)} of floats" for array in task.arrays]
-        times = [] if task.is_steady else [f"{self.coordinate('t')} = ({frames},), the frames' times"]
-        parts = [*arrays, *times,
+        parts = [*[f"{array.key} ({', '.join(self.axes(array))}) = "
+                   f"{self.shape(array, num, frames, resolution)} of floats" for array in task.arrays],
+                 *[f"{self.coordinate('t')} = ({frames},), the frames' times"] * (not task.is_steady),
                  *[f"{self.coordinate(axis)} = ({resolution},), optional" for axis in task.axes],
                  *[f"attribute {', '.join(task.parameters)}"] * bool(task.parameters)]
         return f"{self.opening.format(num)} {'; '.join(parts)}"
 
     def grid(self, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
         """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
-        low, high = self.task.domain
-        centres = low + (np.arange(settings["resolution"]) + 0.5) * (high - low) / settings["resolution"]
-        grid = {axis: centres.astype(np.float32) for axis in sorted(self.task.axes)}
+        centres = self.task.centres(settings["resolution"])
+        grid = {axis: np.array(centres, np.float32) for axis in sorted(self.task.axes)}
         if not self.task.is_steady:
             grid["t"] = (np.arange(num_times) * settings["t_end"]
                          / max(1, settings["num_frames"] - 1)).astype(np.float32)
         return grid
 
+    def path(self, array: Array, name: str = "") -> str:
+        """Where an array is; name: of the trajectory's group, where trajectories have one."""
+        return array.key if self.lead else f"{name or '0000'}/{array.key}"
 
-class Arrays(Layout):
-    """One array per channel."""
+    def names(self, file: h5py.File) -> tuple[str, ...]:
+        """Names of the trajectories' groups, where they have any."""
+        return () if self.lead else tuple(sorted(filter(str.isdigit, file), key=int))
 
-    lead = ("trajectory",)
-    split = ("test", "val", "train")
-    opening = "HDF5 arrays"
+    def fits(self, file: h5py.File) -> bool:
+        """Whether a file may be of this task, by its keys and the axes of its arrays."""
+        return all(len(getattr(node(file, self.path(array, *self.names(file)[:1])), "shape", None) or ())
+                   == len(self.axes(array)) for array in self.task.arrays)
+
+    def dataset(self, file: h5py.File, array: Array, name: str = "") -> tuple[h5py.Dataset, tuple[int, ...]]:
+        """The dataset that holds an array, and where its axes begin: (), or (0,) behind a leading axis of
+        length 1. Raises ValueError where there is no dataset of such axes."""
+        path, axes = self.path(array, name), self.axes(array)
+        found = node(file, path)
+        is_there = isinstance(found, h5py.Dataset)
+        lead = (0,) if is_there and len(found.shape) == len(axes) + 1 and found.shape[0] == 1 else ()
+        if not is_there or len(found.shape) != len(lead + axes) or found.dtype.kind != "f":
+            held = f"{path} of shape {found.shape}, {found.dtype}" if is_there else f"no array {path!r}"
+            raise ValueError(f"{file.filename} has {held}; expected {len(axes)} axes ({', '.join(axes)}) of "
+                             f"real floating-point numbers{'' if self.lead else ' in every group'} for "
+                             f"{self.task.name}. Write it so with h5py, or take the right file. "
+                             f"{found_in(file)}")
+        return found, lead
+
+    def parts(self, u: np.ndarray) -> Iterable[tuple[Array, np.ndarray]]:
+        """Every array of a file with its channels of u (n, time, channel, *space), views."""
+        arrays = self.task.arrays
+        return zip(arrays, np.split(u, np.cumsum([array.channels for array in arrays])[:-1], axis=2),
+                   strict=True)
+
+    def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, tuple, np.ndarray]]:
+        """Where the trajectories u (n, time, channel, *space) from `first` on lie: (dataset, its rows, their
+        values)."""
+        for array, values in self.parts(u):
+            values = np.moveaxis(values, 2, -1) if array.vector else values[:, :, 0]
+            values = values[:, 0] if array.steady else values
+            for name, at, rows in self.places(first, first + len(u)):
+                yield self.path(array, name), at, values[rows]
+
+    def most_bytes(self, settings: dict[str, Any], size: int) -> int:
+        """What a file of `size` bytes of numbers may take on the disk."""
+        return size if self.lead else size + size // 50 + settings["num_trajectories"] * GROUP_BYTES
 
     def coordinate(self, axis: str, name: str = "") -> str:
         """Where the coordinate of an axis is."""
         return "t" if axis == "t" and self.task.has_own_times else f"{axis}-coordinate"
 
-    def fits(self, file: h5py.File) -> bool:
-        """Whether a file may be of this task, by its keys and the axes of its arrays."""
-        return not any(key.isdigit() for key in file) and all(
-            len(getattr(node(file, array.key), "shape", ())) == len(self.axes(array))
-            for array in self.task.arrays)
-
-    def names(self, file: h5py.File) -> tuple[str, ...]:
-        """Names of the trajectories, where they have any."""
-        return ()
-
-    def dataset(self, file: h5py.File, array: Array, name: str = "") -> h5py.Dataset:
-        """The dataset that holds an array. Raises ValueError where there is none."""
-        if not isinstance(found := node(file, array.key), h5py.Dataset):
-            raise ValueError(f"{file.filename} has no array {array.key!r}; expected "
-                             f"{', '.join(array.key for array in self.task.arrays)} for {self.task.name}. "
-                             f"{found_in(file)}")
-        return found
-
-    def pieces(self, file: h5py.File, array: Array, names: tuple[str, ...], first: int,
-               last: int) -> Iterator[tuple[h5py.Dataset, slice, tuple[int, ...]]]:
-        """(dataset, which of the trajectories first..last-1 it holds, index of the first of them in it)."""
-        yield self.dataset(file, array), slice(None), (first,)
-
-    def attributes(self, file: h5py.File, names: tuple[str, ...]) -> dict[str, Any]:
-        """What a file says about itself beside its attributes."""
-        return {}
-
-    def most_bytes(self, settings: dict[str, Any], size: int) -> int:
-        """What a file of `size` bytes of numbers may take on the disk."""
-        return size
+    def places(self, first: int, last: int, names: tuple[str, ...] = ()) -> list[tuple[str, tuple, Any]]:
+        """(group, its rows, which of the trajectories first..last-1 they are) of every group that holds
+        some."""
+        return [("", (slice(first, last),), slice(None))]
 
     def create(self, file: h5py.File, settings: dict[str, Any]) -> None:
         """Attributes, coordinates and every array at full size (contiguous, not filled)."""
@@ -118,24 +129,14 @@ class Arrays(Layout):
             file.create_dataset(array.key, self.shape(array, num, frames, settings["resolution"]), np.float32,
                                 dcpl=allocated())
 
-    def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
-        """Where the trajectories u (n, time, channel, *space) from `first` on lie: (dataset, its rows, their
-        values)."""
-        channel = 0
-        for array in self.task.arrays:
-            values = u[:, :, channel:channel + array.channels]
-            values = np.moveaxis(values, 2, -1) if array.vector else values[:, :, 0]
-            yield array.key, slice(first, first + len(u)), values[:, 0] if array.steady else values
-            channel += array.channels
-
     def store(self, file: h5py.File, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
         """Write u as trajectories first, first + 1, .."""
-        for key, rows, values in self.placed(first, u):
-            node(file, key)[rows] = values
+        for path, rows, values in self.placed(first, u):
+            node(file, path)[rows] = values
 
 
 class Groups(Layout):
-    """One group per trajectory, which holds one array with all channels."""
+    """The other one: a group per trajectory, which holds one array with all channels."""
 
     lead = ()
     split = ("train", "val", "test")
@@ -144,40 +145,11 @@ class Groups(Layout):
     def coordinate(self, axis: str, name: str = "") -> str:
         return f"{name}/grid/{axis}".lstrip("/")
 
-    def fits(self, file: h5py.File) -> bool:
-        return any(key.isdigit() for key in file)
-
-    def names(self, file: h5py.File) -> tuple[str, ...]:
-        if not (names := tuple(sorted(filter(str.isdigit, file), key=int))):
-            raise ValueError(f"{file.filename} has no trajectory group such as 0000/data; expected the "
-                             f"layout of {self.task.name}. {found_in(file)}")
-        return names
-
-    def dataset(self, file: h5py.File, array: Array, name: str = "") -> h5py.Dataset:
-        if not isinstance(found := node(file, f"{name}/{array.key}"), h5py.Dataset):
-            raise ValueError(f"{file.filename} has no {name}/{array.key}; expected one in every group. "
-                             f"{found_in(file)}")
-        return found
-
-    def pieces(self, file: h5py.File, array: Array, names: tuple[str, ...], first: int,
-               last: int) -> Iterator[tuple[h5py.Dataset, slice, tuple[int, ...]]]:
-        for row, name in enumerate(names[first:last]):
-            yield self.dataset(file, array, name), slice(row, row + 1), ()
-
-    def attributes(self, file: h5py.File, names: tuple[str, ...]) -> dict[str, Any]:
-        # PDEBench's first code wrote "0000/config" on the root, its present code "config" on the group
-        text = node(file, names[0]).attrs.get("config", file.attrs.get(f"{names[0]}/config"))
-        return {} if text is None else {"config": plain(text)}
-
-    def most_bytes(self, settings: dict[str, Any], size: int) -> int:
-        return size + size // 50 + settings["num_trajectories"] * GROUP_BYTES
+    def places(self, first: int, last: int, names: tuple[str, ...] = ()) -> list[tuple[str, tuple, Any]]:
+        return [(names[i] if names else f"{i:04d}", (), i - first) for i in range(first, last)]
 
     def create(self, file: h5py.File, settings: dict[str, Any]) -> None:
         """Nothing: the file grows by groups."""
-
-    def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
-        for index, values in enumerate(np.moveaxis(u, 2, -1), first):
-            yield f"{index:04d}/{self.task.arrays[0].key}", (), values
 
     def store(self, file: h5py.File, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
         low, high = self.task.domain
@@ -206,9 +178,9 @@ def allocated() -> h5py.h5p.PropDCID:
     return properties
 
 
-def layout_of(task: Task) -> Arrays | Groups:
+def layout_of(task: Task) -> Layout:
     """The layout of the files of a task."""
-    return {"arrays": Arrays, "groups": Groups}[task.layout](task)
+    return {"arrays": Layout, "groups": Groups}[task.layout](task)
 
 
 def found_in(file: h5py.File) -> str:
@@ -216,17 +188,10 @@ def found_in(file: h5py.File) -> str:
     keys = sorted(file)
     listing = [f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
                for key in keys[:8]]
-    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
     could_be = [name for name, task in TASKS.items() if layout_of(task).fits(file)]
+    more = f" and {len(keys) - 8} more" * (len(keys) > 8)
     return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
             f"{', '.join(could_be) or 'none of ours'}.")
-
-
-def plain(value: Any) -> Any:
-    """An HDF5 attribute as text or number."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value.item() if isinstance(value, (np.ndarray, np.generic)) and value.size == 1 else value
 
 
 def fixed_text(text: str) -> np.bytes_:

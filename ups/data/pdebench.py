@@ -6,10 +6,8 @@ Both layouts become (trajectory, time, channel, *space) float32 here.
 import contextlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.data.layout import Layout, found_in, layout_of, node, plain
-from ups.data.reader import Reader
+from ups.data.layout import Layout, found_in, layout_of, node
+from ups.files import partial_path
 from ups.tasks import TASKS, Array, Task, get_task
 
 # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
@@ -57,89 +55,89 @@ def split_indices(task: str, num_trajectories: int, val_fraction: float,
     return dict(zip(names, cuts, strict=True))
 
 
-def partial_path(path: Path) -> Path:
-    """Where a file is written before it is complete."""
-    return path.with_name(path.name + ".partial")
-
-
-def make_room(path: Path, num_bytes: int) -> None:
-    """Make the folder of `path` and check that num_bytes, less what its .partial already takes, fit. Raises
-    OSError."""
+def made_with(file: h5py.File) -> tuple[dict[str, Any], int] | None:
+    """Settings of a generated file and how many trajectories it has so far; None for one that is not ours."""
+    if not {SETTINGS, PROGRESS} & set(file.attrs):
+        return None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PermissionError(f"cannot make the folder {path.parent} ({error}); expected a place to write "
-                              "data. Change data.root.") from error
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"no permission to write in {path.parent}; expected a place to write data. "
-                              "Change data.root.")
-    partial = partial_path(path)
-    need = num_bytes - (partial.stat().st_blocks * 512 if partial.exists() else 0)
-    free = shutil.disk_usage(path.parent).free
-    if need > free:
-        raise OSError(f"{path} needs {need / 2**30:.2f} GiB more and {path.parent} has {free / 2**30:.2f} "
-                      "GiB free; expected room for it. Free some, or change data.root, "
-                      "task.*.num_trajectories or task.*.resolution.")
+        settings = json.loads(file.attrs[SETTINGS])
+        return settings | {"num_trajectories": int(settings["num_trajectories"])}, int(file.attrs[PROGRESS])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file.filename} has attributes {PROGRESS} and {SETTINGS} that cannot be read "
+                         f"({error}); expected those that `make data` writes. {AGAIN}") from error
 
 
 # ----------------------------------------------------------------------------------------------------- reader
 
 
 @dataclass(frozen=True)
-class Trajectories(Reader):
-    """One file in one of PDEBench's layouts. squeezed: arrays with a leading axis of length 1."""
+class Trajectories:
+    """One file of one task, described but not read. Holds no open file: safe to fork, pickle and share
+    between threads.
 
-    space_stride: int = 1
-    time_stride: int = 1
-    first_frame: int = 0
-    groups: tuple[str, ...] = ()
-    squeezed: frozenset[str] = field(default_factory=frozenset)
+    num_trajectories, num_frames, space, dt (model time units, 0 for a steady task) and coordinates ("t" and
+    the space axes, float64) are those after striding. parameter: first file-level parameter or None.
+    attributes: what the file says about itself. notes: oddities that were put right, for the user to see.
+    groups: those of the trajectories, where they have any. A reader of another format has all of these but
+    `groups`, and `read`.
+    """
+
+    path: Path
+    task: Task
+    num_trajectories: int
+    num_frames: int
+    space: tuple[int, ...]
+    dt: float
+    parameter: float | None
+    coordinates: dict[str, np.ndarray]
+    attributes: dict[str, Any]
+    notes: tuple[str, ...]
+    space_stride: int
+    time_stride: int
+    first_frame: int
+    groups: tuple[str, ...]
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Trajectories first..last-1 as `Reader.read` has them.
+        """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical
+        units.
 
-        Raises ValueError for an empty range or one outside the file, and for a group of another shape.
+        Channels are `Task.channels`: the coefficient of a steady task first. Reads these trajectories and
+        strides only. Raises ValueError for a group of another shape.
         """
-        if not 0 <= first < last <= self.num_trajectories:
-            raise ValueError(f"{self.path}: trajectories {first} to {last} asked for; expected 0 <= first < "
-                             f"last <= {self.num_trajectories}. Ask for a range inside the file.")
+        assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
-        channel, layout = 0, layout_of(self.task)
-        with _open(self.path, self.task.name) as file:
-            for array in self.task.arrays:
-                view, lead = out[:, :,
-                                 channel:channel + array.channels], (0,) if array.key in self.squeezed else ()
-                for dataset, rows, at in layout.pieces(file, array, self.groups, first, last):
-                    self._fill(dataset, array, view[rows], (*lead, *at))
-                channel += array.channels
+        layout = layout_of(self.task)
+        with opened(self.path, self.task.name) as file:
+            for array, part in layout.parts(out):
+                for name, at, rows in layout.places(first, last, self.groups):
+                    dataset, lead = layout.dataset(file, array, name)
+                    self._fill(dataset, array, part[rows].reshape(-1, *part.shape[1:]), lead, at)
         return out
 
-    def _fill(self, dataset: h5py.Dataset, array: Array, out: np.ndarray, at: tuple[int, ...]) -> None:
-        """Copy `dataset` from trajectory at[-1] on (the only one if `at` is empty) into out (n, time,
-        channel, *space)."""
-        task, stride, shape = self.task, self.space_stride, dataset.shape
-        first = len(at) + (not array.steady)   # axis of space
-        expected = tuple(-(-size // stride) for size in shape[first:][:task.ndim])
-        frames = (1 if array.steady else -(-(shape[len(at)] - self.first_frame) // self.time_stride)
-                  if len(shape) > len(at) else 0)
+    def _fill(self, dataset: h5py.Dataset, array: Array, out: np.ndarray, lead: tuple[int, ...],
+              at: tuple[slice, ...]) -> None:
+        """Copy the trajectories `at` of `dataset` (the only one if it has no such axis), behind `lead`, into
+        out (n, time, channel, *space)."""
+        task, stride, shape = self.task, self.space_stride, dataset.shape[len(lead + at):]
+        first = int(not array.steady)   # axis of space
+        expected = tuple(-(-size // stride) for size in shape[first:first + task.ndim])
+        frames = 1 if array.steady else -(-(shape[0] - self.first_frame) // self.time_stride)
         channels = (array.channels,) if array.vector else ()
-        if dataset.dtype.kind != "f" or (frames, expected, shape[first + task.ndim:]) != (
-                self.num_frames, self.space, channels):
-            raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype} of shape {shape}, unlike "
-                             "the first trajectory; expected real floating-point numbers of one shape for "
-                             "all. Remove that trajectory, or download or generate the file again with `make "
-                             "data`.")
+        if (frames, expected, shape[first + task.ndim:]) != (self.num_frames, self.space, channels):
+            raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype} of shape {dataset.shape}, "
+                             "unlike the first trajectory; expected one shape for all. Remove that "
+                             "trajectory, or download or generate the file again with `make data`.")
         frame_bytes = math.prod(shape[first:]) * dataset.dtype.itemsize
         num_frames = max(1, min(frames, BLOCK_BYTES // frame_bytes))
-        num_rows = max(1, BLOCK_BYTES // (frame_bytes * frames)) if at else 1
+        num_rows = max(1, BLOCK_BYTES // (frame_bytes * frames))
         for row in range(0, len(out), num_rows):
-            rows = (*at[:-1], slice(at[-1] + row, at[-1] + min(row + num_rows, len(out)))) if at else ()
+            rows = [slice(part.start + row, min(part.start + row + num_rows, part.stop)) for part in at]
             for frame in range(0, frames, num_frames):
                 count = min(num_frames, frames - frame)
                 start = self.first_frame + frame * self.time_stride
                 times = (() if array.steady
                          else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),))
-                block = dataset[(*rows, *times)].reshape(-1, count, *shape[first:])
+                block = dataset[(*lead, *rows, *times)].reshape(-1, count, *shape[first:])
                 block = np.moveaxis(block, -1, 2) if array.vector else block[:, :, None]
                 out[row:row + num_rows,
                     frame:frame + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
@@ -162,79 +160,63 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
         raise ValueError(f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame "
                          f"{first_frame}; expected strides of at least 1 and first_frame of at least 0. Mend "
                          f"task.{task}.")
-    with _open(path, task) as file:
-        groups = layout.names(file)
-        if PROGRESS in file.attrs and (done := _progress(file, path)) is not None:
-            raise ValueError(f"{path} is unfinished ({done} trajectories); expected a complete file. Run "
+    with opened(path, task) as file:
+        made, groups, notes = made_with(file), layout.names(file), []
+        if made and made[1] < made[0]["num_trajectories"]:
+            raise ValueError(f"{path} is unfinished ({made[1]} trajectories); expected a complete file. Run "
                              "`make data`, which continues it.")
-        num, frames, space, squeezed, notes = None, None, None, set(), []
+        sizes = []   # (trajectories, frames, space) of every array
         for array in spec.arrays:
-            dataset, axes = layout.dataset(file, array, groups[0] if groups else ""), layout.axes(array)
-            shape = dataset.shape
-            if layout.lead and len(shape) == len(axes) + 1 and shape[0] == 1:
-                squeezed.add(array.key)
-                notes.append(f"{array.key} has a leading axis of length 1 (a device axis); it is ignored")
-                shape = shape[1:]
-            if len(shape) != len(axes):
-                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape}; expected {len(axes)} "
-                                 f"axes ({', '.join(axes)}) for {task}. {found_in(file)}")
-            if dataset.dtype.kind != "f":
-                raise ValueError(f"{path}: {dataset.name} holds {dataset.dtype}; expected real "
-                                 "floating-point numbers. Convert it with h5py.")
+            dataset, lead = layout.dataset(file, array, *groups[:1])
+            notes += [f"{array.key} has a leading axis of length 1 (a device axis), ignored"] * len(lead)
             _require_written(dataset, path)
-            sizes = dict(zip(axes, shape, strict=True))
-            found = (len(groups) or sizes["trajectory"], sizes.get("time", 1),
-                     tuple(sizes[axis] for axis in spec.axes))
-            has_channels = sizes.get("channel", array.channels) == array.channels
-            if 0 in shape or (found[1] != 1 and spec.is_steady) or not has_channels:
-                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(axes)}); "
+            size = dict(zip(layout.axes(array), dataset.shape[len(lead):], strict=True))
+            sizes.append((len(groups) or size["trajectory"], size.get("time", 1),
+                          tuple(size[axis] for axis in spec.axes)))
+            if (0 in dataset.shape or (sizes[-1][1] != 1 and spec.is_steady)
+                    or size.get("channel", array.channels) != array.channels):
+                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(size)}); "
                                  "expected at least one trajectory, frame and "
                                  f"cell{', one frame' * spec.is_steady} and {array.channels} channel(s). "
                                  f"{AGAIN}")
-            if num is not None and found != (num, frames, space):
-                raise ValueError(f"{path}: {dataset.name} has (trajectories, frames, space) = {found}; "
-                                 f"expected {(num, frames, space)} as in {spec.arrays[0].key}. {AGAIN}")
-            num, frames, space = found
+            if sizes[-1] != sizes[0]:
+                raise ValueError(f"{path}: {dataset.name} has (trajectories, frames, space) = {sizes[-1]}; "
+                                 f"expected {sizes[0]} as in {spec.arrays[0].key}. {AGAIN}")
+        num, frames, space = sizes[0]
         if groups and int(groups[-1]) != len(groups) - 1:
             notes.append(f"{len(groups)} groups named {groups[0]} to {groups[-1]}: some are missing; counted "
                          "by position")
         if first_frame >= frames:
             raise ValueError(f"{path} has {frames} frames; expected more than first_frame {first_frame}. "
                              f"Lower task.{task}.first_frame.")
-        attributes = {key: plain(file.attrs[key]) for key in file.attrs if "/config" not in key}
-        attributes |= layout.attributes(file, groups)
-        _require_task(path, spec, attributes)
+        attributes = {key: value.item() if getattr(value, "size", 0) == 1 else value
+                      for key, value in file.attrs.items()}
+        _require_task(path, spec, attributes, made)
         coordinates = _coordinates(file, path, layout, groups, frames, space)
-    parameter, note = _parameter(path, spec, attributes)
-    notes += [note] if note else []
+    if spec.parameters and spec.parameters[0] not in attributes:
+        notes.append(f"no attribute {spec.parameters[0]}; {spec.parameter_in(path.name)} is taken from the "
+                     "file name")
     coordinates = {axis: values[first_frame::time_stride] if axis == "t" else values[::space_stride]
                    for axis, values in coordinates.items()}
     times = coordinates.get("t", np.zeros(1))
     return Trajectories(
         path=path, task=spec, num_trajectories=num, num_frames=-(-(frames - first_frame) // time_stride),
         space=tuple(-(-size // space_stride) for size in space),
-        dt=float((times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else 0.0, parameter=parameter,
-        coordinates=coordinates, attributes=attributes, notes=tuple(notes), space_stride=space_stride,
-        time_stride=time_stride, first_frame=first_frame, groups=groups, squeezed=frozenset(squeezed))
+        dt=float((times[-1] - times[0]) / max(1, len(times) - 1)),
+        parameter=_parameter(path, spec, attributes), coordinates=coordinates, attributes=attributes,
+        notes=tuple(notes), space_stride=space_stride, time_stride=time_stride, first_frame=first_frame,
+        groups=groups)
 
 
 @contextlib.contextmanager
-def _open(path: Path, task: str) -> Iterator[h5py.File]:
+def opened(path: Path, task: str) -> Iterator[h5py.File]:
     """The open file. What HDF5 says about a damaged one, whenever it finds out, becomes a ValueError that
     says what to do."""
-    if not path.exists():
-        partial = partial_path(path)
-        more = f" There is an unfinished {partial.name}, which it continues." if partial.exists() else ""
+    if not path.is_file():   # nor a folder or a pipe, which would be waited at
+        unfinished = partial_path(path)
+        more = f" There is an unfinished {unfinished.name}, which it continues." * unfinished.exists()
         raise FileNotFoundError(f"no data file {path}; expected {task} in PDEBench's layout. Run `make data` "
                                 f"(or mend data.root).{more}")
-    if not path.is_file() or not os.access(path, os.R_OK):
-        raise ValueError(f"{path} cannot be read; expected a readable HDF5 file of {task}. Check the path "
-                         "and its permissions.")
-    if not h5py.is_hdf5(path):
-        with path.open("rb") as raw:
-            start = raw.read(16)
-        raise ValueError(f"{path} is not an HDF5 file (it starts with {start!r}); expected data of {task}. "
-                         "Delete it and run `make data`.")
     try:
         with h5py.File(path, "r", locking=False) as file:   # finished files are never written to
             yield file
@@ -242,32 +224,21 @@ def _open(path: Path, task: str) -> Iterator[h5py.File]:
         # h5py's, by kind of damage
         if isinstance(error, ValueError) and str(path) in str(error):   # our own, which name the file
             raise
-        raise ValueError(f"{path} is damaged ({error}); expected a complete HDF5 file of {task}. Delete it "
-                         "and run `make data`.") from error
-
-
-def _progress(file: h5py.File, path: Path) -> int | None:
-    """Trajectories in an unfinished file of ours; None for a finished one."""
-    try:
-        done, total = int(file.attrs[PROGRESS]), int(json.loads(file.attrs[SETTINGS])["num_trajectories"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} has attributes {PROGRESS} and {SETTINGS} that cannot be read ({error}); "
-                         f"expected those that `make data` writes. {AGAIN}") from error
-    return done if done < total else None
+        raise ValueError(f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of "
+                         f"{task}. Check its permissions; if no other process writes it, delete it and run "
+                         "`make data`.") from error
 
 
 def _require_written(dataset: h5py.Dataset, path: Path) -> None:
     """Raise ValueError for an array that is declared and not there; HDF5 would read it as zeros, however
     large."""
-    if dataset.chunks is None:
-        unit, there, expected = "bytes", dataset.id.get_storage_size(), dataset.nbytes
-    else:
-        unit, there = "chunks", dataset.id.get_num_chunks()
-        expected = math.prod(-(-size // chunk)
-                             for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    chunks, stored = dataset.chunks, dataset.id
+    there = stored.get_num_chunks() if chunks else stored.get_storage_size()
+    expected = (math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, chunks, strict=True))
+                if chunks else dataset.nbytes)
     if there < expected:
-        raise ValueError(f"{path}: {there} of {expected} {unit} of {dataset.name} are there; expected all. "
-                         f"{AGAIN}")
+        raise ValueError(f"{path}: {there} of {expected} {'chunks' if chunks else 'bytes'} of {dataset.name} "
+                         f"are there; expected all. {AGAIN}")
 
 
 def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str, ...], frames: int,
@@ -299,35 +270,30 @@ def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str,
     return coordinates
 
 
-def _require_task(path: Path, spec: Task, attributes: dict[str, Any]) -> None:
+def _require_task(path: Path, spec: Task, attributes: dict[str, Any],
+                  made: tuple[dict[str, Any], int] | None) -> None:
     """Refuse a file of a task with the same arrays, told by what made it or by the names of its
     parameters."""
     rivals = [task for task in TASKS.values()
               if (task.arrays, task.ndim, task.hides) == (spec.arrays, spec.ndim, False)]
     names = {name for task in rivals for name in task.parameters} & set(attributes)
-    fits = [task.name for task in rivals if set(task.parameters) == names]
-    if SETTINGS in attributes:
-        fits = [json.loads(attributes[SETTINGS])["task"]]
+    fits = [made[0]["task"]] if made else [task.name for task in rivals if set(task.parameters) == names]
     if fits and names and not {spec.name, spec.of} & set(fits):
         raise ValueError(f"{path} has attributes ({', '.join(sorted(names))}) of {fits[0]}; expected a file "
                          f"of {spec.name}, with {', '.join(spec.parameters)}. Name the right task in "
                          "data.tasks, or mend the attributes with h5py.")
 
 
-def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> tuple[float | None, str]:
-    """First parameter from the file's attribute, else from the published file name (with a note)."""
+def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> float | None:
+    """First parameter from the file's attribute, else from the published file name."""
     if not spec.parameters:
-        return None, ""
+        return None
     name = spec.parameters[0]
-    if name in attributes:
-        try:
-            return float(attributes[name]), ""
-        except (TypeError, ValueError):
-            raise ValueError(f"{path}: attribute {name} is {attributes[name]!r}; expected a number. Mend the "
-                             "attribute with h5py.") from None
-    value = spec.parameter_in(path.name)
-    if value is None:
-        raise ValueError(f"{path} has no attribute {name} (it has: {', '.join(attributes) or 'none'}) and "
-                         "its name tells no value; expected one of the two. Add the attribute, or name it "
-                         f"like {spec.file_for(0.1)}.")
-    return value, f"no attribute {name}; {value} is taken from the file name"
+    value = attributes.get(name, spec.parameter_in(path.name))
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        found = (f"attribute {name} is {value!r}" if name in attributes else f"no attribute {name} (it has: "
+                 f"{', '.join(attributes) or 'none'}) and its name tells no value")
+        raise ValueError(f"{path}: {found}; expected a number. Mend the attribute with h5py, or leave it out "
+                         f"and name it like {spec.file_for(0.1)}.") from None

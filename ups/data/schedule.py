@@ -6,8 +6,6 @@ permutation of its trajectories with one window start drawn per trajectory; a ba
 epoch continues with the next one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,12 +31,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def share(self, rank: int, world: int) -> Batch:
+    def share(self, rank: int, world: int) -> "Batch":
         """The slice of this batch that belongs to `rank` of `world` processes; the slices are disjoint and
         cover it."""
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of {world} processes; expected 0 <= rank < world. Pass run.rank "
-                             "and run.world.")
+        assert 0 <= rank < world, (rank, world)
         part = slice(rank * len(self) // world, (rank + 1) * len(self) // world)
         return Batch(self.task, self.rows[part], self.starts[part], part.start)
 
@@ -55,7 +51,7 @@ class Schedule:
     once per round, rounds shuffled; `proportional`, by number of trajectories; `temperature`, by
     trajectories^(1/temperature); `curriculum`, tasks ordered by `complexity` enter one after another at equal
     intervals, all of them within the first half of total_steps, balanced among those that are in.
-    start_weights: task -> weight of each start, (starts,); equal if not given. Raises ValueError for what
+    start_weights: task -> weight of each start, (starts,); equal if None. Raises ValueError for what
     cannot be scheduled.
     """
 
@@ -68,11 +64,8 @@ class Schedule:
         temperature: float = 1.0,
         complexity: Mapping[str, float] | None = None,
         total_steps: int = 1,
-        start_weights: Mapping[str, Tensor] | None = None,
+        start_weights: Mapping[str, Tensor | None] | None = None,
     ) -> None:
-        if not windows:
-            raise ValueError("no task to sample from; expected at least one with training windows. Check "
-                             "data.tasks.")
         for task, (num_rows, num_starts) in windows.items():
             if num_rows < 1 or num_starts < 1:
                 raise ValueError(
@@ -114,8 +107,7 @@ class Schedule:
         return Batch(task, rows[part], starts[part])
 
     def _draw(self, step: int) -> tuple[int, int]:
-        if step < 0:
-            raise ValueError(f"step is {step}; expected 0 or more.")
+        assert step >= 0, step
         while len(self._draws) <= step:  # from step 0 always: the counts are then the same in a resumed run
             index = self._choose(len(self._draws))
             self._draws.append((index, self._counts[index]))

@@ -13,8 +13,6 @@ is the mean field and both maps are linear in w; B is orthonormal, so an error o
 Fields are (..., channel, *space), latents (..., *tokens, dim); any leading axes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,22 +25,12 @@ SLAB = 2**22
 
 
 def patchify(w: Tensor, ndim: int, patch: int) -> Tensor:
-    """(..., C, *space) as patch vectors (..., *tokens, C * patch^ndim). Raises ValueError for a grid patches
-    do not tile."""
-    space = w.shape[-ndim:]
-    if any(size % patch for size in space):
-        near = sorted({max(size // patch, 1) * patch for size in space}
-                      | {-(-size // patch) * patch for size in space})
-        raise ValueError(f"grid {tuple(space)} is not divisible by the patch of {patch} cells; expected "
-                         f"sizes such as {', '.join(map(str, near))}. Change task.TASK.patch or "
-                         "task.TASK.space_stride.")
-    lead = w.shape[: -ndim - 1]
-    cut = [part for size in space for part in (size // patch, patch)]
-    first = len(lead)
-    order = [*range(first), *range(first + 1, first + 1 + 2 * ndim, 2), first,
-             *range(first + 2, first + 2 + 2 * ndim, 2)]
-    blocks = w.reshape(*lead, w.shape[-ndim - 1], *cut).permute(order)
-    return blocks.reshape(*lead, *(size // patch for size in space), w.shape[-ndim - 1] * patch**ndim)
+    """(..., C, *space) as patch vectors (..., *tokens, C * patch^ndim); patches tile the space."""
+    first = w.ndim - ndim - 1   # the axis of channels
+    for axis in range(first + 1, first + 1 + 2 * ndim, 2):
+        w = w.unflatten(axis, (-1, patch))   # tokens, cells within them
+    tokens = tuple(range(first + 1, first + 1 + 2 * ndim, 2))
+    return w.movedim(tokens, tuple(range(first, first + ndim))).flatten(first + ndim)
 
 
 def unpatchify(vectors: Tensor, ndim: int, patch: int) -> Tensor:
@@ -70,10 +58,7 @@ class PatchMoments:
     def add(self, u: np.ndarray) -> None:
         """Take in a batch (n, T, C, *space) of float32, physical units."""
         frames = torch.from_numpy(np.ascontiguousarray(u)).flatten(0, 1)
-        if frames.shape[1:] != (len(self.fields), *self.space):
-            raise ValueError(f"batch has shape {tuple(u.shape)}; expected (n, time, {len(self.fields)}, "
-                             f"*{self.space}). Select the channels {self.fields} first, and use one "
-                             "resolution for all files of a task.")
+        assert frames.shape[1:] == (len(self.fields), *self.space), (u.shape, self.fields, self.space)
         if not self.count:
             mean = _log(frames, self.fields, self.positive, self.ndim).mean(dim=(0, *range(2, frames.ndim)),
                                                                             dtype=torch.float64)
@@ -114,11 +99,11 @@ class Tokenizer(nn.Module):
         return 1.0 - float(self.spectrum[self.dim :].double().sum())
 
     @classmethod
-    def from_moments(cls, moments: PatchMoments, dim: int, energy: float) -> Tokenizer:
+    def from_moments(cls, moments: PatchMoments, dim: int, energy: float) -> "Tokenizer":
         """Statistics and leading eigenvectors of collected moments.
 
         dim: numbers per token; 0 takes the fewest that keep the share `energy` of the patch energy (1.0: all
-        of them). Raises ValueError for a dim that a patch does not hold.
+        of them).
         """
         cells, channels = moments.patch**moments.ndim, len(moments.fields)
         average, second = moments.first / moments.count, moments.second / moments.count
@@ -142,9 +127,7 @@ class Tokenizer(nn.Module):
         if dim == 0:
             enough = spectrum.cumsum(0) >= energy
             dim = len(values) if energy >= 1.0 or not enough.any() else int(enough.int().argmax()) + 1
-        if not 1 <= dim <= len(values):
-            raise ValueError(f"dim is {dim}; expected 0 (choose by energy) to {len(values)} (a patch holds "
-                             "so many numbers). Change task.TASK.dim.")
+        assert 1 <= dim <= len(values), (dim, len(values))
         return cls(mean, std, vectors[:, :dim], spectrum, space=moments.space, patch=moments.patch,
                    fields=moments.fields, positive=moments.positive)
 
@@ -156,23 +139,17 @@ class Tokenizer(nn.Module):
 
     def denormalise(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to physical units."""
-        v = w * self._column(self.std) + self._column(self.mean)
-        return _per_channel(torch.exp, v, self.fields, self.positive, self.ndim)
+        return _per_channel(torch.exp, w * self._column(self.std) + self._column(self.mean), self.fields,
+                            self.positive, self.ndim)
 
     def encode(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to latents (..., *tokens, dim)."""
-        if w.ndim <= self.ndim or w.shape[-self.ndim - 1] != self.num_channels:
-            raise ValueError(f"field has shape {tuple(w.shape)}; expected (..., {self.num_channels}, *space) "
-                             f"with {self.ndim} space axes and the channels {', '.join(self.fields)}. "
-                             "Reorder its axes.")
+        assert w.shape[-self.ndim - 1] == self.num_channels, (w.shape, self.fields)
         return self._matmul(patchify(w, self.ndim, self.patch), self.basis)
 
     def decode(self, z: Tensor) -> Tensor:
         """Latents (..., *tokens, dim) to the normalised field (..., C, *space); the adjoint of `encode`."""
-        if z.ndim <= self.ndim or z.shape[-1] != self.dim:
-            raise ValueError(f"latent has shape {tuple(z.shape)}; expected (..., *tokens, {self.dim}) with "
-                             f"{self.ndim} token axes. Use the tokenizer of the cache that the latent came "
-                             "from.")
+        assert z.shape[-1] == self.dim, (z.shape, self.dim)
         return unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch)
 
     def is_sound(self) -> bool:
@@ -191,7 +168,7 @@ class Tokenizer(nn.Module):
                 "positive": list(self.positive)}
 
     @classmethod
-    def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> Tokenizer:
+    def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> "Tokenizer":
         """The tokenizer whose `state_dict()` and `meta()` these are."""
         return cls(*(tensors[name] for name in TENSORS), **meta)
 

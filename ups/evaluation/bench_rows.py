@@ -5,8 +5,6 @@ same fingerprint (data, split, tokenizer) and as many context frames were given:
 same.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -12,10 +12,9 @@ All start from the same noise: `ups.models.rollout.member_noise` of (seed, row, 
 teacher can be paired.
 """
 
-from __future__ import annotations
-
-import time
-from collections.abc import Iterable
+import statistics
+import timeit
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -88,14 +87,14 @@ class Ensembles:
             return self.head.marginal_mean + self.head.marginal_std * noise
         if model == "dressed_resampled":
             return resampled(self.bank, noise.flatten(1)[:, 0])
-        condition = self.corrector.condition(self.residuals.name, tokens, facts)
+        condition = self.head.condition(tokens, facts)
         known = condition if shown is None else replace(condition, tokens=condition.tokens[shown],
                                                         facts=condition.facts[shown])
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model != "dressed_conditional":
             options = {"num_steps": num_steps} if num_steps else {}
             noise = self.samplers[model].whitened(known.rows(every), noise, second, **options)
-        return self.corrector.unwhiten(noise, condition.rows(every))
+        return self.head.unwhiten(noise, condition.rows(every))
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:
         """Noise and second noise (rows * members, *tokens, dim)."""
@@ -134,7 +133,7 @@ class Windows:
 
 
 @torch.no_grad()
-def one_step(ensembles: Ensembles, count: int, num_members: int, names: Iterable[str], num_steps: int = 0,
+def one_step(ensembles: Ensembles, count: int, num_members: int, names: Sequence[str], num_steps: int = 0,
              is_shuffled: bool = False) -> Windows:
     """One call from `count` windows of the evaluated split. num_steps > 0: of the corrector's sampler.
 
@@ -144,23 +143,18 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: Iterable
     """
     source, split = ensembles.residuals, ensembles.truth.split
     windows = schedule_of({source.name: source}, split, count, ensembles.seed + 5).batch(0)
-    draws: dict[str, list[Tensor]] = {name: [] for name in names}
-    truths, fields = [], []
-    size = max(1, STATES // num_members)
-    for part, (rows,
-               starts) in enumerate(zip(windows.rows.split(size), windows.starts.split(size), strict=True)):
-        key = (ensembles.seed, "test", part)
+    parts, size = [], max(1, STATES // num_members)
+    for rows, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
+        key = (ensembles.seed, "test", len(parts))
         r, tokens, facts = source.draw(split, rows, starts, generator(*key))
-        truths.append(r)
-        fields.append(source.decode(r) + left_out(ensembles, rows, starts, generator(*key)))
-        noise, second = ensembles.noise(torch.arange(len(rows)) + part * size, -1, num_members)
+        u_ref = source.decode(r) + left_out(ensembles, rows, starts, generator(*key))
+        noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shown = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
-        for name, found in draws.items():
-            drawn = ensembles.residual(name, tokens, facts, noise, second, num_steps,
-                                       shown).unflatten(0, (-1, num_members))
-            found.append(drawn[:, :1] if name == "operator" else drawn)
-    return Windows({name: torch.cat(found) for name, found in draws.items()}, torch.cat(truths),
-                   torch.cat(fields), windows.rows, windows.starts)
+        draws = [ensembles.residual(name, tokens, facts, noise, second, num_steps, shown)
+                 .unflatten(0, (-1, num_members))[:, :1 if name == "operator" else None] for name in names]
+        parts.append((r, u_ref, *draws))
+    truth, u_ref, *draws = map(torch.cat, zip(*parts, strict=True))
+    return Windows(dict(zip(names, draws, strict=True)), truth, u_ref, windows.rows, windows.starts)
 
 
 def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:
@@ -188,14 +182,12 @@ def milliseconds_per_state(ensembles: Ensembles, model: str, batch_size: int) ->
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
     known = source.head.known(truth.cache.parameters[rows])
     noise, second = ensembles.noise(rows, 0, 1)
-    seconds = []
-    for _ in range(TIMED + 1):
-        ensembles.evaluations = 0
-        if ensembles.device.type == "cuda":
-            torch.cuda.synchronize()
-        begun = time.perf_counter()
+
+    def step() -> None:
         z_pred, tokens, facts = source.predict(z, known)
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
-        source.decode(z_next).cpu()
-        seconds.append(time.perf_counter() - begun)
-    return 1e3 * sorted(seconds[1:])[TIMED // 2] / len(rows), float(ensembles.evaluations)
+        source.decode(z_next).cpu()   # waits for the device
+
+    ensembles.evaluations = 0
+    seconds = timeit.repeat(step, number=1, repeat=TIMED + 1)[1:]   # the first warms up
+    return 1e3 * statistics.median(seconds) / len(rows), ensembles.evaluations / (TIMED + 1)

@@ -10,15 +10,12 @@ The SVG takes its ink from the page (`var(--ink)`, `var(--line)`), so one figure
 dark.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import io
-import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+
+from ups.evaluation.tables import label, ordered
 
 INK, LINE = "#1f2933", "#c5ccd3"  # replaced by the page's colours in SVG; as they are in PNG files
 FIELD_MAP, ERROR_MAP, INPUT_MAP = "viridis", "RdBu_r", "cividis"
@@ -45,9 +44,6 @@ LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#
          "train_mean": ("#8a939c", (0, (4, 2)), ""), "codec_floor": ("#7a8a2e", (0, (1, 1.5)), ""),
          "dressed": ("#8a939c", (0, (4, 2)), "x"), "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
          "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1")}
-SPARE = (("#a03c3c", (0, (2, 1)), "*"), ("#3c7a8c", (0, (2, 1)), "h"))   # models from elsewhere
-NAMES = {"operator": "UPS operator", "base": "base alone", "fno": "FNO", "unet": "U-Net",
-         "persistence": "persistence", "train_mean": "training mean", "codec_floor": "codec floor"}
 CYCLE = [LOOKS[name] for name in ("operator", "base", "student_1", "corrector", "rival", "student_2",
                                   "persistence")]   # of tasks
 # per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
@@ -63,18 +59,14 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.ti
 styled = matplotlib.rc_context(STYLE)   # decorator of what draws
 
 
-def _look(name: str) -> tuple:
-    return LOOKS.get(name, SPARE[sum(name.encode()) % len(SPARE)])
-
-
 def color(name: str) -> str:
     """The colour of a model."""
-    return _look(name)[0]
+    return LOOKS[name][0]
 
 
 def line(look: str | tuple, num_points: int) -> dict:
     """How a line of so many points is drawn, by the name of its model: keywords of `Axes.plot`."""
-    shade, dash, marker = _look(look) if isinstance(look, str) else look
+    shade, dash, marker = LOOKS.get(look, look)
     return {"color": shade, "linestyle": dash, "marker": marker, "markersize": 4,
             "markevery": max(1, num_points // 8)}
 
@@ -175,30 +167,28 @@ def _compared(ref: np.ndarray, pred: np.ndarray) -> list[tuple[str, np.ndarray, 
     return [("truth", ref, scale), ("prediction", pred, scale), ("error", error, colours(ERROR_MAP, error))]
 
 
-def maps(sample: dict, rows: Sequence[Sequence[tuple[np.ndarray, dict]]], names: Iterable[str],
-         titles: Iterable[str]) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes: rows of (values (x, y), colours), a name for each row and a title for each
-    column."""
+def maps(sample: dict,
+         rows: Mapping[str, Sequence[tuple[str, np.ndarray, dict]]]) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes: the name of each row -> (title, values (x, y), colours) of each column; titles
+    are those of the first row."""
     x0, x1, y0, y1 = extent = _extent(sample)
-    height = 1.0 + len(rows) * (7.4 / len(rows[0])) * min((y1 - y0) / (x1 - x0), 2.0)
-    fig = Figure(figsize=(9.2, height))
-    axes = fig.subplots(len(rows), len(rows[0]), sharex=True, sharey=True, squeeze=False)
-    for ax, (values, scale) in zip(axes.flat, itertools.chain.from_iterable(rows), strict=True):
-        ax.imshow(values.T, extent=extent, **scale)
-        ax.tick_params(labelsize=7)
-        ax.locator_params(nbins=2)
-    for ax, name in zip(axes[:, 0], names, strict=True):
-        ax.set_ylabel(f"{name}\ny".lstrip())
-    for top, bottom, title in zip(axes[0], axes[-1], titles, strict=True):
-        top.set_title(title)
-        bottom.set_xlabel("x")
+    num_columns = len(next(iter(rows.values())))
+    fig = Figure(figsize=(9.2, 1.0 + len(rows) * (7.4 / num_columns) * min((y1 - y0) / (x1 - x0), 2.0)))
+    axes = fig.subplots(len(rows), num_columns, sharex=True, sharey=True, squeeze=False)
+    for row, (name, panels) in zip(axes, rows.items(), strict=True):
+        row[0].set_ylabel(f"{name}\ny".lstrip())
+        for ax, (title, values, scale) in zip(row, panels, strict=True):
+            ax.imshow(values.T, extent=extent, **scale)
+            ax.tick_params(labelsize=7)
+            ax.locator_params(nbins=2)
+            ax.set(title=title if ax in axes[0] else "", xlabel="x" if ax in axes[-1] else "")
     return fig, axes
 
 
-def bar(axes: Any, label: str, num_ticks: int = 4, **options: Any) -> None:
+def bar(axes: Any, text: str, num_ticks: int = 4, **options: Any) -> None:
     """A colour bar beside axes whose images share one scale."""
     ax = np.ravel(axes)[0]
-    options = {"label": label, "ticks": MaxNLocator(num_ticks), "fraction": 0.05, "pad": 0.02, **options}
+    options = {"label": text, "ticks": MaxNLocator(num_ticks), "fraction": 0.05, "pad": 0.02, **options}
     ax.figure.colorbar(ax.images[0], ax=axes, **options).outline.set_visible(False)
 
 
@@ -213,18 +203,34 @@ def finish(ax: Axes, **settings: Any) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(4))
 
 
-def curves(ax: Axes, models: dict, times: list[float], key: str, names: dict[str, str],
-           banded: Iterable[str], **settings: Any) -> None:
-    """A line for each model's list `key` by lead time; for those in `banded` its 95 % interval as a band."""
-    for name, row in models.items():
-        values = floats(row.get(key, ()))
-        if not (values > 0).any():   # not finite, or the spread of a single member
-            continue
-        ax.plot(times, values, label=names.get(name, name), **line(name, len(times)))
-        if f"{key}_low" in row and name in banded:
-            ax.fill_between(times, floats(row[f"{key}_low"]), floats(row[f"{key}_high"]), color=color(name),
-                            alpha=0.2, linewidth=0)
-    finish(ax, xlabel="lead time", **settings)
+@styled
+def by_lead(models: dict, times: list[float], panels: Iterable[tuple[str, str, str]],
+            banded: Iterable[str]) -> Figure | None:
+    """A line over lead time for each model's list `key`, in a panel for every (title, key, scale) that there
+    is; for those in `banded` its 95 % interval as a band. None without leads."""
+    panels = [panel for panel in panels if any(len(row.get(panel[1], ())) > 1 for row in models.values())]
+    if not panels:
+        return None
+    fig = Figure(figsize=(3.1 * max(len(panels), 2), 3.4))
+    for ax, (title, key, scale) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        curves = {name: floats(models[name].get(key, ())) for name in ordered(models)}
+        # not NaN, nor no spread
+        kept = {name: values for name, values in curves.items() if (values > 0).any()}
+        for name, values in kept.items():
+            ax.plot(times, values, label=label(name), **line(name, len(times)))
+            if f"{key}_low" in models[name] and name in banded:
+                ax.fill_between(times, *(floats(models[name][f"{key}_{end}"]) for end in ("low", "high")),
+                                color=color(name), alpha=0.2, linewidth=0)
+        finish(ax, xlabel="lead time", title=title, yscale=scale)
+        # a periodic truth passes through its first frame again; persistence would stretch the axis there
+        known = [values[values > 0].min() for name, values in kept.items() if name != "persistence"]
+        if scale == "linear":
+            ax.axhspan(0.9, 1.1, color=LINE, alpha=0.5, linewidth=0)   # calibrated
+            ax.set_ylim(bottom=0)
+        elif known:
+            ax.set_ylim(bottom=0.6 * min(known))
+    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
 
 
 @styled
@@ -257,9 +263,9 @@ def space_time(sample: dict, field: int) -> Figure:
 def frames_2d(sample: dict, field: int) -> Figure:
     """2D: rows truth, prediction, error over columns of lead times; truth and prediction share one scale."""
     leads, name = pick_leads(len(sample["times"]), COLUMNS), sample["fields"][field]
-    rows = _compared(*(u[leads] for u in _both(sample, field)))
-    fig, axes = maps(sample, [[(u, scale) for u in values] for _, values, scale in rows],
-                     [title for title, _, _ in rows], [lead_title(sample["times"][lead]) for lead in leads])
+    titles = [lead_title(sample["times"][lead]) for lead in leads]
+    fig, axes = maps(sample, {row: [(title, u, scale) for title, u in zip(titles, values, strict=True)]
+                              for row, values, scale in _compared(*(u[leads] for u in _both(sample, field)))})
     bar(axes[:2], name)
     bar(axes[2], f"error in {name}")
     return fig
@@ -272,11 +278,10 @@ def steady(sample: dict, field: int) -> Figure:
     inputs = [(f"coefficient {key}", shown(sample, [a], 0)) for key, a in sample.get("inputs", {}).items()]
     panels = [*((title, a, colours(INPUT_MAP, a)) for title, a in inputs),
               *_compared(*(u[0] for u in _both(sample, field)))]
-    titles, fields, scales = zip(*panels, strict=True)
-    fig, axes = maps(sample, [list(zip(fields, scales, strict=True))], [""], titles)
-    for ax, title in zip(axes[0], titles, strict=True):
-        label = {"error": f"error in {name}", "truth": name, "prediction": name}.get(title, title.split()[-1])
-        bar(ax, label, orientation="horizontal", fraction=0.06)
+    fig, axes = maps(sample, {"": panels})
+    for ax, (title, _, _) in zip(axes[0], panels, strict=True):
+        text = {"error": f"error in {name}", "truth": name, "prediction": name}.get(title, title.split()[-1])
+        bar(ax, text, orientation="horizontal", fraction=0.06)
     return fig
 
 
@@ -284,22 +289,6 @@ def sample_figure(sample: dict, field: int) -> Figure:
     """The figure that fits the sample: steady, 1D over time, or frames of a 2D (or sliced 3D) field."""
     draw = steady if len(sample["times"]) == 1 else space_time if len(sample["axes"]) == 1 else frames_2d
     return draw(sample, field)
-
-
-@styled
-def error_growth(models: dict, times: list[float]) -> Figure:
-    """nRMSE per lead time of every model with its 95 % interval, logarithmic."""
-    fig = Figure(figsize=(7.4, 3.1))
-    ax = fig.subplots()
-    curves(ax, models, times, "error_growth", NAMES, models, ylabel="nRMSE", yscale="log",
-           title="error growth over the rollout")
-    # a periodic truth passes through its first frame again; persistence would stretch the axis there
-    known = [value for name, row in models.items() if name != "persistence" for value in row["error_growth"]
-             if value]
-    if known:
-        ax.set_ylim(bottom=0.4 * min(known))
-        ax.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    return fig
 
 
 @styled
@@ -315,7 +304,7 @@ def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell
     for column, (ax, lead) in enumerate(zip(axes, leads, strict=True)):
         for key, values in energy.items():
             style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
-            ax.loglog(wave[kept], values[column], label=NAMES.get(key, key), **line(key, int(kept.sum())),
+            ax.loglog(wave[kept], values[column], label=label(key), **line(key, int(kept.sum())),
                       **style)
         ax.set(xlabel="wave number (cycles per box)", title=lead_title(times[lead]) if len(times) > 1 else "")
         ax.grid(axis="y")
@@ -337,13 +326,13 @@ def training(history: list[dict]) -> Figure:
         names, looks = sorted({name for row in history for name in row if name.startswith(prefix)}), {}
         for name in names:
             rows = [row for row in history if name in row]
-            label = name.split("/", 1)[1]
+            text = name.split("/", 1)[1]
             # a task keeps its colour and marker; its base alone is dashed
-            shade, _, marker = looks.setdefault(label.split("/")[0], CYCLE[len(looks) % len(CYCLE)])
-            style = line((shade, DASHED if label.endswith("/base") else "-",
+            shade, _, marker = looks.setdefault(text.split("/")[0], CYCLE[len(looks) % len(CYCLE)])
+            style = line((shade, DASHED if text.endswith("/base") else "-",
                           marker if title == "validation" else ""), len(rows))
             ax.plot([row["step"] for row in rows], floats(row[name] for row in rows),
-                    label=label.replace("/", ", "), linewidth=1.1, **style)
+                    label=text.replace("/", ", "), linewidth=1.1, **style)
         finish(ax, title=title, xlabel="step (optimizer updates)", yscale=scale)
         if len(names) > 1:
             ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)

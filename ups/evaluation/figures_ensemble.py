@@ -8,35 +8,38 @@ label. Of a 3D field the middle slice of the last axis is shown. A steady sample
 models: {model: row of ups.metrics.ensembles.summarise_ensemble}; what a row lacks is left out.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ups.evaluation import figures
-from ups.evaluation.figures import DASHED, INK, color, floats, lead_title, line, shown, styled
+from ups.evaluation.figures import (
+    DASHED,
+    FIELD_MAP,
+    INK,
+    INPUT_MAP,
+    SPREAD_MAP,
+    bar,
+    color,
+    colours,
+    field_errors,
+    finish,
+    floats,
+    lead_title,
+    line,
+    maps,
+    pick_leads,
+    shown,
+    styled,
+)
+from ups.evaluation.tables import NAMES, label, ordered
 
-NAMES = {"operator": "operator alone", "dressed": "+ noise", "dressed_conditional": "+ conditional noise",
-         "dressed_resampled": "+ drawn residual", "rival": "rival, no teacher", "corrector": "corrector",
-         # in the order in which they are shown
-         "student_1": "student, 1 step", "student_2": "student, 2 steps"}
 FEATURED = ("corrector", "student_1", "dressed_conditional", "student_2", "rival", "dressed",
             "dressed_resampled")
 NUM_LINES = 8       # members drawn as lines
 LEADS = 3
-
-
-def ordered(models: dict) -> list[str]:
-    """Known models in the order of NAMES, then any others."""
-    return [*[name for name in NAMES if name in models], *[name for name in models if name not in NAMES]]
-
-
-def label(model: str) -> str:
-    return NAMES.get(model, model)
+LEAD_PANELS = (("CRPS", "crps_by_lead", "log"), ("nRMSE of the ensemble mean", "nrmse_mean_by_lead", "log"),
+               ("spread / error of the mean", "ssr_by_lead", "linear"))
 
 
 def featured(models: dict, count: int) -> list[str]:
@@ -59,7 +62,7 @@ def fan(sample: dict, field: int) -> Figure:
     """1D: truth, operator, members and their central intervals (positions i / (M + 1), at most the range)
     over x, leads in columns and models in rows."""
     ref, x = shown(sample, sample["u_ref"], field), shown(sample, sample["coordinates"], 0)
-    models, leads = featured(sample["members"], 3), figures.pick_leads(len(ref), LEADS)
+    models, leads = featured(sample["members"], 3), pick_leads(len(ref), LEADS)
     drawn = {model: shown(sample, sample["members"][model], field)
              for model in {*models, "operator"} & sample["members"].keys()}
     fig = Figure(figsize=(9.2, 0.7 + 2.0 * len(models)))
@@ -77,7 +80,7 @@ def fan(sample: dict, field: int) -> Figure:
                 ax.plot(x, drawn["operator"][0, lead], color=color("operator"), linewidth=1.2,
                         linestyle=DASHED, label=label("operator"))
             ax.plot(x, ref[lead], color=INK, linewidth=1.4, label="truth")
-            figures.finish(ax, title=lead_title(sample["times"][lead]) if model == models[0] else "",
+            finish(ax, title=lead_title(sample["times"][lead]) if model == models[0] else "",
                            xlabel="x" if model == models[-1] else "")
         row[0].set_ylabel(f"{label(model)}\n{sample['fields'][field]}")
     handles, names = axes[0, 0].get_legend_handles_labels()
@@ -85,128 +88,75 @@ def fan(sample: dict, field: int) -> Figure:
     return fig
 
 
-def _logarithmic(axis) -> None:
-    """Plain numbers at 1, 2, 3 and 5 of each decade, over many decades at each."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if high < 30 * low else (1, 3) if high < 300 * low
-                                      else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _moments(members: np.ndarray, ref: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean of members (M, ...), their spread (nothing of one) and the error of the mean."""
+def _panels(ref: np.ndarray, members: np.ndarray, count: int, scale: dict) -> list[tuple]:
+    """(title, values, colours): truth, mean of members (M, ...), `count` of them, their spread (nothing of
+    one) and the error of the mean; the last two share a scale of their own."""
     mean = members.mean(0)
-    return mean, members.std(0, ddof=1) if len(members) > 1 else 0 * mean, np.abs(mean - ref)
+    spread, error = members.std(0, ddof=1) if len(members) > 1 else 0 * mean, np.abs(mean - ref)
+    own = colours(SPREAD_MAP, spread, error)
+    return [("truth", ref, scale), ("mean", mean, scale),
+            *[(f"member {i + 1}", member, scale) for i, member in enumerate(members[:count])],
+            ("spread", spread, own), ("error of mean", error, own)]
+
+
+def _barred(sample: dict, rows: Mapping[str, list[tuple]], field: int, first: int) -> Figure:
+    """Maps of `_panels` from column `first` on, with their colour bars."""
+    fig, axes = maps(sample, rows)
+    for row in axes:   # what is certain and what is not differ by decades
+        bar(row[-2:], "", 3, aspect=12)
+    for columns, text in ((axes[:, :first], "observed"), (axes[:, first:-2], sample["fields"][field])):
+        if columns.size:   # as wide as its columns
+            bar(columns, text, 3 * columns.shape[1], orientation="horizontal", fraction=0.03,
+                aspect=12 * columns.shape[1])
+    return fig
 
 
 @styled
 def members_2d(sample: dict, model: str, field: int) -> Figure:
-    """2D: truth, mean, two members, spread and error of the mean, leads in rows; the last two share one
-    scale."""
-    leads, name = figures.pick_leads(len(sample["times"]), LEADS), sample["fields"][field]
-    ref, members = (shown(sample, u, field)[..., leads, :, :]
-                    for u in (sample["u_ref"], sample["members"][model]))
-    mean, spread, error = _moments(members, ref)
-    field_scale = figures.colours(figures.FIELD_MAP, ref, members)
-    spread_scale = figures.colours(figures.SPREAD_MAP, spread, error)
-    panels = [("truth", ref, field_scale), ("mean", mean, field_scale),
-              *((f"member {i + 1}", member, field_scale) for i, member in enumerate(members[:2])),
-              ("spread", spread, spread_scale), ("error of mean", error, spread_scale)]
-    fig, axes = figures.maps(sample, [[(u[i], scale) for _, u, scale in panels] for i in range(len(leads))],
-                             [lead_title(sample["times"][lead]) for lead in leads],
-                             [title for title, _, _ in panels])
-    _bar_below(axes[:, :-2], name)
-    _bar_below(axes[:, -2:], f"in {name}")
-    return fig
-
-
-def _bar_below(axes: np.ndarray, text: str) -> None:
-    """A colour bar as wide as its columns."""
-    columns = axes.shape[1]
-    figures.bar(axes, text, 3 * columns, orientation="horizontal", fraction=0.03, aspect=12 * columns)
+    """2D: truth, mean, two members, spread and error of the mean, leads in rows."""
+    ref, members = (shown(sample, u, field) for u in (sample["u_ref"], sample["members"][model]))
+    leads = pick_leads(len(ref), LEADS)
+    scale = colours(FIELD_MAP, ref[leads], members[:, leads])
+    return _barred(sample, {lead_title(sample["times"][lead]): _panels(ref[lead], members[:, lead], 2, scale)
+                            for lead in leads}, field, 0)
 
 
 @styled
-def by_lead(models: dict, times: list[float]) -> Figure | None:
-    """CRPS, nRMSE of the ensemble mean and spread over skill of every model against the lead time; None
-    without leads."""
-    panels = [(title, key, scale) for title, key, scale in (
-        ("CRPS", "crps_by_lead", "log"), ("nRMSE of the ensemble mean", "nrmse_mean_by_lead", "log"),
-        ("spread / error of the mean", "ssr_by_lead", "linear"))
-              if any(len(row.get(key, ())) > 1 for row in models.values())]
-    if not panels:
-        return None
-    fig = Figure(figsize=(9.2, 3.4))
-    models = {model: models[model] for model in ordered(models)}
-    for ax, (title, key, scale) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        # eight bands on top of one another show nothing
-        figures.curves(ax, models, times, key, NAMES, featured(models, 2), title=title, yscale=scale)
-        if scale == "log":
-            _logarithmic(ax.yaxis)
-        else:
-            ax.axhspan(0.9, 1.1, color=figures.LINE, alpha=0.5, linewidth=0)
-            ax.set_ylim(bottom=0)
-    handles = {name: handle for ax in fig.axes
-               for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
-    return fig
-
-
-def _small_panels(models: dict, key: str, is_shown: Callable[[np.ndarray], bool], height: float,
-                  xlabel: str) -> tuple[Figure | None, dict[str, Axes]]:
-    """A panel of equal axes for each model whose list `key` can be shown, at most four in a row; no figure
-    without any."""
-    kept = [model for model in ordered(models) if is_shown(floats(models[model].get(key, ())))]
-    if not kept:
-        return None, {}
-    columns = min(len(kept), 4)
-    rows = -(-len(kept) // columns)
-    fig = Figure(figsize=(9.2 * max(columns, 2) / 4, 0.4 + height * rows))
-    axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for i, ax in enumerate(axes):
-        ax.set_visible(i < len(kept))
-        ax.tick_params(labelbottom=i >= len(kept) - columns)   # the lowest of each column
-    for ax, model in zip(axes, kept, strict=False):
-        ax.set_title(label(model), color=color(model))
-    fig.supxlabel(xlabel, fontsize=9)
-    return fig, dict(zip(kept, axes, strict=False))
-
-
-@styled
-def spread_and_skill(models: dict, times: list[float]) -> Figure | None:
-    """Spread and error of the ensemble mean against the lead time, one panel per model: they coincide where
-    it is calibrated."""
-    fig, axes = _small_panels(models, "spread_by_lead", lambda u: len(u) > 1 and (u > 0).any(), 1.7,
-                              "lead time")
-    for model, ax in axes.items():
-        ax.plot(times, floats(models[model]["rmse_by_lead"]), color=INK, label="error of the mean")
-        ax.plot(times, floats(models[model]["spread_by_lead"]), color=color(model), linestyle=DASHED,
-                label="spread")
-        figures.finish(ax)
-    if fig:
-        fig.axes[0].set_ylim(bottom=0)
-        fig.axes[0].legend(fontsize=8, loc="best", handlelength=1.6)
-    return fig
+def steady_cases(sample: dict, field: int) -> Figure:
+    """Steady 2D prior: per observation case (rows) what was seen, truth, mean, one member, spread, error of
+    the mean."""
+    drawn = {case: [shown(sample, u, at) for u, at in (([entry["observed"]], 0), (entry["u_ref"], field),
+                                                       (entry["members"], field))]
+             for case, entry in sample["cases"].items()}
+    seen = colours(INPUT_MAP, *[observed for observed, _, _ in drawn.values()])
+    scale = colours(FIELD_MAP, *[u for _, ref, members in drawn.values() for u in (ref, members[0])])
+    return _barred(sample, {case_name(case): [("observed", observed, seen), *_panels(ref, members, 1, scale)]
+                            for case, (observed, ref, members) in drawn.items()}, field, 1)
 
 
 @styled
 def rank_histograms(models: dict) -> Figure | None:
-    """Share of truths in each gap between sorted members over the expected share: flat at 1 where members are
-    exchangeable."""
-    fig, axes = _small_panels(models, "rank_histogram", lambda u: len(u) > 2 and np.isfinite(u).all(), 1.6,
-                              "rank of the truth among the members")
-    for model, ax in axes.items():
-        counts = floats(models[model]["rank_histogram"])
+    """Share of truths in each gap between sorted members over the expected share, a panel per model: flat at
+    1 where members are exchangeable."""
+    every = {model: floats(models[model].get("rank_histogram", ())) for model in ordered(models)}
+    kept = {model: counts for model, counts in every.items() if len(counts) > 2 and np.isfinite(counts).all()}
+    if not kept:
+        return None
+    rows, columns = -(-len(kept) // 4), min(len(kept), 4)
+    fig = Figure(figsize=(9.2 * max(columns, 2) / 4, 0.4 + 1.6 * rows))
+    axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for ax, (model, counts) in zip(axes, kept.items(), strict=False):
         ax.bar((np.arange(len(counts)) + 0.5) / len(counts), counts / counts.sum() * len(counts),
                width=0.92 / len(counts), color=color(model), alpha=0.85)
         ax.axhline(1.0, color=INK, linewidth=1.0)
-        ax.set_xticks([0, 0.5, 1], ["below", "", "above"])
-        ax.tick_params(axis="x", length=0)
-    if fig:
-        # the end bars of a confident ensemble may be many times the rest: cut, the table has them
-        fig.axes[0].set_ylim(0, min(6.0, fig.axes[0].get_ylim()[1]))
-        fig.supylabel("frequency / flat", fontsize=9)
+        ax.set_title(label(model), color=color(model))
+    for ax in axes[len(kept):]:
+        ax.remove()
+    axes[0].set_xticks([0, 0.5, 1], ["below", "", "above"])
+    # the end bars of a confident ensemble may be many times the rest: cut, the table has them
+    axes[0].set_ylim(0, min(6.0, axes[0].get_ylim()[1]))
+    fig.supxlabel("rank of the truth among the members", fontsize=9)
+    fig.supylabel("frequency / flat", fontsize=9)
     return fig
 
 
@@ -222,15 +172,12 @@ def reliability(models: dict) -> Figure | None:
     ax = fig.subplots()
     for model, bins in kept.items():
         slope = "" if bins["slope"] is None else f" (slope {bins['slope']:.2f})"
-        ax.plot(floats(bins["spread"]), floats(bins["rmse"]), linewidth=1.2, label=label(model) + slope,
-                **line(model, len(bins["spread"])))
-    every = [value for bins in kept.values() for value in (*bins["spread"], *bins["rmse"]) if value]
-    ends = [min(every) / 1.3, max(every) * 1.3]
-    ax.plot(ends, ends, color=INK, linewidth=0.8)
-    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", anchor="W",
-           xlabel="predicted spread / RMS of the truth", ylabel="error of the mean / RMS")
-    _logarithmic(ax.xaxis)
-    _logarithmic(ax.yaxis)
+        ax.loglog(floats(bins["spread"]), floats(bins["rmse"]), linewidth=1.2, label=label(model) + slope,
+                  **line(model, len(bins["spread"])))
+    ax.autoscale(False)
+    ax.axline((1, 1), (2, 2), color=INK, linewidth=0.8)
+    ax.set(aspect="equal", anchor="W", xlabel="predicted spread / RMS of the truth",
+           ylabel="error of the mean / RMS")
     ax.grid()
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return fig
@@ -240,54 +187,27 @@ def reliability(models: dict) -> Figure | None:
 def spectrum_errors(models: dict) -> Figure | None:
     """Decades by which the energy of members, and of sampled residuals (the operator has none), is off; 95 %
     intervals."""
-    panels = [(title, key) for title, key in (("members", "spectrum_error"),
-                                              ("sampled residuals", "residual_spectrum_error"))
-              if any(row.get(key, {}).get("value") is not None for row in models.values())]
+    names, panels = ordered(models)[::-1], {}
+    for title, key in (("members", "spectrum_error"), ("sampled residuals", "residual_spectrum_error")):
+        rows = [models[name].get(key, {}) if (title, name) != ("sampled residuals", "operator") else {}
+                for name in names]
+        panels[title] = [floats(row.get(part) for row in rows) for part in ("value", "low", "high")]
+    panels = {title: ends for title, ends in panels.items() if np.isfinite(ends[0]).any()}
     if not panels:
         return None
-    fig, names = Figure(figsize=(9.2, 0.9 + 0.24 * len(models))), ordered(models)
+    fig = Figure(figsize=(9.2, 0.9 + 0.24 * len(models)))
     axes = fig.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for ax, (title, key) in zip(axes, panels, strict=True):
-        for i, model in enumerate(names):
-            value, low, high = (models[model].get(key, {}).get(part) for part in ("value", "low", "high"))
-            if value is not None and not (model == "operator" and key == "residual_spectrum_error"):
-                ax.barh(i, value, color=color(model), alpha=0.85, height=0.66)
-                ax.plot([low, high], [i, i], color=INK, linewidth=1.2)
+    for ax, (title, (value, low, high)) in zip(axes, panels.items(), strict=True):
+        ax.barh([label(name) for name in names], value, xerr=(value - low, high - value),
+                color=list(map(color, names)), alpha=0.85, height=0.66, ecolor=INK)
         ax.set(title=f"spectrum of {title}", xlabel="mean |log₁₀ (energy / true energy)|", axisbelow=True)
-        ax.set_yticks(range(len(names)), [label(model) for model in names])
         ax.grid(axis="x")
-        ax.tick_params(axis="y", length=0)
-    axes[0].invert_yaxis()
-    return fig
-
-
-@styled
-def steady_cases(sample: dict, field: int) -> Figure:
-    """Steady 2D prior: per observation case (rows) what was seen, truth, mean, one member, spread, error of
-    the mean; the last two on a scale of the case."""
-    panels = []
-    for entry in sample["cases"].values():
-        members, ref = (shown(sample, entry[key], field) for key in ("members", "u_ref"))
-        mean, spread, error = _moments(members, ref)
-        panels.append([shown(sample, [entry["observed"]], 0), ref, mean, members[0], spread, error])
-    seen = figures.colours(figures.INPUT_MAP, *[row[0] for row in panels])
-    scale = figures.colours(figures.FIELD_MAP, *[u for row in panels for u in row[1:4]])
-    # of each case: what is certain and what is not differ by decades
-    own = [figures.colours(figures.SPREAD_MAP, *row[4:]) for row in panels]
-    rows = [list(zip(row, [seen, scale, scale, scale, last, last], strict=True))
-            for row, last in zip(panels, own, strict=True)]
-    fig, axes = figures.maps(sample, rows, map(case_name, sample["cases"]),
-                             ("observed", "truth", "mean", "one member", "spread", "error of mean"))
-    for row in axes:
-        figures.bar(row[4:], "", 3, aspect=12)
-    _bar_below(axes[:, :1], "observed")
-    _bar_below(axes[:, 1:4], sample["fields"][field])
     return fig
 
 
 def field_to_show(sample: dict) -> int:
     """The field with the largest relative error of the first shown model's mean."""
     model = (featured(sample["members"], 1) or list(sample["members"]))[0]
-    errors = figures.field_errors({"u_ref": sample["u_ref"],
+    errors = field_errors({"u_ref": sample["u_ref"],
                                    "u_pred": np.asarray(sample["members"][model], dtype=float).mean(0)})
     return int(np.argmax(np.nan_to_num(errors, nan=-1.0, posinf=np.inf)))

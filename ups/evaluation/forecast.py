@@ -1,8 +1,6 @@
 """How wrong the operator's forecasts are, beside its base alone, the trivial forecast and the codec: a task's
 entry of results.json under "tasks" and the trajectories that the report shows."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -71,18 +69,15 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
               device: torch.device) -> tuple[dict[str, Tensor], float]:
     """Model -> predicted frames (n, T, C, *space), physical units: operator, its base alone, and the codec of
     the truth; and the seconds that the operator's took, decoding included."""
-    task, num_frames = truth.task, truth.num_frames
+    name, num_frames, head = truth.task.name, truth.num_frames, operator.head(truth.task.name)
     given, parameters = truth.given(rows, device), truth.cache.parameters[rows]
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     begun = time.perf_counter()
-    u_pred = operator.physical(task.name, operator.rollout(given, task.name, parameters, num_frames)).cpu()
+    u_pred = head.physical(operator.rollout(given, name, parameters, num_frames)).cpu()
     seconds = time.perf_counter() - begun
     base = u_pred      # the operator is its base where validation has switched the network off
-    if operator.head(task.name).is_network_used:
-        z_base = operator.rollout(given, task.name, parameters, num_frames, part="base")
-        base = operator.physical(task.name, z_base).cpu()
-    codec = operator.physical(task.name, truth.cache.batch(rows, truth.context, num_frames, device)).cpu()
+    if head.is_network_used:
+        base = head.physical(operator.rollout(given, name, parameters, num_frames, part="base")).cpu()
+    codec = head.physical(truth.cache.batch(rows, truth.context, num_frames, device)).cpu()
     return {"operator": u_pred, "base": base, "codec_floor": codec}, seconds
 
 

@@ -21,8 +21,6 @@ it harder. Ratios are paired, and equal is not better. The claims, and the fakes
 A verdict is {"usable": bool, "words": a few sentences}, for every task. Both come from results.json alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -34,6 +32,14 @@ MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2")
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
+
+PAIR = "operator / base"   # of a task's comparisons
+BESIDE = "({value:.3f} [{low:.3f}, {high:.3f}] times the base's error)"
+NETWORK = {   # what a verdict says of it, by `network_share`
+    "off": " Its network is not used: on validation the base alone was better.", "unknown": "",
+    "less": f" Its network makes it better than its base alone {BESIDE}.",
+    "more": f" Its network makes it worse than its base alone {BESIDE}.",
+    "tie": f" Its network adds nothing that can be told to its base {BESIDE}."}
 
 Interval = dict[str, float | None]
 
@@ -155,6 +161,19 @@ def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
 # ---- verdicts
 
 
+def network_share(task: dict[str, Any]) -> tuple[str, list[float]]:
+    """(less | more | tie | off | unknown, [percent, low, high]): what the network takes off the error of its
+    base, trajectory by trajectory. A tie where the interval holds zero; no numbers where it is switched off
+    or there is no interval."""
+    ratio = task["comparisons"].get(PAIR, {}).get("nrmse", point(None))
+    if not task["network_is_used"]:
+        return "off", []
+    if None in ratio.values() or task["num_initial_conditions"] < 2:
+        return "unknown", []
+    _, low, high = shares = [100 * (1 - ratio[key]) for key in ("value", "high", "low")]
+    return "tie" if low <= 0 <= high else "less" if low > 0 else "more", shares
+
+
 def judge_task(task: dict[str, Any]) -> dict[str, Any]:
     """The verdict on one task: whether it is usable and why not, then what its network adds."""
     models, versus = task["models"], task["comparisons"]
@@ -175,16 +194,9 @@ def judge_task(task: dict[str, Any]) -> dict[str, Any]:
             faults.append(f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
                           f"{task['times'][-1]:.3g} time units only")
     words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."
-    network = versus.get("operator / base", {}).get("nrmse", point(None))
-    if not task["network_is_used"]:
-        words += " Its network is not used: on validation the base alone was better."
-    elif None not in network.values():
-        size = (f"({network['value']:.3f} [{network['low']:.3f}, {network['high']:.3f}] times the base's "
-                "error)")
-        words += (f" Its network makes it better than its base alone {size}." if network["high"] < 1 else
-                  f" Its network makes it worse than its base alone {size}." if network["low"] > 1 else
-                  f" Its network adds nothing that can be told to its base {size}.")
-    return {"usable": not faults, "words": words}
+    kind, _ = network_share(task)
+    return {"usable": not faults,
+            "words": words + NETWORK[kind].format(**versus.get(PAIR, {}).get("nrmse", {}))}
 
 
 def check_verdicts(results: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,6 @@
 """What the report says about a steady prior: ensembles given part of the coefficient, beside cheap ones that
 are fitted to each observation, and beside the exact posterior of a task that knows it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,7 +52,7 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
             for kind, model in PRIORS.items()}}
         scores[case] = {model: score_ensemble(u.cpu()[:, :, None], u_ref, task.boundary)
                         for model, u in members.items()}
-        cases[case] = {model: summarise_ensemble(part, count, seed, None, groups)
+        cases[case] = {model: summarise_ensemble(part, count, seed, groups)
                        for model, part in scores[case].items()}
         if task.posterior and case in PARTIAL:
             exact, splits = judge_exactly(prior, residuals, case, v[: len(few)], parameters[: len(few)], few,

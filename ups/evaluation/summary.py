@@ -6,22 +6,21 @@ Against the trivial forecast everything looks good. So the first table sets the 
 and counts a difference only where the paired interval is apart from none.
 """
 
-from __future__ import annotations
-
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from ups.evaluation import figures
 from ups.evaluation.bench_rows import NETWORKS
-from ups.evaluation.gates import trivial_of
-from ups.evaluation.tables import cell, number, table
+from ups.evaluation.gates import PAIR, network_share, trivial_of
+from ups.evaluation.tables import cell, label, number, table
 
-PAIR = "operator / base"   # of a task's comparisons
 SHARE = {"less": "<b>{} %</b>", "tie": "tie", "more": "<b>{} %</b> the base is better",
          "off": "tie: the network is switched off", "unknown": "no interval"}
+ON_THE_BASE = {"less": "Of its base's error the network takes off {}.",
+               "tie": "Operator and base alone tie on {}.",
+               "off": "The network is switched off, as validation was no better with it, on {}.",
+               "more": "The base alone is better on {}.",
+               "unknown": "What the network is worth is not known on {}."}
 # times the base's error of a conserved mean, from which the page says that the network does not keep it
 LOST = 2.0
 
@@ -31,23 +30,10 @@ def _nrmse(task: dict, model: str) -> float | None:
     return task["models"].get(model, {}).get("nrmse", {}).get("value")
 
 
-def network_share(task: dict) -> tuple[str, list[float]]:
-    """(less | more | tie | off | unknown, [percent, low, high]): what the network takes off the error of its
-    base, trajectory by trajectory. A tie where the interval holds zero; no numbers where it is switched off
-    or there is no interval."""
-    ratio = task.get("comparisons", {}).get(PAIR, {}).get("nrmse")
-    if not task.get("network_is_used", True):
-        return "off", []
-    if ratio is None or None in ratio.values() or task["num_initial_conditions"] < 2:
-        return "unknown", []
-    _, low, high = shares = [100 * (1 - ratio[key]) for key in ("value", "high", "low")]
-    return "tie" if low <= 0 <= high else "less" if low > 0 else "more", shares
-
-
 def best_other(task: dict) -> str | None:
     """The FNO or U-Net with the least error, if one was trained on these data."""
-    known = {name: error for name in NETWORKS if (error := _nrmse(task, name)) is not None}
-    return min(known, key=known.get, default=None)
+    known = [name for name in NETWORKS if _nrmse(task, name) is not None]
+    return min(known, key=lambda name: _nrmse(task, name), default=None)
 
 
 def verdict(results: dict) -> str:
@@ -64,73 +50,67 @@ def verdict(results: dict) -> str:
         *_on_the_largest_error(tasks)])
 
 
-def _listed(texts: Sequence[str]) -> str:
-    *some, last = texts or [""]
+def _listed(texts: Iterable[str]) -> str:
+    *some, last = texts
     return f"{', '.join(some)} and {last}" if some else last
 
 
+def _by_kind(named: Iterable[tuple[str, str]], words: dict[str, str]) -> list[str]:
+    """The words of each kind that there is, of the names, (kind, name), that are of it."""
+    of_kind = {kind: [name for one, name in named if one == kind] for kind in words}
+    return [words[kind].format(_listed(names)) for kind, names in of_kind.items() if names]
+
+
 def _on_the_base(tasks: dict) -> list[str]:
-    kinds: dict[str, list[str]] = {}
+    shares = {name: network_share(task) for name, task in tasks.items()}
+    out = _by_kind([(kind, f"{number(share[0])} % on {name}" if kind == "less" else name)
+                    for name, (kind, share) in shares.items()], ON_THE_BASE)
     for name, task in tasks.items():
-        kind, shares = network_share(task)
-        kinds.setdefault(kind, []).append(f"{number(shares[0])} % on {name}" if kind == "less" else name)
-    out = [words.format(_listed(kinds[kind])) for kind, words in (
-        ("less", "Of its base's error the network takes off {}."),
-        ("tie", "Operator and base alone tie on {}."),
-        ("off", "The network is switched off, as validation was no better with it, on {}."),
-        ("more", "The base alone is better on {}."),
-        ("unknown", "What the network is worth is not known on {}."))
-        if kind in kinds]
-    for name, task in tasks.items():
-        ratio = task.get("comparisons", {}).get(PAIR, {}).get("crmse")
-        if task.get("conserved") and ratio and ratio["low"] is not None and ratio["low"] > LOST:
+        ratio = task["comparisons"].get(PAIR, {}).get("crmse")
+        if task["conserved"] and ratio and ratio["low"] is not None and ratio["low"] > LOST:
             ours, base = (number(task["models"][model]["crmse"]["value"]) for model in ("operator", "base"))
             out.append(f"On {name} the equation keeps the mean of {_listed(task['conserved'])}; the base "
                        f"keeps it to {base}, the operator to {ours}.")
     return out
 
 
+def _beside(task: dict) -> str:
+    """lower | higher | level | unknown: the operator's error beside that of the best network of another
+    kind."""
+    ours, theirs = (task["models"].get(model, {}).get("nrmse", {"value": None})
+                    for model in ("operator", best_other(task)))
+    if None in (*ours.values(), *theirs.values()):
+        return "unknown"
+    return "lower" if ours["high"] < theirs["low"] else "higher" if theirs["high"] < ours["low"] else "level"
+
+
 def _on_other_networks(tasks: dict) -> list[str]:
-    level = "the same within the intervals"
-    kinds: dict[str, list[str]] = {"lower": [], "higher": [], level: [], "unknown": []}
-    for name, task in tasks.items():
-        other, ours = best_other(task), task["models"]["operator"]["nrmse"]
-        theirs = task["models"][other]["nrmse"] if other else {}
-        kind = ("unknown" if not other or None in (*ours.values(), *theirs.values())
-                else "lower" if ours["high"] < theirs["low"] else "higher" if theirs["high"] < ours["low"]
-                else level)
-        kinds[kind].append(name if kind == "unknown" else f"{name} ({figures.NAMES[other]})")
-    unknown = kinds.pop("unknown")
-    parts = [f"{kind} on {_listed(names)}" for kind, names in kinds.items() if names]
-    where = "these data" if len(unknown) == len(tasks) else _listed(unknown)
+    kinds = {name: _beside(task) for name, task in tasks.items()}
+    parts = _by_kind([(kind, f"{name} ({label(best_other(tasks[name]))})") for name, kind in kinds.items()],
+                     {"lower": "lower on {}", "higher": "higher on {}",
+                      "level": "the same within the intervals on {}"})
     return [*([f"Beside the better of FNO and U-Net its error is {'; '.join(parts)}."] if parts else []),
-            *([f"No FNO or U-Net was trained on {where} (make bench)."] if unknown else [])]
+            *_by_kind([(kind, name) for name, kind in kinds.items()],
+                      {"unknown": "No FNO or U-Net was trained on {} (make bench)."})]
 
 
 def _on_the_codec(tasks: dict) -> list[str]:
-    shares = {name: floor / ours for name, task in tasks.items() if (ours := _nrmse(task, "operator"))
-              and (floor := _nrmse(task, "codec_floor")) is not None}
+    errors = {name: [_nrmse(task, model) for model in ("codec_floor", "operator")]
+              for name, task in tasks.items()}
+    shares = {name: floor / ours for name, (floor, ours) in errors.items() if ours and floor is not None}
     name = max(shares, key=shares.get, default=None)
     return [f"The codec's reconstruction error is at most {100 * shares[name]:.2g} % of the operator's "
             f"({name})."] if name else []
 
 
 def _on_the_largest_error(tasks: dict) -> list[str]:
-    errors = {name: _nrmse(task, "operator") for name, task in tasks.items()}
-    broken = [name for name, value in errors.items() if value is None]
+    rows = {name: task["models"]["operator"]["nrmse"] for name, task in tasks.items()}
+    broken = [name for name, row in rows.items() if row["value"] is None]
     out = [f"On {_listed(broken)} the prediction is not finite or the error undefined."] if broken else []
-    name = max((name for name in errors if name not in broken), key=errors.get, default=None)
+    name = max(rows.keys() - broken, key=lambda name: rows[name]["value"], default=None)
     if name:
-        row = tasks[name]["models"]["operator"]
-        low, high, by_field = row["nrmse"]["low"], row["nrmse"]["high"], row.get("nrmse_by_field", [])
-        first, last = row["error_growth"][0], row["error_growth"][-1]
-        text = (f"The largest error is on {name}: nRMSE {number(errors[name])} ({number(low)} to "
-                f"{number(high)})")
-        if len(by_field) > 1 and None not in by_field:
-            text += f", most of it in {tasks[name]['fields'][int(np.argmax(by_field))]}"
-        if len(row["error_growth"]) > 1 and None not in (first, last):
-            text += f", from {number(first)} at the first to {number(last)} at the last predicted frame"
-        out.append(text + ".")
+        error, low, high = (number(rows[name][end]) for end in ("value", "low", "high"))
+        out.append(f"The largest error is on {name}: nRMSE {error} ({low} to {high}).")
     return out
 
 
@@ -159,7 +139,7 @@ def overview(results: dict) -> str:
                 else "")
         rows.append([f'<a href="#{text}">{text}</a>', cell(models["operator"]["nrmse"]),
                      cell(base.get("nrmse")),
-                     share, beside, f"{cell(models[trivial]['nrmse'])}<i>{figures.NAMES[trivial]}</i>",
+                     share, beside, f"{cell(models[trivial]['nrmse'])}<i>{label(trivial)}</i>",
                      cell(models["operator"].get("crmse")) + kept, cell(base.get("crmse")),
                      cell(models.get("codec_floor", {}).get("nrmse")), number(task["num_trajectories"])])
     return table(head, rows)
@@ -167,4 +147,4 @@ def overview(results: dict) -> str:
 
 def _origin(model: str, row: dict[str, Any]) -> str:
     seconds = row.get("train_seconds")
-    return figures.NAMES[model] + (f", trained {number(seconds)} s" if seconds is not None else "")
+    return label(model) + (f", trained {number(seconds)} s" if seconds is not None else "")

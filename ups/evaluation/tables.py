@@ -1,11 +1,9 @@
 """Numbers, intervals and tables as the report writes them."""
 
-from __future__ import annotations
-
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ups.metrics.intervals import Metric
@@ -17,12 +15,33 @@ COSTS = (   # what a model is measured to cost
     Metric("ms_per_state", "ms per state",
            "wall-clock time per predicted state and member, operator and decoding included", best=None),
 )
+NAMES = {   # of the models, in the order in which they are shown
+    "operator": "UPS operator", "base": "base alone", "dressed": "+ noise",
+    "dressed_conditional": "+ conditional noise", "dressed_resampled": "+ drawn residual",
+    "rival": "rival, no teacher", "corrector": "corrector", "student_1": "student, 1 step",
+    "student_2": "student, 2 steps", "fno": "FNO", "unet": "U-Net", "persistence": "persistence",
+    "train_mean": "training mean", "codec_floor": "codec floor",
+}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 COUNTS = ("zero_frames", "nonfinite_trajectories")   # shown where they are not zero
 
 
 def is_interval(value: Any) -> bool:
     return isinstance(value, dict) and {"value", "low", "high"} <= set(value)
+
+
+def value_of(found: Any) -> float | None:
+    """The number of a row, with or without an interval."""
+    return found["value"] if is_interval(found) else found
+
+
+def label(model: str) -> str:
+    return NAMES.get(model, model)
+
+
+def ordered(models: Collection[str]) -> list[str]:
+    """Known models in the order of NAMES, then any others."""
+    return [*[name for name in NAMES if name in models], *[name for name in models if name not in NAMES]]
 
 
 def number(value: Any) -> str:

@@ -1,7 +1,5 @@
 """What the report says about ensembles: every way to draw a corrected task's future, on the same cases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -53,7 +51,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
                    rollouts(ensembles, model, rows, num_frames, settings.members))
         scores[model] = score_ensemble(members, u_ref, task.boundary, reference[:, 0])
         milliseconds, evaluations = milliseconds_per_state(ensembles, model, TIMED_STATES)
-        models[model] = {**summarise_ensemble(scores[model], count, seed, times, groups),
+        models[model] = {**summarise_ensemble(scores[model], count, seed, groups),
                          "ms_per_state": milliseconds,
                          "evaluations_per_state": evaluations, "one_step": steps["models"][model]}
         shown[model] = members[0].numpy()
@@ -101,7 +99,7 @@ def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_boot
 
     def summarise(rows: Scores, which: Tensor, kept: Sequence[str]) -> dict[str, Any]:
         part = {key: value[which] for key, value in rows.items()}
-        summary = summarise_ensemble(part, num_bootstrap, seed, None, groups[which])
+        summary = summarise_ensemble(part, num_bootstrap, seed, groups[which])
         return {key: summary[key] for key in kept}
 
     scores = {model: score(members) for model, members in windows.draws.items()}

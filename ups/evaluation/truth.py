@@ -6,8 +6,6 @@ is cut to fewer numbers it lacks what the codec leaves out, and a model that is 
 that part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -10,11 +10,10 @@ ups/generative/diffusion.py are made for. Conditions c are tokens (batch, *token
 and facts (batch, K) (parameters, time step, observation).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,10 @@ from torch import Tensor, nn
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearGuess
-from ups.models.backbone import make_backbone
+from ups.models.backbone import BACKBONES, TaskNetwork, zero_linear
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
-from ups.training.fit import fit
-from ups.training.optim import EMA, build_optimizer, learning_rate
+from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 MAX_FACTS = 8
 # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
@@ -42,8 +40,8 @@ Drawn = tuple[Tensor, Tensor, Tensor]   # residuals r, tokens, facts of a batch
 
 @dataclass(frozen=True)
 class Condition:
-    """What draws are conditioned on, for a batch of one task; made by `Corrector.condition`. mean, log_scale:
-    m and h."""
+    """What draws are conditioned on, for a batch of one task; made by `CorrectorHead.condition`. mean,
+    log_scale: m and h."""
 
     name: str
     tokens: Tensor
@@ -51,10 +49,7 @@ class Condition:
     mean: Tensor
     log_scale: Tensor
 
-    def __len__(self) -> int:
-        return len(self.facts)
-
-    def rows(self, index: Tensor) -> Condition:
+    def rows(self, index: Tensor) -> "Condition":
         """The conditions of some rows; an index may repeat."""
         return replace(self,
                        **{key: getattr(self, key)[index] for key in ("tokens", "facts", "mean", "log_scale")})
@@ -80,70 +75,51 @@ class CorrectorHead(nn.Module):
         self.guess = LinearGuess(**description["guess"]) if "guess" in description else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
-        self.gaussian = make_backbone(model)
-        self.gaussian_out = nn.Linear(model.width, 2 * dim)
+        self.gaussian = BACKBONES[model.kind](model)
+        self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
-        self.out = nn.Linear(model.width, dim)
-        for layer in (self.gaussian_out, self.out):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        for part in self.gaussian_parts():
-            part.requires_grad_(False)   # but while `fit_head` fits them
+        self.out = zero_linear(model.width, dim)
+        self.gaussian_parts = [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
+        nn.ModuleList(self.gaussian_parts).requires_grad_(False)   # but while `fit_head` fits them
 
-    def gaussian_parts(self) -> list[nn.Module]:
-        return [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
+    @cached_property
+    def largest(self) -> float:
+        """largest_std, read once, when it is fitted: no step waits for the device to say it."""
+        return float(self.largest_std)
 
-    def predict_gaussian(self, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, h), each (batch, *tokens, dim), from standardised tokens."""
+    def condition(self, tokens: Tensor, facts: Tensor) -> Condition:
+        """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `whiten`, `unwhiten` and
+        `Corrector.velocity` take."""
+        tokens = (tokens - self.c_mean) / self.c_std
+        facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
         hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts), self.boundary)
         mean, raw = self.gaussian_out(hidden).chunk(2, -1)
-        return mean, LARGEST_LOG_SCALE * torch.tanh(raw / LARGEST_LOG_SCALE)
-
-
-class Corrector(nn.Module):
-    """All corrected tasks in one network. description: model (ModelConfig's keys), precision, tasks (see
-    `CorrectorHead`)."""
-
-    def __init__(self, description: dict[str, Any]):
-        super().__init__()
-        model = ModelConfig(**description["model"])
-        self.description, self.precision = description, description["precision"]
-        self.names = [task["name"] for task in description["tasks"]]
-        self.heads = nn.ModuleDict({task["name"]: CorrectorHead(task, model)
-                                    for task in description["tasks"]})
-        self.backbone = make_backbone(model)
-        self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
-        self.facts = nn.Sequential(nn.Linear(MAX_FACTS, model.width), nn.SiLU(),
-                                   nn.Linear(model.width, model.width))
-        self.angle = nn.Sequential(nn.Linear(2 * len(FREQUENCIES) + 1, model.width), nn.SiLU(),
-                                   nn.Linear(model.width, model.width))
-        self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
-
-    @torch.no_grad()
-    def condition(self, name: str, tokens: Tensor, facts: Tensor) -> Condition:
-        """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `velocity` and `unwhiten`
-        take."""
-        head = self.heads[name]
-        tokens = (tokens - head.c_mean) / head.c_std
-        facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
-        mean, log_scale = head.predict_gaussian(tokens, facts)
-        return Condition(name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
+        log_scale = LARGEST_LOG_SCALE * torch.tanh(raw / LARGEST_LOG_SCALE)
+        return Condition(self.name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
 
     def whiten(self, r: Tensor, condition: Condition) -> Tensor:
         """r (batch, *tokens, dim), latent units, to r~."""
-        head = self.heads[condition.name]
-        return _whitened((r - head.r_mean) / head.r_std, condition.mean, condition.log_scale)
-
-    def shown(self, name: str, drawn: Drawn) -> tuple[Tensor, Condition]:
-        """(r~, its condition) of residuals, tokens and facts of task `name`."""
-        r, tokens, facts = drawn
-        condition = self.condition(name, tokens, facts)
-        return self.whiten(r, condition), condition
+        return (r - self.r_mean) / self.r_std * torch.exp(-condition.log_scale) - condition.mean
 
     def unwhiten(self, r: Tensor, condition: Condition) -> Tensor:
         """r~ to latent units."""
-        head = self.heads[condition.name]
-        return head.r_mean + head.r_std * condition.log_scale.exp() * (condition.mean + r)
+        return self.r_mean + self.r_std * condition.log_scale.exp() * (condition.mean + r)
+
+    def shown(self, r: Tensor, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Condition]:
+        """(r~, its condition) of what a residuals' `draw` gives."""
+        condition = self.condition(tokens, facts)
+        return self.whiten(r, condition), condition
+
+
+class Corrector(TaskNetwork):
+    """All corrected tasks in one network; description: see `TaskNetwork` and `CorrectorHead`."""
+
+    def __init__(self, description: dict[str, Any]):
+        super().__init__(description, CorrectorHead)
+        width = self.width
+        self.facts, self.angle = (nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))
+                                  for size in (MAX_FACTS, 2 * len(FREQUENCIES) + 1))
+        self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
 
     def velocity(self, condition: Condition) -> Velocity:
         """F(x, angle) of these conditions; float32 in and out, the trunk in bf16 where `precision` says
@@ -163,14 +139,12 @@ class Corrector(nn.Module):
         return evaluate
 
 
-def gaussian_nll(r: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+def gaussian_nll(white: Tensor, log_scale: Tensor) -> Tensor:
     """Negative log-likelihood of r under N(e^h m, e^{2h}), constants dropped, mean over elements per row
-    (batch,).
-
-    0.5 (r e^{-h} - m)^2 + h; r in units of its marginal standard deviation. r e^{-h} - m is the whitened
-    residual.
+    (batch,): 0.5 r~^2 + h, r~ = r e^{-h} - m being the whitened residual and r in units of its marginal
+    standard deviation.
     """
-    return (0.5 * _whitened(r, mean, log_scale).square() + log_scale).flatten(1).mean(1)
+    return (0.5 * white.square() + log_scale).flatten(1).mean(1)
 
 
 def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequence[Drawn], steps: int,
@@ -191,12 +165,13 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
     head.c_mean.copy_(tokens.mean(0))
     head.c_std.copy_(tokens.std(0).clamp_min(1e-6))
 
-    fitted = nn.ModuleList(head.gaussian_parts())
+    fitted = nn.ModuleList(head.gaussian_parts)
     fitted.requires_grad_(True)
     ema = EMA(fitted, optim.ema_decay)
 
     def loss_of(step: int) -> Tensor:
-        return gaussian_nll(*_gaussian(head, *draw(step))).mean()
+        white, condition = head.shown(*draw(step))
+        return gaussian_nll(white, condition.log_scale).mean()
 
     stopped = fit(fitted, loss_of, range(steps), build_optimizer(fitted, optim),
                   lambda step: learning_rate(step, steps, optim), optim.clip_norm, ema)
@@ -207,7 +182,7 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
     ema.write(ema.averages)
     fitted.requires_grad_(False)
     with torch.no_grad():
-        white = torch.cat([_whitened(*_gaussian(head, *draw(-1 - i))) for i in range(16)])
+        white = torch.cat([head.shown(*part)[0] for part in probe])
         # the last word on the scale: unit variance per coefficient on training residuals
         factor = white.flatten(0, -2).std(0).clamp_min(1e-6)
         head.r_std.mul_(factor)
@@ -215,18 +190,18 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
         head.gaussian_out.bias[: len(factor)].div_(factor)
         white = white / factor
         head.largest_std.copy_(largest_mode(white))
-        held_out = [_gaussian(head, *part) for part in validation]
-        val, r_val = torch.cat([_whitened(*part) for part in held_out]), [r for r, _, _ in validation]
+        held_out = [head.shown(*part) for part in validation]
+        val, r_val = torch.cat([white for white, _ in held_out]), [r for r, _, _ in validation]
         size_val, squares = torch.cat([_log_size(r) for r in r_val]), val.square().flatten(1).mean(1)
-        nll = torch.cat([gaussian_nll(*part) for part in held_out]).mean() + factor.log().mean()
+        nll = torch.cat([gaussian_nll(white, condition.log_scale) for white, condition in held_out]).mean()
 
     def variance_of_mean(rows: Tensor, num: int) -> Tensor:
         """Rows of one trajectory are not independent of each other."""
         return rows.var() / min(len(rows), num)
 
     error = (variance_of_mean(size_train, num_rows[0]) + variance_of_mean(size_val, num_rows[1])).sqrt()
-    facts = {"ratio": (size_train.mean() - size_val.mean()).exp(), "ratio_error": error, "nll": nll,
-             "std_train": white.std(), "std_val": val.std(),
+    facts = {"ratio": (size_train.mean() - size_val.mean()).exp(), "ratio_error": error,
+             "nll": nll + factor.log().mean(), "std_train": white.std(), "std_val": val.std(),
              "std_val_error": variance_of_mean(squares, num_rows[1]).sqrt() / (2 * val.std()),
              "largest_std": head.largest_std, "kurtosis": white.pow(4).mean() / white.var() ** 2 - 3,
              "rms_val": torch.cat(r_val).square().mean().sqrt()}
@@ -236,16 +211,6 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
 def _log_size(r: Tensor) -> Tensor:
     """log of the RMS of each row, (batch,): its mean is not ruled by the few largest."""
     return r.square().flatten(1).mean(1).clamp_min(1e-30).sqrt().log()
-
-
-def _gaussian(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
-    return ((r - head.r_mean) / head.r_std,
-            *head.predict_gaussian((tokens - head.c_mean) / head.c_std, facts))
-
-
-def _whitened(r: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-    return r * torch.exp(-log_scale) - mean
 
 
 def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:

@@ -53,8 +53,9 @@ class Sampler:
     def residual(self, name: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
         """r (batch, *tokens, dim), latent units, of task `name` under raw conditions as `predict` gives
         them."""
-        condition = self.network.condition(name, tokens, facts)
-        return self.network.unwhiten(self.whitened(condition, noise, second), condition)
+        head = self.network.heads[name]
+        condition = head.condition(tokens, facts)
+        return head.unwhiten(self.whitened(condition, noise, second), condition)
 
 
 def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "cpu") -> Sampler:
@@ -119,11 +120,12 @@ def draw_solutions(fields: FieldConditions, draw: Callable[[Condition, Tensor], 
     predicted: of `FieldConditions.predict`; draw(conditions, noise): r~.
     """
     guess, tokens, facts = predicted
-    conditions, parts = network.condition(fields.name, tokens, facts), []
+    head, parts = network.heads[fields.name], []
+    conditions = head.condition(tokens, facts)
     which = torch.arange(len(guess), device=guess.device).repeat_interleave(noise.shape[1])
     for some, row in zip(noise.flatten(0, 1).split(STATES), which.split(STATES), strict=True):
         condition = conditions.rows(row)
-        parts.append(network.unwhiten(draw(condition, some), condition))
+        parts.append(head.unwhiten(draw(condition, some), condition))
     return fields.solution(guess[:, None], torch.cat(parts).view_as(noise))
 
 

@@ -3,16 +3,16 @@ batches, what is logged of it, and validation."""
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.config import DiffusionConfig, SteadyConfig, to_dict
-from ups.data.schedule import Batch, Schedule
-from ups.generative.corrector import Condition, Corrector, CorrectorHead, Drawn, fit_head
+from ups.data.schedule import Schedule
+from ups.generative.corrector import Corrector, CorrectorHead, Drawn, fit_head
 from ups.generative.diffusion import diffusion_loss, draw_angles
-from ups.generative.residuals import Ranks, Residuals, schedule_of, validation
+from ups.generative.residuals import Batches, Noised, Residuals, schedule_of, summed, validation
 from ups.seeds import generator
 from ups.training.fit import Fit, fit_once
 
@@ -28,6 +28,7 @@ def scaled_corrector(run: Any, residuals: dict[str, Residuals], section: Diffusi
 
     Raises as `refuse` for statistics beyond `limits`.
     """
+    run.seed_all()
     corrector = Corrector({"model": to_dict(section.model), "precision": section.train.precision,
                            "sampler_steps": section.sampler_steps,
                            "tasks": [source.description for source in residuals.values()]})
@@ -92,60 +93,32 @@ def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> 
                          f"trajectories (task.{name}.reserve) or lower scale_steps.")
 
 
-class Noised(NamedTuple):
-    """Residuals r~, every one several times, under their conditions, with noise and an angle each."""
-
-    condition: Condition
-    r: Tensor
-    noise: Tensor
-    angle: Tensor
-
-
-def noised(corrector: Corrector, source: Residuals, batch: Batch, part: slice, size: int, noises: int,
-           seed: int, step: int) -> Noised:
-    """The rows `part` of a share `batch` of a global batch of `size` rows, each under `noises`."""
-    r, condition = corrector.shown(batch.task, source.draw(
-        "reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", step),
-        is_disturbed=True))
-    largest = float(corrector.heads[batch.task].largest_std)
-    again, mine = torch.arange(len(r), device=r.device).repeat_interleave(noises), batch.within(part)
-    angle = draw_angles(size * noises, generator(seed, STREAM, "angle", step), largest).view(size, noises)
-    noise = torch.randn(size, noises, *r.shape[1:], generator=generator(seed, STREAM, "noise", step))
-    return Noised(condition.rows(again), r[again], noise[mine].flatten(0, 1).to(r.device),
-                  angle[mine].flatten().to(r.device))
+def loss_of(corrector: Corrector, batches: Batches, noises: int, step: int,
+            part: slice) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and metrics of the rows `part` of this rank's share of a batch: the loss also by bins of angles,
+    and the size of r~."""
+    given = batches.noised(corrector, step, part, noises)
+    name, loss = given.condition.name, diffusion_loss(corrector.velocity(given.condition), given.r,
+                                                      given.noise, given.angle.to(given.r.device))
+    bins = {key: (low <= given.angle) & (given.angle < high) for key, (low, high) in BINS.items()}
+    return loss.mean(), {name: loss.mean(), f"{name}/std": given.r.std(), **{
+        f"{name}/angle_{key}": loss[rows].mean() for key, rows in bins.items() if bool(rows.any())}}
 
 
-def metrics_of(loss: Tensor, given: Noised) -> dict[str, Tensor]:
-    """Of the losses (batch,): their mean, that of every bin of angles, and the size of r~."""
-    name, angle = given.condition.name, given.angle
-    bins = {key: (low <= angle) & (angle < high) for key, (low, high) in BINS.items()}
-    return {name: loss.mean(), f"{name}/std": given.r.std(),
-            **{f"{name}/angle_{key}": loss[rows].mean() for key, rows in bins.items() if bool(rows.any())}}
+def noise_of(corrector: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> Noised:
+    """A batch of validation under the noise and angles that it always has."""
+    r, condition = corrector.heads[name].shown(*drawn)
+    draw = generator(seed, STREAM, "validate", number)
+    angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
+    return Noised(condition, r, noise.to(r.device), angle.to(r.device), slice(0, len(r)))
 
 
-def loss_of(corrector: Corrector, source: Residuals, batch: Batch, size: int, noises: int, seed: int,
-            step: int, part: slice) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and metrics of the rows `part` of this rank's share `batch` of a global batch of `size` rows."""
-    given = noised(corrector, source, batch, part, size, noises, seed, step)
-    loss = diffusion_loss(corrector.velocity(given.condition), given.r, given.noise, given.angle)
-    return loss.mean(), metrics_of(loss, given)
+def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:
+    """Task -> mean loss over what is held out. A collective."""
+    def sums_of(name: str, batch: tuple) -> Tensor:
+        given = noise_of(corrector, seed, *batch)
+        loss = diffusion_loss(corrector.velocity(given.condition), given.r, given.noise, given.angle).double()
+        return torch.stack([loss.sum(), loss.new_tensor(len(loss))])
 
-
-@torch.no_grad()
-def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Ranks) -> dict[str, float]:
-    """Task -> mean loss over fixed validation residuals (`residuals.validation`), angles and noise. A
-    collective."""
-    def local() -> Tensor:
-        sums = torch.zeros(len(held_out), 2, dtype=torch.float64, device=ranks.device)
-        for index, (name, batches) in enumerate(held_out.items()):
-            for number in range(ranks.rank, len(batches), ranks.world):
-                r, condition = corrector.shown(name, batches[number])
-                draw = generator(seed, STREAM, "validate", number)
-                angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
-                loss = diffusion_loss(corrector.velocity(condition), r, noise.to(r.device),
-                                      angle.to(r.device)).double()
-                sums[index] += torch.stack([loss.sum(), loss.new_tensor(len(r))])
-        return sums
-
-    sums = ranks.reduce_sum(ranks.agreed(local, "validating"))
-    return {name: float(total / count) for name, (total, count) in zip(held_out, sums, strict=True)}
+    return {name: total / count for name, (total, count)
+            in zip(held_out, summed(held_out, sums_of, 2, ranks), strict=True)}

@@ -12,9 +12,6 @@ Every row of a batch draws from a generator of its own, so that a batch may be c
 micro-batches. Shares and ranges are those of training; `CASES` are the fixed observations of an evaluation.
 """
 
-from __future__ import annotations
-
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -32,22 +29,11 @@ BLOCKS = (2, 4, 8)       # cells per axis that "coarse" averages, those that div
 FACTS = ("coverage", "noise", "log2_block")
 MODES = 96               # of the coefficient, in its linear guess
 
-# case: (share of the cells seen, noise, cells per axis averaged)
+# case: its levels, how well a row is observed: share of the cells seen, noise, cells per axis averaged
 CASES: dict[str, tuple[float, float, int]] = {
     "none": (0.0, 0.0, 1), "points_1": (0.01, 0.0, 1), "points_10": (0.1, 0.0, 1), "points_50": (0.5, 0.0, 1),
     "coarse_4": (1.0, 0.0, 4), "noisy_0.3": (1.0, 0.3, 1), "full": (1.0, 0.0, 1),
 }
-
-
-@dataclass(frozen=True)
-class Levels:
-    """How well each row is observed: coverage (B,), noise (B,), both float64, and block (B,) int64; see
-    `CASES`."""
-
-    coverage: Tensor
-    noise: Tensor
-    block: Tensor
-
 
 
 @dataclass(frozen=True)
@@ -66,9 +52,9 @@ def row_generators(seed: int, *keys: int | str, rows: Iterable[int]) -> list[tor
     return [generator(seed, "observe", *keys, row) for row in rows]
 
 
-def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> Levels:
-    """The levels of a training batch on the grid `space`, one row per generator, distributed as `SHARES` and
-    the ranges say.
+def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> Tensor:
+    """The levels (B, 3) of a training batch on the grid `space`, one row per generator, as in `CASES` and
+    distributed as `SHARES` and the ranges say.
 
     Raises ValueError for a grid that no block divides.
     """
@@ -82,60 +68,48 @@ def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> 
     edges = torch.tensor(list(SHARES.values()), dtype=torch.float64).cumsum(0)[:-1]
     number = torch.bucketize(pick, edges, right=True)
     kind = {name: number == i for i, name in enumerate(SHARES)}
-    ones = torch.ones_like(level)
-    coverage = torch.where(kind["points"], COVERAGE[0] * (COVERAGE[1] / COVERAGE[0]) ** level, ones)
-    return Levels(
-        coverage=coverage.masked_fill(kind["none"], 0.0),
-        noise=torch.where(kind["noisy"], NOISE[0] * (NOISE[1] / NOISE[0]) ** level, 0 * ones),
-        block=torch.where(kind["coarse"], torch.tensor(blocks)[(level * len(blocks)).long()], 1),
-    )
+    coverage = torch.where(kind["points"], COVERAGE[0] * (COVERAGE[1] / COVERAGE[0]) ** level, 1.0)
+    block = torch.where(kind["coarse"], torch.tensor(blocks)[(level * len(blocks)).long()], 1)
+    noise = torch.where(kind["noisy"], NOISE[0] * (NOISE[1] / NOISE[0]) ** level, 0.0)
+    return torch.stack([coverage.masked_fill(kind["none"], 0.0), noise, block], 1)
 
 
-def observe(v: Tensor, levels: Levels, generators: Sequence[torch.Generator]) -> Observation:
-    """The observation of the normalised field v (B, C, *space), 1 to 3 space axes, at `levels`; random
-    numbers from the CPU.
+def observe(v: Tensor, levels: Tensor, generators: Sequence[torch.Generator]) -> Observation:
+    """The observation of the normalised field v (B, C, *space), 1 to 3 space axes, at `levels` (B, 3), see
+    `CASES`; random numbers from the CPU.
 
-    A row that is seen at all is seen in at least one cell. Raises ValueError for another number of rows than
-    levels or generators and for blocks that do not divide the grid.
+    A row that is seen at all is seen in at least one cell. Raises ValueError for blocks that do not divide
+    the grid.
     """
-    if not len(v) == len(levels.block) == len(generators):
-        raise ValueError(f"{len(v)} fields, {len(levels.block)} levels and {len(generators)} generators; "
-                         "expected one of each per row (ups.generative.observation.observe). Draw the levels "
-                         "with the same generators.")
-    space = v.shape[2:]
-    seen, masks, eta = v, [], torch.zeros(v.shape)
-    for block in sorted(set(levels.block.tolist()) - {1}):
+    space, cells = v.shape[2:], v.shape[2:].numel()
+    seen, mask, eta = v, torch.zeros(len(v), cells), torch.zeros(v.shape)
+    for block in sorted(set(levels[:, 2].int().tolist()) - {1}):
         if any(size % block for size in space):
             raise ValueError(f"blocks of {block} cells do not divide the grid {tuple(space)}; expected a "
                              f"multiple of {block} per axis (ups.generative.observation.observe). Change "
                              "task.TASK.resolution or leave the case out.")
-        rows = (levels.block == block).to(v.device).view(-1, *[1] * (v.ndim - 1))
+        rows = (levels[:, 2] == block).to(v.device).view(-1, *[1] * (v.ndim - 1))
         seen = torch.where(rows, block_average(v, block), seen)
-    for row, source in enumerate(generators):
-        masks.append(_draw_mask(float(levels.coverage[row]), math.prod(space), source))
-        if levels.noise[row] > 0:
-            eta[row] = torch.randn(v.shape[1:], generator=source) * float(levels.noise[row])
-    mask = torch.stack(masks).view(-1, 1, *space)
-    facts = torch.stack([mask.flatten(1).double().mean(1), levels.noise, levels.block.double().log2()], 1)
-    mask = mask.to(v)
+    for row, ((coverage, noise, _), source) in enumerate(zip(levels.tolist(), generators, strict=True)):
+        count = max(round(coverage * cells), int(coverage > 0))
+        is_some = 0 < count < cells   # which ones is drawn only then
+        mask[row, torch.randperm(cells, generator=source)[:count] if is_some else slice(count)] = 1.0
+        if noise > 0:
+            eta[row] = torch.randn(v.shape[1:], generator=source) * noise
+    facts = torch.stack([mask.double().mean(1), levels[:, 1], levels[:, 2].log2()], 1)
+    mask = mask.view(-1, 1, *space).to(v)
     return Observation(values=mask * (seen + eta.to(v)), mask=mask, facts=facts.float().to(v.device))
 
 
 def observe_case(v: Tensor, case: str, generators: Sequence[torch.Generator]) -> Observation:
-    """The observation of v (B, C, *space) in the named case, one of `CASES`. Raises ValueError for an unknown
-    case."""
-    if case not in CASES:
-        raise ValueError(f"unknown observation {case!r}; expected one of {', '.join(CASES)} "
-                         "(ups.generative.observation.observe_case). Choose one.")
-    coverage, noise, block = (torch.tensor([value] * len(v)) for value in CASES[case])
-    return observe(v, Levels(coverage.double(), noise.double(), block), generators)
+    """The observation of v (B, C, *space) in the named case, one of `CASES`."""
+    return observe(v, torch.tensor([CASES[case]] * len(v), dtype=torch.float64), generators)
 
 
 def seen(v: Tensor, mask: Tensor) -> Observation:
     """The observation of v (B, C, *space) at the cells where mask (B, 1, *space) is 1, exactly."""
     mask = mask.to(v)
-    facts = torch.zeros(len(v), len(FACTS), device=v.device)
-    facts[:, 0] = mask.flatten(1).mean(1)
+    facts = nn.functional.pad(mask.flatten(1).mean(1)[:, None], (0, len(FACTS) - 1))
     return Observation(torch.where(mask > 0, v, 0.0), mask, facts)
 
 
@@ -185,7 +159,7 @@ class LinearGuess(nn.Module):
         self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
-    def fit(cls, fields: Tensor, least: float = 0.0) -> LinearGuess:
+    def fit(cls, fields: Tensor, least: float = 0.0) -> "LinearGuess":
         """Of training fields (n, C, *space), on their device."""
         flat = fields.flatten(1)
         mean = flat.mean(0)
@@ -196,10 +170,6 @@ class LinearGuess(nn.Module):
         guess.left = (flat.var(0) - guess.basis.square() @ guess.variance).clamp_min(1e-6)
         guess.least.fill_(least)
         return guess
-
-    @property
-    def description(self) -> dict:
-        return {"shape": list(self.shape), "num_modes": len(self.variance)}
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """(guess, its standard deviation), each (B, C, *space), of an observation.
@@ -235,14 +205,3 @@ class LinearGuess(nn.Module):
             averaged = block_average(both, block).flatten(1)
             self._blocks[block] = averaged[0], averaged[1:].mT.contiguous()
         return self._blocks[block]
-
-
-def _draw_mask(coverage: float, num_cells: int, source: torch.Generator) -> Tensor:
-    """(num_cells,) float32: 1 in a random set of round(coverage * num_cells) cells, at least one unless
-    coverage is 0."""
-    count = max(round(coverage * num_cells), int(coverage > 0))
-    if count in (0, num_cells):
-        return torch.full((num_cells,), float(count > 0))
-    mask = torch.zeros(num_cells)
-    mask[torch.randperm(num_cells, generator=source)[:count]] = 1.0
-    return mask

@@ -16,16 +16,18 @@ so calibration is judged on partial observations of a task whose exact posterior
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.data.cache import Cache
-from ups.data.schedule import Schedule
+from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import patchify
-from ups.generative.corrector import Drawn
+from ups.generative.corrector import Condition, Corrector, Drawn
+from ups.generative.diffusion import draw_angles
 from ups.generative.observation import LinearGuess, Observation, draw_levels, observe, row_generators
 from ups.models.bases.base import Known
 from ups.models.operator import Operator
@@ -40,20 +42,6 @@ START_ROWS = 32        # trajectories from which the residual's size at each sta
 DISTURBED = 0.75       # share of the states in training that carry an error as a rollout's own would
 # its size over that of a residual, log-uniform; a sampler of a small run leaves some 5 %
 SMALLEST, LARGEST = 0.01, 1.0
-
-
-class Ranks(Protocol):
-    """What a validation needs of the other processes; see ups/training/ranks.py."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    def agreed(self, function: Callable[[], Any], doing: str) -> Any:
-        """function() on this rank; raises on every rank if it did on any."""
-
-    def reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks."""
 
 
 class StateConditions:
@@ -105,7 +93,8 @@ class FieldConditions:
         codec, dim = self.head.input_codec, self.head.codec.dim
         num_conditions = 3 * codec.width + codec.patch**self.head.task.ndim + dim
         self.description: dict[str, Any] = {"name": name, "dim": dim, "num_conditions": num_conditions,
-                                            "guess": linear.description}
+                                            "guess": {"shape": list(linear.shape),
+                                                      "num_modes": len(linear.variance)}}
 
     def predict(self, observation: Observation, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(log O(v_guess) (batch, *tokens, dim), tokens, facts) of an observation in normalised units."""
@@ -136,7 +125,7 @@ class TransientResiduals(StateConditions):
     validated on, as are `SteadyResiduals`.
 
     windows(split): (rows, starts), for `Schedule`. start_weights: what it draws window starts by in training;
-    empty: all alike. decode: residual latents to the field, linear. draw(split, places, starts, draw,
+    None: all alike. decode: residual latents to the field, linear. draw(split, places, starts, draw,
     is_disturbed): (r, tokens, facts) of rows `places` (positions in the split) and window starts; draw:
     augmentation, None: none; is_disturbed: as a network is trained, a state then may carry an error such as
     it has in a rollout of its own.
@@ -160,7 +149,7 @@ class TransientResiduals(StateConditions):
         return torch.stack([self.draw("reserved", places, torch.full((len(places),), start), None)[0]
                             for start in range(num_starts)])
 
-    def start_weights(self) -> dict[str, Tensor]:
+    def start_weights(self) -> Tensor:
         """Half of the windows start anywhere alike, half in proportion to the residual's size at that start.
 
         Which conditions are trained on does not change what is right for any of them, and where little is
@@ -172,8 +161,7 @@ class TransientResiduals(StateConditions):
             raise ValueError(f"the residuals of {self.name} that start at frame {frame} are not finite; "
                              "expected finite ones. Look at the data with the doctor, or train the operator "
                              "again.")
-        weights = 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
-        return {self.name: weights}
+        return 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
 
     def disturb(self, z: Tensor, starts: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
         """z (batch, frames, *tokens, dim) from window starts - 1 on, some rows with an error as a rollout's:
@@ -241,8 +229,8 @@ class SteadyResiduals(FieldConditions):
     def windows(self, split: str) -> tuple[int, int]:
         return len(self.cache.split[split]), 1
 
-    def start_weights(self) -> dict[str, Tensor]:
-        return {}
+    def start_weights(self) -> None:
+        return None
 
     def fields(self, split: str, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim),
@@ -273,10 +261,8 @@ Residuals = TransientResiduals | SteadyResiduals
 
 def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int) -> Schedule:
     """Batches of residuals: tasks in turn, starts by `start_weights`."""
-    weights = {name: value for residuals in all_residuals.values()
-               for name, value in residuals.start_weights().items()}
     return Schedule({name: r.windows(split) for name, r in all_residuals.items()}, batch_size, seed,
-                    start_weights=weights)
+                    start_weights={name: r.start_weights() for name, r in all_residuals.items()})
 
 
 def validation(residuals: Residuals, seed: int, batch_size: int) -> list[Drawn]:
@@ -285,3 +271,77 @@ def validation(residuals: Residuals, seed: int, batch_size: int) -> list[Drawn]:
     batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
     return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i))
             for i, batch in enumerate(batches)]
+
+
+def held_out_of(all_residuals: dict[str, Residuals], seed: int, batch_size: int, ranks: Any,
+                make: Callable[[str, int, Drawn], Any]) -> dict[str, list]:
+    """Task -> what make(task, number, drawn) makes of this rank's share of the numbered batches of
+    `validation`."""
+    return {name: [make(name, number, drawn)
+                   for number, drawn in enumerate(validation(source, seed, batch_size))
+                   if number % ranks.world == ranks.rank] for name, source in all_residuals.items()}
+
+
+@torch.no_grad()
+def summed(held_out: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Any) -> list:
+    """For every task the sums (size,) over all ranks of sums_of(task, part) of what `held_out_of` gave, as
+    numbers. A collective."""
+    def local() -> Tensor:
+        nothing = torch.zeros(size, dtype=torch.float64, device=ranks.device)
+        return torch.stack([sum((sums_of(name, part).double() for part in parts), nothing)
+                            for name, parts in held_out.items()])
+
+    return ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
+
+
+@dataclass(frozen=True)
+class Noised:
+    """Residuals r~ under their conditions, with a noise and an angle (in main memory) each. within: where
+    their rows lie in the global batch."""
+
+    condition: Condition
+    r: Tensor
+    noise: Tensor
+    angle: Tensor
+    within: slice
+
+
+class Batches:
+    """The reserved residuals of all tasks, in the global batches of a stage; of each this rank has a share.
+
+    stream: of the random numbers, which are functions of (seed, step). ranks: rank and world. share: how many
+    rows a rank has; largest: the first step of the task that takes most memory.
+    """
+
+    def __init__(self, residuals: dict[str, Residuals], size: int, seed: int, stream: str, ranks: Any,
+                 offset: int = 0):
+        self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
+        self.schedule = schedule_of(residuals, "reserved", size, seed + offset)
+        self.largest = self.schedule.step_of_largest({name: source.cache.frame_bytes
+                                                      for name, source in residuals.items()})
+        self.share = len(self.batch(0))
+
+    def batch(self, step: int) -> Batch:
+        """This rank's share of a step's batch."""
+        return self.schedule.batch(step).share(self.ranks.rank, self.ranks.world)
+
+    def shown(self, network: Corrector, step: int, part: slice) -> tuple[Tensor, Condition, slice]:
+        """(r~, its condition, where it lies in the global batch) of the rows `part` of the share."""
+        batch = self.batch(step)
+        drawn = self.residuals[batch.task].draw("reserved", batch.rows[part], batch.starts[part],
+                                                generator(self.seed, self.stream, "augment", step),
+                                                is_disturbed=True)
+        return *network.heads[batch.task].shown(*drawn), batch.within(part)
+
+    def noised(self, network: Corrector, step: int, part: slice, noises: int = 1,
+               angles: Callable[..., Tensor] = draw_angles) -> Noised:
+        """The rows `part` of the share, each under `noises` noises and `angles` as `draw_angles` draws
+        them."""
+        r, condition, within = self.shown(network, step, part)
+        again = torch.arange(len(r), device=r.device).repeat_interleave(noises)
+        angle = angles(self.size * noises, generator(self.seed, self.stream, "angle", step),
+                       network.heads[condition.name].largest).view(self.size, noises)
+        noise = torch.randn(self.size, noises, *r.shape[1:],
+                            generator=generator(self.seed, self.stream, "noise", step))
+        return Noised(condition.rows(again), r[again], noise[within].flatten(0, 1).to(r.device),
+                      angle[within].flatten(), within)

@@ -14,15 +14,15 @@ others serve the second step. Knowledge distillation on ODE pairs is Luhman and 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.data.schedule import Batch
-from ups.generative.corrector import Condition, Corrector
+from ups.generative.corrector import Condition, Corrector, Drawn
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_angles, sample
-from ups.generative.residuals import Ranks, Residuals, validation
+from ups.generative.residuals import Batches, Noised, Residuals, summed
 from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
 
@@ -49,14 +49,11 @@ def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0,
     `mid_angle`.
 
     y1 = f(noise, pi/2); then x = cos(mid) y1 + sin(mid) second, y = f(x, mid) (multistep consistency
-    sampling, Song et al. 2023, algorithm 1). Raises ValueError for a mid angle outside (0, pi/2).
+    sampling, Song et al. 2023, algorithm 1); mid_angle in (0, pi/2).
     """
     y = draw_members(student, noise)
     if second is None:
         return y
-    if not 0.0 < mid_angle < NOISE:
-        raise ValueError(f"the student's second step starts at angle {mid_angle:g}; expected one in (0, "
-                         "pi/2). Set consistency.mid_angle, 1.1 by default.")
     angle = torch.full((len(noise),), mid_angle, device=noise.device)
     return denoise(student, diffuse(y, second, angle), angle)
 
@@ -89,35 +86,21 @@ def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor) -> Ten
     return pseudo_huber(denoise(student, x, angle) - y)
 
 
-class Solved(NamedTuple):
-    """Rows of a batch: r~ under its condition, starts x at angles and the ends y of the teacher's ODE from
-    there.
+@dataclass(frozen=True)
+class Solved(Noised):
+    """Rows with starts x at their angles and the ends y of the teacher's ODE from there."""
 
-    within: where these rows lie in the global batch.
-    """
-
-    condition: Condition
-    r: Tensor
     x: Tensor
-    angle: Tensor
     y: Tensor
-    within: slice
 
 
-def solve(teacher: Corrector, source: Residuals, batch: Batch, part: slice, size: int, seed: int,
-          number: int) -> Solved:
-    """The rows `part` of a share `batch` of the global batch `number` of `size` rows."""
-    mine = batch.within(part)
-    r, condition = teacher.shown(batch.task, source.draw(
-        "reserved", batch.rows[part], batch.starts[part], generator(seed, STREAM, "augment", number),
-        is_disturbed=True))
-    largest = float(teacher.heads[batch.task].largest_std)
-    angle = draw_starts(size, generator(seed, STREAM, "angle", number), largest)[mine].to(r.device)
-    noise = torch.randn(size, *r.shape[1:],
-                        generator=generator(seed, STREAM, "noise", number))[mine].to(r.device)
-    x = diffuse(r, noise, angle)
-    y = sample(teacher.velocity(condition), x, teacher.description["sampler_steps"], angle)
-    return Solved(condition, r, x, angle, y, mine)
+def solve(teacher: Corrector, batches: Batches, number: int, part: slice) -> Solved:
+    """The rows `part` of this rank's share of the batch `number`."""
+    given = batches.noised(teacher, number, part, angles=draw_starts)
+    given = replace(given, angle=given.angle.to(given.r.device))
+    x = diffuse(given.r, given.noise, given.angle)
+    y = sample(teacher.velocity(given.condition), x, teacher.description["sampler_steps"], given.angle)
+    return Solved(**vars(given), x=x, y=y)
 
 
 def pool_number(step: int, pool_batches: int, seed: int) -> tuple[int, int]:
@@ -176,18 +159,19 @@ def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Ten
 def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: int, step: int) -> Tensor:
     """Noise (batch, M, *tokens, dim) of the members that are scored in `step`, for `rows` of a global batch
     of `size`."""
-    source = generator(seed, STREAM, "members", step)
-    return torch.randn(size, num_members, *like.shape[1:], generator=source)[rows].to(like.device)
+    return torch.randn(size, num_members, *like.shape[1:],
+                       generator=generator(seed, STREAM, "members", step))[rows].to(like.device)
 
 
 def _drawn(student: Corrector, condition: Condition, r: Tensor,
            noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(draws (batch, M, ...) of one evaluation, the same and r in units of r_std)."""
-    num, unit = noise.shape[1], student.heads[condition.name].r_std.square().mean().sqrt()
+    num, head = noise.shape[1], student.heads[condition.name]
+    unit = head.r_std.square().mean().sqrt()
     repeated = condition.rows(torch.arange(len(r), device=r.device).repeat_interleave(num))
     draws = draw_members(student.velocity(repeated), noise.flatten(0, 1))
-    states = (student.unwhiten(draws, repeated) / unit).unflatten(0, (-1, num))
-    return draws.unflatten(0, (-1, num)), states, student.unwhiten(r, condition) / unit
+    states = (head.unwhiten(draws, repeated) / unit).unflatten(0, (-1, num))
+    return draws.unflatten(0, (-1, num)), states, head.unwhiten(r, condition) / unit
 
 
 def scores(student: Corrector, source: Residuals, condition: Condition, r: Tensor, noise: Tensor) -> Tensor:
@@ -200,48 +184,35 @@ def scores(student: Corrector, source: Residuals, condition: Condition, r: Tenso
 
 
 @torch.no_grad()
-def held_out_of(teacher: Corrector, residuals: dict[str, Residuals], batch_size: int, seed: int,
-                ranks: Ranks) -> dict[str, list[tuple]]:
-    """This rank's validation residuals with members' noise, and the teacher's ends of the first two
-    members."""
-    held_out: dict[str, list] = {}
-    for name, source in residuals.items():
-        batches = validation(source, seed, batch_size)
-        for number in range(ranks.rank, len(batches), ranks.world):
-            r, condition = teacher.shown(name, batches[number])
-            noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
-                                generator=generator(seed, STREAM, "validate", number)).to(r.device)
-            ends = [sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"])
-                    for i in (0, 1)]
-            held_out.setdefault(name, []).append((condition, r, noise, *ends))
-    return held_out
+def ends_of(teacher: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> tuple:
+    """A batch of validation with members' noise, and the teacher's ends of the first two members."""
+    r, condition = teacher.heads[name].shown(*drawn)
+    noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
+                        generator=generator(seed, STREAM, "validate", number)).to(r.device)
+    return condition, r, noise, *(sample(teacher.velocity(condition), noise[:, i],
+                                         teacher.description["sampler_steps"]) for i in (0, 1))
 
 
-@torch.no_grad()
 def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list],
-             ranks: Ranks) -> dict[str, dict]:
+             ranks: Any) -> dict[str, dict]:
     """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy
-    (score)."""
-    def local() -> Tensor:
-        sums = torch.zeros(len(residuals), 7, dtype=torch.float64, device=ranks.device)
-        for index, name in enumerate(residuals):
-            for condition, r, noise, first, second in held_out.get(name, []):
-                draws, states, truth = _drawn(student, condition, r, noise)
-                field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
-                sums[index] += torch.stack([
-                    (draws[:, 0] - first).square().mean() * size,
-                    0.5 * (first - second).square().mean() * size, fair_crps(field, field_ref).sum(),
-                    (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
-                    (field.mean(1) - field_ref).square().mean() * size,
-                    energy_score(states, truth).sum(),
-                    r.new_tensor(size)]).double()
-        return sums
+    (score), of what `ends_of` gave. A collective."""
+    def sums_of(name: str, part: tuple) -> Tensor:
+        condition, r, noise, first, second = part
+        draws, states, truth = _drawn(student, condition, r, noise)
+        field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
+        return torch.stack([
+            (draws[:, 0] - first).square().mean() * size,
+            0.5 * (first - second).square().mean() * size, fair_crps(field, field_ref).sum(),
+            (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
+            (field.mean(1) - field_ref).square().mean() * size,
+            energy_score(states, truth).sum(),
+            r.new_tensor(size)])
 
-    sums = ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
     return {name: {"pair": pair / max(variance, 1e-12), "crps": crps / count, "energy": energy / count,
                    "spread_skill": (spread / max(skill, 1e-12)) ** 0.5}
             for name, (pair, variance, crps, spread, skill, energy, count)
-            in zip(residuals, sums, strict=True)}
+            in zip(held_out, summed(held_out, sums_of, 7, ranks), strict=True)}
 
 
 def metrics_of(found: dict[str, dict]) -> dict[str, float]:
@@ -259,10 +230,7 @@ def words_of(found: dict[str, dict]) -> str:
 def gate(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
     """Mean CRPS ratio of the tuned student if it may be kept, else None: every task must gain and none lose
     elsewhere."""
-    for name, now in tuned.items():
-        old = before[name]
-        if not (now["crps"] <= GAIN * old["crps"]
-                and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
-                and now["energy"] <= old["energy"]):
-            return None
-    return sum(now["crps"] / before[name]["crps"] for name, now in tuned.items()) / len(tuned)
+    pairs = [(now, before[name]) for name, now in tuned.items()]
+    is_kept = all(now["crps"] <= GAIN * old["crps"] and now["energy"] <= old["energy"]
+                  and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1) for now, old in pairs)
+    return sum(now["crps"] / old["crps"] for now, old in pairs) / len(pairs) if is_kept else None

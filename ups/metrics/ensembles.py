@@ -9,22 +9,20 @@ depend on the batch size:
     row = summarise_ensemble(scores, num_bootstrap, seed)                     # numbers with 95 % intervals
 
 No single score suffices: CRPS hardly sees the spread (half of it costs 8 %), and neither CRPS, spread/skill
-nor ranks see spatial structure; the energy score, spectra and coherence do. A calibrated member has sqrt(2)
+nor ranks see spatial structure; the energy score and spectra do. A calibrated member has sqrt(2)
 the error of a perfect mean, so accuracy is that of the ensemble mean. `ENSEMBLES` has a row for every metric.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.metrics.errors import check_shapes, rmse, shown_leads
+from ups.metrics.errors import check_shapes, rmse
 from ups.metrics.intervals import (
     CHUNK,
     Metric,
@@ -33,6 +31,7 @@ from ups.metrics.intervals import (
     compare,
     defined_mean,
     entry,
+    merge,
     number,
     numbers,
     rank_evenness,
@@ -40,7 +39,7 @@ from ups.metrics.intervals import (
     summarise,
 )
 from ups.metrics.proper import check_members, energy_score, fair_crps
-from ups.metrics.spectra import coherence, rms, spectrum_error
+from ups.metrics.spectra import rms, spectrum_error
 
 LEVELS = (0.5, 0.9)   # nominal probabilities of the central intervals whose coverage is reported
 NUM_BINS = 10         # of predicted spread
@@ -152,9 +151,7 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
            "member_rmse": torch.stack([rmse(member, y) for member in x.unbind(1)]).mean(0),
            "energy_score": torch.cat(scores).view(y.shape[:2]),
            "ranks": _ranks(members, u_ref, stride).to(y.device),
-           "spread_bins": _spread_bins(x, y), "spectrum_error": spectrum_error(x, y, boundary),
-           "coherence": coherence(x[:, 0], y, boundary),
-           "coherence_members": coherence(x[:, 0], x[:, -1], boundary)}
+           "spread_bins": _spread_bins(x, y), "spectrum_error": spectrum_error(x, y, boundary)}
     if reference is not None:
         out["residual_spectrum_error"] = spectrum_error(x, y, boundary, reference)
     out = {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
@@ -170,15 +167,12 @@ def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Ten
     crps, variance, squared_error (of the mean), member_rmse, ref_rms, spectrum_error, residual_spectrum_error
     (only with `reference`, the operator's prediction): (n, T, C). energy_score: (n, T), over fields and
     cells, in the units of an RMSE. ranks: (n, T, M + 1), of every rank_stride-th cell per axis (default:
-    about POINTS per axis). spread_bins: (n, 3, NUM_FINE). coherence of the first member with the truth,
-    coherence_members with the last member: (n, T, C, bands). nonfinite: (n, T), 1 where any member has a NaN
-    or inf; scores of such frames are inf.
+    about POINTS per axis). spread_bins: (n, 3, NUM_FINE). nonfinite: (n, T), 1 where any member has a NaN or
+    inf; scores of such frames are inf. Raises ValueError for shapes that do not fit or a truth that is not
+    finite.
     """
     check_members(members, u_ref, "score_ensemble")
     check_shapes(u_ref if reference is None else reference, u_ref)
-    if not u_ref.isfinite().all():
-        raise ValueError(f"the truth {tuple(u_ref.shape)} holds NaN or inf; expected finite fields in "
-                         "score_ensemble. Check the data file: its reference solver failed.")
     stride = max(1, min(u_ref.shape[3:]) // POINTS) if rank_stride is None else rank_stride
     frame = members[0, :, 0].numel()
     frames, size = max(1, CHUNK // frame), max(1, CHUNK // (frame * u_ref.shape[1]))
@@ -188,8 +182,8 @@ def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Ten
         parts = [_score_chunk(x[:, :, t:t + frames], y[:, t:t + frames], boundary,
                               None if known is None else known[:, t:t + frames], stride)
                  for t in range(0, y.shape[1], frames)]
-        rows.append({name: torch.cat([part[name].cpu() for part in parts], 1) for name in parts[0]})
-    out = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        rows.append(merge(parts, 1))
+    out = merge(rows)
     return {**out, "spread_bins": out["spread_bins"].sum(1)}
 
 
@@ -314,27 +308,11 @@ ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
 
 def summarise_ensemble(scores: Scores, num_bootstrap: int, seed: int,
-                       lead_times: Sequence[float] | None = None,
                        groups: Tensor | None = None) -> dict[str, Any]:
     """One model's row: every metric of `ENSEMBLES`, null where not finite or undefined, and lists by lead
-    (physical units).
-
-    And rank_ratio (rank_evenness); coherence: leads, wavenumber (lower ends), [lead][band] with truth and
-    among members; lead_times.
-    """
-    num_frames = scores["crps"].shape[1]
-    leads = shown_leads(num_frames)
-    if lead_times is not None and len(lead_times) != num_frames:
-        raise ValueError(f"{len(lead_times)} lead_times; expected {num_frames}, one per predicted frame, in "
-                         "summarise_ensemble. Cut the context frames from them.")
-    mean = {label: scores[name][:, leads].nanmean((0, 2))
-            for label, name in (("truth", "coherence"), ("members", "coherence_members"))}
+    (physical units)."""
     return {**summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups),
-            "lead_times": None if lead_times is None else [number(float(time)) for time in lead_times],
-            "rank_ratio": entry(rank_evenness(scores["ranks"], num_bootstrap, seed, groups)),
-            "coherence": {"leads": leads,
-                          "wavenumber": [2**j for j in range(scores["coherence"].shape[3])],
-                          **{label: numbers(value) for label, value in mean.items()}}}
+            "rank_ratio": entry(rank_evenness(scores["ranks"], num_bootstrap, seed, groups))}
 
 
 def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed: int,

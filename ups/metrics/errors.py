@@ -12,8 +12,6 @@ Definitions are PDEBench's (Takamoto et al. 2022, `metric_func`) unless a docstr
 of means taken over all trajectories instead of within a batch. `ERRORS` has a row for every metric.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -26,6 +24,7 @@ from ups.metrics.intervals import (
     Moments,
     Scores,
     defined_mean,
+    merge,
     number,
     numbers,
     plain_mean,
@@ -45,6 +44,9 @@ def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:
         raise ValueError(f"prediction {tuple(u_pred.shape)} and truth {tuple(u_ref.shape)}; expected two "
                          "equal, non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context "
                          "frames from both.")
+    if not u_ref.isfinite().all():
+        raise ValueError(f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields. "
+                         "Check the data file: its reference solver failed.")
 
 
 def _error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -176,13 +178,10 @@ def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
     non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is not finite.
     """
     check_shapes(u_pred, u_ref)
-    if not torch.isfinite(u_ref).all():
-        raise ValueError(f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields "
-                         "in score(). Check the data file: its reference solver failed.")
     size = max(1, CHUNK // math.prod(u_ref.shape[1:]))
     parts = [_score_chunk(u_pred[i:i + size], u_ref[i:i + size], boundary)
              for i in range(0, len(u_ref), size)]
-    return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
+    return merge(parts)
 
 
 def relative(scores: Scores) -> Tensor:

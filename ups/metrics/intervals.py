@@ -6,8 +6,6 @@ markers, never mixed: NaN = undefined because the truth is zero or flat (left ou
 prediction is not finite (null in results.json, and its gate fails).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -127,8 +125,8 @@ def drawn_counts(num_groups: int, count: int, generator: torch.Generator) -> Ten
     """How often each of the groups is drawn, `count` times as many with replacement -> (count, groups),
     float64."""
     drawn = torch.randint(num_groups, (count, num_groups), generator=generator)
-    ones = torch.ones(drawn.shape, dtype=torch.float64)
-    return torch.zeros_like(ones).scatter_add_(1, drawn, ones)
+    zeros = torch.zeros(drawn.shape, dtype=torch.float64)
+    return zeros.scatter_add_(1, drawn, torch.ones_like(zeros))
 
 
 def group_index(count: int, groups: Tensor | None) -> Tensor:
@@ -150,15 +148,12 @@ def compare(metric: Metric, scores: Scores, baseline: Scores, num_bootstrap: int
     """metric(scores) / metric(baseline) with its paired interval: below 1 is better than the baseline, where
     low is best.
 
-    None where either has none of it. Raises ValueError where they are not of the same trajectories.
+    None where either has none of it. Both are of the same trajectories in the same order.
     """
-    (ours, statistic), (theirs,
-                        other) = (metric.moments(part, None) or (None, None) for part in (scores, baseline))
-    if ours is None or theirs is None:
+    both = [metric.moments(part, None) for part in (scores, baseline)]
+    if None in both:
         return None
-    if len(ours) != len(theirs):
-        raise ValueError(f"{len(ours)} trajectories and {len(theirs)} of the baseline in {metric.name}; "
-                         "expected the same in the same order in compare. Score both models on one split.")
+    (ours, statistic), (theirs, other) = both
     width = ours.shape[1]
     return entry(bootstrap(torch.cat([ours, theirs], 1),
                            lambda mean: join(statistic(mean[:, :width]), other(mean[:, width:])),
@@ -183,15 +178,10 @@ def summarise(metrics: Sequence[Metric], scores: Scores, num_bootstrap: int, see
     return out
 
 
-def merge(parts: Sequence[Scores]) -> Scores:
-    """Scores of several batches of one model as one: concatenated over trajectories, so nothing depends on
-    the batch size."""
-    kinds = {tuple((name, *value.shape[1:]) for name, value in sorted(part.items())) for part in parts}
-    if len(kinds) != 1:
-        raise ValueError(f"{len(parts)} batches of {len(kinds)} kinds; expected at least one, of equal "
-                         "quantities, members and leads in merge. Score all batches of a model with the "
-                         "same arguments.")
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+def merge(parts: Sequence[Scores], axis: int = 0) -> Scores:
+    """Scores of several batches of one model as one on the CPU: concatenated over trajectories (axis 0), so
+    that nothing depends on the batch size, or over leads."""
+    return {name: torch.cat([part[name].cpu() for part in parts], axis) for name in parts[0]}
 
 
 # ---- pairs

@@ -3,8 +3,6 @@
 Axes: u (n, T, C, *space), box length 1, wave numbers in cycles per box.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -110,18 +108,3 @@ def spectrum_error(members: Tensor, u_ref: Tensor, boundary: str, reference: Ten
     truth = torch.maximum(octaves(y, boundary), floor)
     error = (torch.maximum(member, floor[:, None]) / truth[:, None]).log10().abs().mean((1, 4))
     return torch.where(floor[..., 0] > 0, error, torch.nan)
-
-
-def coherence(a: Tensor, b: Tensor, boundary: str) -> Tensor:
-    """Correlation of two fields (n, T, C, *space) within each octave of the wave number -> (n, T, C, bands).
-
-    Re sum a_hat conj(b_hat) / sqrt(E_a E_b), the cross spectrum from E(a + b) - E(a - b). Between member and
-    truth as large as between two members where they are exchangeable. NaN where a band holds rounding errors
-    only.
-    """
-    a, b = a.double(), b.double()
-    plus, minus, energy_a, energy_b = (octaves(u, boundary) for u in (a + b, a - b, a, b))
-    share = torch.minimum(energy_a / rms(a).square()[..., None], energy_b / rms(b).square()[..., None])
-    known = share > ROUNDING
-    scale = torch.where(known, energy_a * energy_b, 1.0).sqrt()
-    return torch.where(known, (plus - minus) / (4 * scale), torch.nan)

@@ -9,12 +9,23 @@ attention: at equal time spectral mixing on one level measured better than a U-s
 task tried.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC
 from ups.config import ModelConfig
 from ups.spectral import cosine, fourier_pairs
+
+
+def zero_linear(size: int, width: int) -> nn.Linear:
+    """A layer that begins as nothing: what it feeds starts as if it were not there."""
+    layer = nn.Linear(size, width)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class SpectralMixing(nn.Module):
@@ -48,13 +59,9 @@ class SpectralMixing(nn.Module):
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
             hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
             real, imag = self.weight[0, :modes], self.weight[1, :modes]
-            # x_hat = c - i s, so y = W x_hat has
-            if len(hat) == 2:
-                # cosine part Wr c + Wi s, sine Wr s - Wi c
-                c, s = hat
-                hat = torch.cat([c @ real + s @ imag, s @ real - c @ imag])
-            else:
-                hat = hat[0] @ real
+            # x_hat = c - i s, so y = W x_hat has cosine part Wr c + Wi s, sine Wr s - Wi c
+            c, s = hat[0], hat[-1]
+            hat = c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
             total = total + (flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis)
         return total
 
@@ -71,9 +78,7 @@ class LocalMixing(nn.Module):
     def forward(self, x: Tensor, boundary: str) -> Tensor:
         mode = {PERIODIC: "circular", DIRICHLET: "constant"}.get(boundary, "replicate")
         # a channels-last image to the convolution: on a CPU five times as fast as lines
-        h = x.movedim(-1, 1)
-        if h.ndim == 3:
-            h = h.unsqueeze(2)
+        h = x.movedim(-1, 1) if x.ndim > 3 else x.movedim(-1, 1).unsqueeze(2)
         ndim, weight, total = h.ndim - 2, self.weight.to(x.dtype), 0.0
         width, _, kernel_size = weight.shape
         convolve, pad = (nn.functional.conv3d if ndim == 3 else nn.functional.conv2d), nn.functional.pad
@@ -93,9 +98,7 @@ class Block(nn.Module):
         hidden = int(width * mlp_ratio)
         self.spectral, self.local = SpectralMixing(width, modes), LocalMixing(width, kernel_size)
         self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        self.modulation = nn.Linear(width, 6 * width)
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
+        self.modulation = zero_linear(width, 6 * width)
         for linear in (self.up, self.down):
             # for Muon, see ups/training/optim.py
             linear.weight.is_hidden_matrix = True
@@ -130,6 +133,18 @@ class FlatBackbone(nn.Module):
 BACKBONES: dict[str, type[nn.Module]] = {"flat": FlatBackbone}
 
 
-def make_backbone(model: ModelConfig) -> nn.Module:
-    """The backbone of `model.kind`, not yet trained."""
-    return BACKBONES[model.kind](model)
+class TaskNetwork(nn.Module):
+    """A backbone shared by tasks that each have a head, an embedding and a name: the operator, a corrector.
+
+    description (JSON-able): model (ModelConfig's keys), precision ("no" or "bf16", inside the backbone),
+    tasks (what `head` makes their heads from, with a name each). Whoever loads one fills it by a state_dict.
+    """
+
+    def __init__(self, description: dict[str, Any], head: Callable[[dict[str, Any], ModelConfig], nn.Module]):
+        super().__init__()
+        model, tasks = ModelConfig(**description["model"]), description["tasks"]
+        self.description, self.precision, self.width = description, description["precision"], model.width
+        self.names = [task["name"] for task in tasks]
+        self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
+        self.backbone = BACKBONES[model.kind](model)
+        self.task_embedding = nn.Parameter(torch.randn(len(tasks), model.width) * 0.02)

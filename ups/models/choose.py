@@ -8,6 +8,7 @@ nRMSE of that decides.
 import math
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -39,9 +40,8 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
 def base_settings(cache: Cache) -> dict[str, Any]:
     """Geometry and hyper-parameters of a base for this cache."""
     task = cache.settings
-    inputs = cache.input_tokenizer.num_channels if cache.input_tokenizer is not None else 0
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
-            "num_channels": cache.tokenizer.num_channels, "num_inputs": inputs,
+            "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
             "space": list(cache.tokenizer.space),
             "boundary": cache.task.boundary, "degree": task.degree, "history": task.history,
             "reach": task.reach}
@@ -77,8 +77,7 @@ def spread(cache: Cache, split: str, count: int) -> Tensor:
     rows = cache.split[split]
     values = cache.parameter_index[rows]
     groups = [rows[values == value] for value in values.unique()]
-    turns = max(len(group) for group in groups)
-    picked = [group[turn] for turn in range(turns) for group in groups if turn < len(group)]
+    picked = [row for turn in zip_longest(*groups) for row in turn if row is not None]
     return torch.stack(picked[:count])
 
 
@@ -95,8 +94,8 @@ def candidates(cache: Cache, base_steps: int, seed: int,
     samples = Samples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     for kind in cache.settings.base:
         note(f"{cache.task.name}: {kind}")
-        for name, base in BASES[kind].fit(samples, settings):
-            head = head_with(cache, kind, base.settings, device)
+        for name, fitted, base in BASES[kind].fit(samples, settings):
+            head = head_with(cache, kind, fitted, device)
             head.base.load_state_dict(base.state_dict())
             yield name, head
 

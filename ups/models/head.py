@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
+from ups.models.backbone import zero_linear
 from ups.models.bases import BASES
 from ups.models.bases.base import Known
 from ups.tasks import get_task
@@ -39,14 +40,12 @@ class TaskHead(nn.Module):
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
                                   else None)
-        self.base = BASES[description["base"]["kind"]].build(description["base"]["settings"])
+        self.base = BASES[description["base"]["kind"]](**description["base"]["settings"])
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
-        self.out = nn.Linear(width, self.bundle * self.codec.dim)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
+        self.out = zero_linear(width, self.bundle * self.codec.dim)
 
     @property
     def input_codec(self) -> Tokenizer:

@@ -54,9 +54,8 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, param
         full, z_base = operator.predict(z, task, known)
         network_error = relative_error(full, target, z_base, scale)
         base_error = relative_error(z_base, target, z_base, scale)
-        loss = loss + network_error + (base_error if head.base.is_learnt else 0.0)
-        if field_weight:
-            loss = loss + field_weight * relative_field_error(full, target)
+        loss = (loss + network_error + (base_error if head.base.is_learnt else 0.0)
+                + field_weight * relative_field_error(full, target))
         network, base = network + network_error.detach(), base + base_error.detach()
         if call + 1 < calls:
             z = torch.cat([z, full], 1)[:, -head.history :]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
-from ups.models.backbone import make_backbone
+from ups.models.backbone import TaskNetwork
 from ups.models.bases.base import Known
 from ups.models.choose import load_base
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
@@ -29,32 +29,22 @@ MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, ze
 Part = Literal["full", "base"]   # of the operator: network and base, or the base alone
 
 
-class Operator(nn.Module):
-    """All tasks in one network. Built from a description, whose tensors a state_dict fills; `load_operator`
-    does both.
-
-    description (JSON-able): model (ModelConfig's keys), precision ("no" or "bf16", inside the trunk), tasks
-    (see `TaskHead`). Raises ValueError for a periodic token grid that the local mixing would wrap around more
-    than once.
+class Operator(TaskNetwork):
+    """All tasks in one network; description: see `TaskNetwork` and `TaskHead`. `load_operator` builds and
+    fills one. Raises ValueError for a periodic token grid that the local mixing would wrap around more than
+    once.
     """
 
     def __init__(self, description: dict[str, Any]):
-        super().__init__()
-        model = ModelConfig(**description["model"])
-        self.description = description
-        self.precision = description["precision"]
-        self.names = [task["name"] for task in description["tasks"]]
-        self.heads = nn.ModuleDict({task["name"]: TaskHead(task, model.width)
-                                    for task in description["tasks"]})
+        super().__init__(description, lambda task, model: TaskHead(task, model.width))
+        kernel_size = description["model"]["kernel_size"]
         for head in self.heads.values():
-            if head.task.boundary == PERIODIC and min(head.codec.tokens) < model.kernel_size // 2:
+            if head.task.boundary == PERIODIC and min(head.codec.tokens) < kernel_size // 2:
                 raise ValueError(f"{head.name} has {min(head.codec.tokens)} tokens along an axis; expected "
-                                 f"at least half of operator.model.kernel_size = {model.kernel_size}. Lower "
-                                 f"it, or task.{head.name}.patch.")
-        self.backbone = make_backbone(model)
-        self.task_embedding = nn.Parameter(torch.randn(len(self.names), model.width) * 0.02)
-        self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), model.width),
-                                       nn.SiLU(), nn.Linear(model.width, model.width))
+                                 f"at least half of operator.model.kernel_size = {kernel_size}. Lower it, or "
+                                 f"task.{head.name}.patch.")
+        self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), self.width), nn.SiLU(),
+                                       nn.Linear(self.width, self.width))
 
     def head(self, task: str) -> TaskHead:
         """The head of a task. Raises ValueError for one that it was not trained on."""
@@ -123,10 +113,6 @@ class Operator(nn.Module):
         head = self.head(task)
         known = head.known(parameters)
         return rollout(lambda window: self.predict(window, task, known, part)[0], z, num_frames, head.history)
-
-    def physical(self, task: str, z: Tensor) -> Tensor:
-        """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units."""
-        return self.head(task).physical(z)
 
     def _condition(self, head: TaskHead, standard: Tensor) -> Tensor:
         facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)

@@ -54,12 +54,8 @@ def ensemble_rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num
     """Members (batch, num_members, num_frames, ...) that follow `context` (batch, time, ...).
 
     step(window, lead): (batch * num_members, history, ...) to the next frames (batch * num_members, bundle,
-    ...); members of a trajectory are neighbours, lead counts calls from 0. Raises ValueError for fewer than
-    one member, else as `rollout`.
+    ...); members of a trajectory are neighbours, lead counts calls from 0. Raises as `rollout`.
     """
-    if num_members < 1:
-        raise ValueError(f"an ensemble of {num_members} members was asked for; expected at least 1. Raise "
-                         f"evaluate.members.")
     calls, members = iter(range(num_frames)), context.repeat_interleave(num_members, 0)
     frames = rollout(lambda window: step(window, next(calls)), members, num_frames, history)
     return frames.unflatten(0, (-1, num_members))

@@ -23,8 +23,6 @@ positive definite without noise too, because C is (its k = 0 mode is kept) and n
 nothing is added to it: at 64 cells per axis, all observed, its condition number is about 1e8.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace
@@ -65,7 +63,7 @@ def _shells(resolution: int) -> Tensor:
     return torch.from_numpy(np.lexsort((second, first, np.maximum(first, second))))
 
 
-def draw_field(stream: np.random.Generator, resolution: int) -> Tensor:
+def draw_field(stream: "np.random.Generator", resolution: int) -> Tensor:
     """g at the cell centres from the next resolution^2 normal numbers of `stream`, (resolution, resolution),
     float64.
 
@@ -154,11 +152,8 @@ def draw_log_coefficients(observation: LinearObservation, num: int, seed: int) -
     """`num` independent samples of g given the observation, (num, n, n), float64, by Matheron's rule.
 
     Member j starts from its own random numbers, a function of (seed, j) unlike those of trajectory j of the
-    same seed. Raises ValueError for num < 1 or a negative seed.
+    same seed.
     """
-    if num < 1 or seed < 0:
-        raise ValueError(f"{num} members of seed {seed} asked for; expected at least one and a seed >= 0 "
-                         "(ups.tasks.darcy_grf); give both.")
     n, (cross, factor) = observation.resolution, observation.factors()
     g = torch.empty(num, n, n, dtype=torch.float64)
     eta = torch.empty(num, len(observation.cells), dtype=torch.float64)

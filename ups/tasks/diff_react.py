@@ -13,8 +13,8 @@ import math
 
 from ups.boundary import NO_FLUX
 from ups.lazy import Tensor, torch
-from ups.tasks.initial import random_stream, solver
-from ups.tasks.modes import coefficients, cosine_basis, step
+from ups.tasks.initial import eigenbasis, random_stream, solver
+from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task
 
 DIFFUSION_U, DIFFUSION_V = 1e-3, 5e-3
@@ -28,7 +28,7 @@ FIRST_FRAME_FACTOR = 8
 @functools.lru_cache(maxsize=8)
 def _parts(ny: int, nx: int, dt: float) -> tuple[Tensor, ...]:
     """What a step of both channels is made of, each (2, ny, nx)."""
-    laplacian = cosine_basis(ny, SIDE)[1][:, None] + cosine_basis(nx, SIDE)[1][None, :]
+    laplacian = -(eigenbasis(ny, NO_FLUX, SIDE)[1][:, None] + eigenbasis(nx, NO_FLUX, SIDE)[1][None, :])
     return coefficients(torch.stack([DIFFUSION_U * laplacian, DIFFUSION_V * laplacian]), dt)
 
 
@@ -40,7 +40,7 @@ def evolve(
     state: (2, ny, nx), channels u and v. dt: time step. reaction_rate: factor on the reaction terms (1: the
     equation above, 0: pure diffusion).
     """
-    basis_y, basis_x = cosine_basis(state.shape[1], SIDE)[0], cosine_basis(state.shape[2], SIDE)[0]
+    basis_y, basis_x = (eigenbasis(cells, NO_FLUX, SIDE)[0] for cells in state.shape[1:])
     parts = _parts(state.shape[1], state.shape[2], dt)
 
     def reaction(modes: Tensor) -> Tensor:

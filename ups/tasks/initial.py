@@ -4,13 +4,12 @@ Source: PDEBench (Takamoto et al. 2022, arXiv 2210.07182); where its text and it
 code, because the published files do.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ups.boundary import DIRICHLET
 from ups.lazy import Tensor, np, torch
 
 NUM_MODES = 4  # wave numbers 1..4, two of which are drawn
@@ -72,7 +71,7 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
     return decorate
 
 
-def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> np.random.Generator:
+def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> "np.random.Generator":
     """The random numbers of trajectory `index`: a counter-based stream keyed by a hash of (seed, index).
     spawn_key: sets other streams of the same two apart.
 
@@ -137,7 +136,7 @@ def sample_wave(seed: int, index: int) -> Wave:
     return draw_wave(random_stream(seed, index))
 
 
-def draw_wave(stream: np.random.Generator, *, num_modes: int = NUM_MODES,
+def draw_wave(stream: "np.random.Generator", *, num_modes: int = NUM_MODES,
               probability_window: float = PROBABILITY_WINDOW,
               domain: tuple[float, float] = (0.0, 1.0)) -> Wave:
     """The next wave of a stream, as PDEBench's 1D generators distribute them.
@@ -162,6 +161,17 @@ def draw_wave(stream: np.random.Generator, *, num_modes: int = NUM_MODES,
         window=(left, right) if opened < probability_window else None,
         edge=WINDOW_EDGE / (domain[1] - domain[0]),
     )
+
+
+@functools.lru_cache(maxsize=16)
+def eigenbasis(num_cells: int, boundary: str, side: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Orthonormal eigenvectors (rows, (n, n)) and eigenvalues (n,) of -d^2/dx^2 on cells of (0, side): sines
+    for walls at zero (Dirichlet), else cosines."""
+    wave, first = (torch.sin, 1) if boundary == DIRICHLET else (torch.cos, 0)
+    k = torch.arange(first, num_cells + first, dtype=torch.float64)
+    basis = wave(math.pi * k[:, None] * cell_centres(num_cells)[None, :]) * math.sqrt(2 / num_cells)
+    basis[-first] /= math.sqrt(2)   # the first cosine, the last sine
+    return basis, (2 * num_cells / side * torch.sin(0.5 * math.pi * k / num_cells)).square()
 
 
 def cell_centres(resolution: int) -> Tensor:

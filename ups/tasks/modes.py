@@ -1,4 +1,4 @@
-"""What solvers in modes share: the cosines of no-flux cells, and a step with the linear part exact.
+"""A step of a solver in modes, with the linear part exact:
 
     u_t = L u + N(u),  L diagonal in the modes:  ETDRK4
 
@@ -6,24 +6,12 @@
 on the step from L.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
 from ups.lazy import Tensor, torch
-from ups.tasks.initial import cell_centres
 
 CONTOUR_POINTS = 32  # Kassam and Trefethen 2005, section 3
-
-
-@functools.lru_cache(maxsize=8)
-def cosine_basis(num_cells: int, side: float) -> tuple[Tensor, Tensor]:
-    """Orthonormal eigenvectors (rows: the DCT-II) and eigenvalues of d^2/dx^2 on no-flux cells of an axis of
-    length `side`."""
-    k = torch.arange(num_cells, dtype=torch.float64)
-    basis = torch.cos(math.pi * k[:, None] * cell_centres(num_cells)[None, :]) * math.sqrt(2 / num_cells)
-    basis[0] /= math.sqrt(2)
-    return basis, -(2 * num_cells / side * torch.sin(0.5 * math.pi * k / num_cells)).square()
 
 
 def coefficients(rates: Tensor, dt: float) -> tuple[Tensor, ...]:

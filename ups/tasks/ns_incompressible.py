@@ -28,10 +28,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ups.boundary import DIRICHLET
+from ups.boundary import DIRICHLET, NO_FLUX
 from ups.lazy import Tensor, np, torch
-from ups.tasks.initial import cell_centres, random_stream, solver
-from ups.tasks.modes import cosine_basis
+from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver
 from ups.tasks.task import Array, Finding, Task
 
 VISCOSITY = 0.01
@@ -72,10 +71,10 @@ class Box:
 
     def __init__(self, force: Tensor, viscosity: float = VISCOSITY) -> None:
         self.n, self.force, self.viscosity = force.shape[-1], force, viscosity
-        basis, eigenvalues = (part.to(force.device) for part in cosine_basis(self.n, 1.0))
+        basis, eigenvalues = (part.to(force.device) for part in eigenbasis(self.n, NO_FLUX))
         total = eigenvalues[:, None] + eigenvalues[None, :]
         total[0, 0] = math.inf   # the mean pressure is of no account
-        self.basis, self.inverse = basis, 1 / total
+        self.basis, self.inverse = basis, -1 / total
 
     def project(self, v: Tensor) -> Tensor:
         """V without its gradient part; nothing flows through the walls. v: (2, n + 1, n)."""

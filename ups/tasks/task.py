@@ -2,8 +2,6 @@
 here: what a user may choose (resolution, number of trajectories, parameter values) is in the
 configuration."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -148,7 +146,7 @@ class Task:
         return (f"train on it for what it is, or write data of your own (data.source=own): {self.name} has "
                 "no solver here")
 
-    def hidden(self, **defaults: Any) -> Task:
+    def hidden(self, **defaults: Any) -> "Task":
         """The variant that reads the same files with the parameter withheld; defaults: where its settings
         differ."""
         return replace(self, name=f"{self.name}_hidden", hides=True, of=self.name,

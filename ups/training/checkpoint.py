@@ -8,18 +8,17 @@ files and carries the identity of the stage (ups/training/folder.py). Nothing is
 values are read with weights_only.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ups.files import (
     DamagedError,
@@ -29,9 +28,11 @@ from ups.files import (
     read_sealed,
     remove,
     replacing,
+    require_hash,
     write_sealed,
 )
 from ups.training.folder import MANIFEST, MODEL, require_identity
+from ups.training.processes import saved_steps
 
 SHARED = "shared.pt"
 
@@ -43,12 +44,7 @@ def write_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_weights(path: Path, do: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
-
-    Raises FileNotFoundError, or DamagedError if they cannot be read or are not finite.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; expected weights there. {do}")
+    """The tensors of a safetensors file. Raises DamagedError if they cannot be read or are not finite."""
     try:
         tensors = load_file(path)   # on the CPU first: a rank's "cpu:0" is no device to safetensors
     except Exception as error:  # safetensors has an error class of its own, and torch's and Python's besides
@@ -58,10 +54,7 @@ def read_weights(path: Path, do: str) -> dict[str, Tensor]:
 
 
 def load_weights(module: nn.Module, path: Path, do: str) -> None:
-    """Fill `module` from a safetensors file.
-
-    Raises FileNotFoundError or DamagedError; also if a tensor is missing or unlike.
-    """
+    """Fill `module` from a safetensors file. Raises DamagedError also if a tensor is missing or unlike."""
     tensors, wanted = read_weights(path, do), module.state_dict()
     for name in sorted(tensors.keys() | wanted.keys()):
         found, expected = ((t.dtype, tuple(t.shape)) if (t := state.get(name)) is not None else "missing"
@@ -95,18 +88,10 @@ def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Modul
 
 def _require_finite(value: Any, path: Path, do: str) -> None:
     """Raise DamagedError for a tensor in a tree of mappings and lists that holds NaN or Inf."""
-    for name, tensor in _tensors(value, ""):
-        if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
-            raise DamagedError(f"{path} holds numbers in {name} that are not finite; expected finite ones. "
-                               f"{do}")
-
-
-def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, (dict, list, tuple)):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _tensors(inner, f"{name}.{key}" if name else str(key))
+    for keys, tensor in tree_flatten_with_path(value)[0]:
+        if isinstance(tensor, Tensor) and not bool(torch.isfinite(tensor).all()):
+            raise DamagedError(f"{path} holds numbers in {keystr(keys)} that are not finite; expected finite "
+                               f"ones. {do}")
 
 
 class Checkpoints:
@@ -119,16 +104,8 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: int, rank: int, agreed: Callable[[Callable[[], Any], str], Any],
                  identity: dict[str, Any]) -> None:
-        if keep < 2:
-            raise ValueError(f"keep is {keep}; expected at least 2, because the newest checkpoint may be "
-                             f"damaged. Raise it.")
         self.directory, self.keep, self.identity = directory, keep, identity
         self.rank, self.agreed = rank, agreed
-
-    def steps(self) -> list[int]:
-        """Steps of the committed checkpoints, newest first."""
-        numbers = (path.name.removeprefix("step_") for path in self.directory.glob("step_*"))
-        return sorted((int(n) for n in numbers if n.isdecimal() and len(n) == 9), reverse=True)
 
     def path(self, step: int) -> Path:
         return self.directory / f"step_{step:09d}"
@@ -174,7 +151,7 @@ class Checkpoints:
         remove(self.path(step))
         os.replace(temporary, self.path(step))
         flush(self.directory)
-        for old in self.steps()[self.keep :]:
+        for old in saved_steps(self.directory)[self.keep :]:
             shutil.rmtree(self.path(old))
 
     def manifest(self, step: int) -> dict[str, Any]:
@@ -197,32 +174,22 @@ class Checkpoints:
     def verify(self, step: int) -> dict[str, Any]:
         """`manifest`, which every file agrees with. Raises DamagedError also if one does not."""
         path, manifest = self.path(step), self.manifest(step)
-        files, world = manifest["files"], manifest["world"]
-        if manifest["step"] != step or not 1 <= world <= len(files):
-            raise DamagedError(f"{path} says that it is step {manifest['step']} of {world} processes; "
-                               f"expected {step}, and a part of every process.")
-        for name in (SHARED, *(f"rank_{rank}.pt" for rank in range(world))):
-            part, record = path / name, files.get(name)
-            if not isinstance(record, dict) or not {"size", "sha256"} <= record.keys():
-                raise DamagedError(f"{path} does not list {name}; expected one part per process of its run, "
-                                   f"with size and SHA-256.")
-            if not part.is_file() or part.stat().st_size != record["size"]:
-                size = part.stat().st_size if part.is_file() else "missing"
-                raise DamagedError(f"{part} is damaged (size {size}); expected {record['size']} bytes.")
-            if file_hash(part) != record["sha256"]:
-                raise DamagedError(f"{part} is damaged (its SHA-256 changed); expected the bytes that were "
-                                   f"written.")
+        files, names = manifest["files"], [SHARED, *(f"rank_{rank}.pt" for rank in range(manifest["world"]))]
+        if manifest["step"] != step or set(names) - files.keys():
+            raise DamagedError(f"{path} says that it is step {manifest['step']} of {manifest['world']} "
+                               f"processes and lists {', '.join(files)}; expected {step}, and a part of every "
+                               f"process.")
+        for name in names:
+            require_hash(path / name, files[name]["sha256"], MANIFEST, "It is damaged.")
         return manifest
 
     def newest(self) -> dict[str, Any] | None:
         """Manifest of the newest intact checkpoint; None if there is none at all. For the main process.
 
-        Damaged ones are renamed to .damaged-STEP with a warning; leftovers of unfinished writes are removed.
-        Raises DamagedError if checkpoints exist and none is intact: a run never starts over silently.
+        Damaged ones are renamed to .damaged-STEP with a warning. Raises DamagedError if checkpoints exist and
+        none is intact: a run never starts over silently.
         """
-        for stale in self.directory.glob(".tmp-*"):
-            remove(stale)
-        found, manifest, damaged = self.steps(), None, []
+        found, manifest, damaged = saved_steps(self.directory), None, []
         while manifest is None and len(damaged) < len(found):
             try:
                 manifest = self.verify(found[len(damaged)])
@@ -244,35 +211,16 @@ class Checkpoints:
         """(shared, local of this rank) of `step`; local is None if it was written by another number of
         processes.
 
-        Raises DamagedError for a part that cannot be read, is of another step or holds numbers that are not
-        finite.
+        Raises DamagedError for a part that cannot be read or holds numbers that are not finite.
         """
-        path = self.path(step)
-        shared = self._read_part(path / SHARED)
-        if shared.get("step", step) != step:
-            raise DamagedError(f"{path / SHARED} is of step {shared['step']}; expected {step}. "
-                               f"{self._remedy(path)}")
-        is_mine = self.manifest(step)["world"] == world
-        return shared, self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None
+        path, is_mine = self.path(step), self.manifest(step)["world"] == world
+        return (self._read_part(path / SHARED),
+                self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None)
 
     def parts(self, step: int) -> list[dict[str, Any]]:
         """What each rank wrote as its own, in rank order. Raises DamagedError as `read` does."""
         world = self.manifest(step)["world"]
         return [self._read_part(self.path(step) / f"rank_{rank}.pt") for rank in range(world)]
-
-    def taken(self, step: int, take: Callable[[int], None]) -> None:
-        """take(step), which reads the checkpoint and loads it.
-
-        Raises DamagedError if it does not fit what it is loaded into.
-        """
-        try:
-            take(step)
-        except (DamagedError, FileExistsError):
-            raise
-        except Exception as error:  # whatever a foreign content leads to
-            path = self.path(step)
-            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
-                               f"what this version and configuration save. {self._remedy(path)}") from error
 
     def _read_part(self, path: Path) -> dict[str, Any]:
         try:
@@ -280,13 +228,13 @@ class Checkpoints:
         except Exception as error:  # torch's, pickle's, zipfile's and Python's, by kind of damage
             cause = str(error).split("\n")[0][:200]
             raise DamagedError(f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors "
-                               f"and plain values. {self._remedy(path.parent)}") from error
+                               f"and plain values. {self.remedy(path.parent)}") from error
         if not isinstance(part, dict):
             raise DamagedError(f"{path} holds a {type(part).__name__}; expected named values. "
-                               f"{self._remedy(path.parent)}")
-        _require_finite(part, path, self._remedy(path.parent))
+                               f"{self.remedy(path.parent)}")
+        _require_finite(part, path, self.remedy(path.parent))
         return part
 
-    def _remedy(self, path: Path) -> str:
+    def remedy(self, path: Path) -> str:
         return f"Delete {path} to continue from the checkpoint before it."
 

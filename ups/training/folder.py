@@ -11,10 +11,7 @@ looks whether the path still leads to that file. A moment is left between that l
 job could then find in its folder is refused by its identity, or is what that job would have computed itself.
 """
 
-from __future__ import annotations
-
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -26,12 +23,12 @@ import yaml
 from ups.config import Config, read_yaml, to_dict
 from ups.files import (
     DamagedError,
-    file_hash,
     is_at,
     lock,
     read_record,
     read_sealed,
     remove,
+    require_hash,
     value_hash,
     write_atomic,
     write_json,
@@ -39,7 +36,6 @@ from ups.files import (
 )
 
 DONE, MODEL, MANIFEST = "done.json", "model.safetensors", "manifest.json"
-RECORDED = ("model_sha256", "config_sha256", "config_hash", "parents")   # of done.json, for its fingerprint
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
 SECTIONS = ("data", "cache", "task", "sampling")
@@ -47,7 +43,7 @@ FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place",
              "cache.chunk"}
 FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s",
                    "timeout_s"}
-LOCK, MEMORY, MEMORY_KEYS = ".lock", "memory.json", ("micro_batch", "micro_batch_asked")
+LOCK, MEMORY = ".lock", "memory"   # MEMORY: folder of what each rank had to go down to for want of memory
 CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
 KEPT_ERRORS = 5   # starts whose errors are kept
 
@@ -96,16 +92,10 @@ def finished_stage(folder: Path) -> dict[str, Any] | None:
                            step=int)
     except FileNotFoundError:
         return None
-    fingerprint = value_hash({name: done[name] for name in RECORDED})
-    if done["fingerprint"] != fingerprint or done["stage"] != folder.name:
-        raise DamagedError(f"{folder / DONE} was altered (its fingerprint is not that of its content); "
-                           f"expected the record as "
-                           f"it was written. {again}")
+    if done["stage"] != folder.name:
+        raise DamagedError(f"{folder / DONE} is of stage {done['stage']}; expected {folder.name}. {again}")
     for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):
-        path = folder / name
-        found = file_hash(path) if path.is_file() else "missing"
-        if found != done[key]:
-            raise DamagedError(f"{path} is {found[:12]}; expected {done[key][:12]} as {DONE} says. {again}")
+        require_hash(folder / name, done[key], DONE, again)
     return done
 
 
@@ -167,28 +157,23 @@ class StageFolder:
         The lock dies with this process.
         """
         until, refusal = time.monotonic() + wait_s, ""
-        while True:
+        while not refusal:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / LOCK).open("a")
             try:
                 lock(self._lock, self.path / LOCK)
                 if self.is_own():   # else it was removed while we waited
-                    break
+                    self.examine()   # who had the lock until now may have started something else
+                    return ""
+            except FileExistsError as error:
+                refusal = str(error)
             except BlockingIOError:
                 if time.monotonic() > until:
                     refusal = (f"another process is training in {self.path}; expected one at a time. Wait "
                                f"for it, or end it.")
-                    break
             self._lock.close()
             time.sleep(0.1)
-        if not refusal:
-            try:
-                self.examine()   # who had the lock until now may have started something else
-            except FileExistsError as error:
-                refusal = str(error)
-        if refusal:   # nothing of this process is written here
-            self._lock.close()
-            self._lock = None
+        self._lock = None   # nothing of this process is written here
         return refusal
 
     def enter(self, rank: int) -> None:
@@ -236,7 +221,6 @@ class StageFolder:
         if path.is_file():
             starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
         if (self.path / "errors").exists():
-            self._keep_want_of_memory()
             aside = self.path / f"errors_of_start_{len(starts):04d}"
             remove(aside)
             (self.path / "errors").rename(aside)
@@ -246,30 +230,14 @@ class StageFolder:
         write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
         write_json(path, {**self.identity, "starts": [*starts, start]})
 
-    def _keep_want_of_memory(self) -> None:
-        """What a rank that had to leave for want of memory says of the next micro-batch, for `micro_batch`.
-        """
-        for path in self.path.glob("errors/rank*.json"):
-            try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-                memory = {name: int(record[name]) for name in MEMORY_KEYS if name in record}
-            except (ValueError, TypeError) as error:
-                print(f"WARNING: {path} of an earlier start is not readable ({error}); it is set aside.",
-                      file=sys.stderr)
-                continue
-            if memory:
-                write_json(self.path / MEMORY, memory)
-
     def micro_batch(self, asked: int, now: int) -> int:
         """`now`, or what earlier starts that were `asked` for the same have left of it for want of memory."""
-        path = self.path / MEMORY
-        if not path.is_file():
-            return now
-        memory = read_record(path, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
-        return max(1, min(now, memory["micro_batch"])) if memory["micro_batch_asked"] == asked else now
+        left = [read_record(path, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
+                for path in self.path.glob(f"{MEMORY}/rank*.json")]
+        return max(1, min([now, *(m["micro_batch"] for m in left if m["micro_batch_asked"] == asked)]))
 
     def note(self, name: str, record: dict[str, Any]) -> bool:
-        """Write a record by which nothing is decided; whether it is there.
+        """Write a record without which a run goes on as well; whether it is there.
 
         It is not in a folder that is another's by now, nor on a full disk, which must not hide what happened.
         """
@@ -285,7 +253,7 @@ class StageFolder:
         return True
 
     def finish(self, hashes: dict[str, str], facts: dict[str, Any]) -> None:
-        """Write done.json, last; hashes: of what it vouches for (`RECORDED`)."""
+        """Write done.json, last; hashes: of what it vouches for, for its fingerprint."""
         self.require_own()
         record = {**hashes, **self.identity}
         write_sealed(self.path / DONE, {"stage": self.stage, "run": self.config.run.name, **record,

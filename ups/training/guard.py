@@ -11,10 +11,8 @@ interpreter's lock in C) are sent SIGABRT, at which faulthandler prints their st
 
 Signals reach the thread through signal.set_wakeup_fd, for Python handlers wait for the main thread: after
 one, a rank without progress for GRACE_S ends, before launchers lose patience (reference: pytorch issue
-119856, 30 s). Standard library only.
+119856, 30 s). Without torch.
 """
-
-from __future__ import annotations
 
 import contextlib
 import faulthandler
@@ -41,31 +39,31 @@ LEAVE_S = 10.0      # from a failure to the end of the process
 STACK_S = 2.0       # for the other ranks to print their stacks
 RECORD_BYTES = 1024   # of a heartbeat; written in place, so that a full disk does not stop it
 EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
-NOTHING = {"is_waiting": False, "collectives": 0, "doing": ""}   # of a rank that wrote no heartbeat
+# of a rank that wrote no heartbeat
+NOTHING = {"is_waiting": False, "collectives": 0, "doing": "", "beats": -1, "pulse": -1, "has_failed": False,
+           "code": None, "machine": ""}
 LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # where the parent is a launcher
 
 
 class Peer:
     """What is known of one rank: its last record and when, by this rank's clock, that changed."""
 
-    def __init__(self, now: float) -> None:
-        self.record: dict[str, Any] | None = None
+    def __init__(self, now: float, hang_s: float) -> None:
+        self.record: dict[str, Any] = NOTHING | {"limit_s": hang_s}
         self.progress_at = self.pulse_at = now
         self.lost_at: float | None = None
         self.why = ""
 
     def update(self, record: dict[str, Any] | None, now: float) -> None:
-        if record is None:   # not there yet, or being written
-            return
-        before, self.record = self.record or {}, record
-        if record["beats"] != before.get("beats"):
+        before, self.record = self.record, record or self.record   # None: not there yet, or being written
+        if self.record["beats"] != before["beats"]:
             self.progress_at = now
-        if record["pulse"] != before.get("pulse"):
+        if self.record["pulse"] != before["pulse"]:
             self.pulse_at = now
 
     @property
     def has_ended(self) -> bool:
-        return self.record is not None and self.record["code"] is not None
+        return self.record["code"] is not None
 
 
 class Guard:
@@ -87,24 +85,21 @@ class Guard:
         self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0
         self._noted_at = 0.0   # when the main thread got the first signal
         self._code, self._is_agreed = None, False
-        self._peers = {other: Peer(self._beat_at) for other in range(world) if other != rank}
+        self._peers = {other: Peer(self._beat_at, hang_s) for other in range(world) if other != rank}
         self._machine, self._lock, self._file = this_machine(), threading.Lock(), None
         self._parent = os.getppid() if any(name in os.environ for name in LAUNCHED_BY) else None
-        self._is_closed, self._thread, self._handlers = False, None, {}
+        self._is_closed, self._thread = False, None
 
     # ---------------------------------------------------------------- main thread
 
     def start(self) -> None:
-        """Begin to watch; SIGTERM and SIGINT are noted from now on."""
+        """Begin to watch; SIGTERM and SIGINT are noted from now on. In the main thread of the process."""
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
-        self._read_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
-        os.set_blocking(self._read_end, False)
-        if threading.current_thread() is threading.main_thread():   # elsewhere signals stay what they were
-            self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-            self._handlers = {number: signal.signal(number, self._note)
-                              for number in (signal.SIGTERM, signal.SIGINT)}
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, self._note)
+                          for number in (signal.SIGTERM, signal.SIGINT)}
         progress.watched = self
         self.beat()
         tell("start", pid=os.getpid())
@@ -149,8 +144,7 @@ class Guard:
         self._thread.join()
         self._thread, self._code = None, self._code if self._code is not None else code
         self._write()
-        if self._handlers:
-            signal.set_wakeup_fd(self._wakeup_before)
+        signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         for handle in (self._read_end, self._write_end, self._file):
@@ -203,7 +197,7 @@ class Guard:
         recorded.
         """
         self._look()
-        return any(peer.record is not None and peer.record["has_failed"] for peer in self._peers.values())
+        return any(peer.record["has_failed"] for peer in self._peers.values())
 
     def _note(self, number: int, _frame: Any) -> None:
         if self.is_leaving:
@@ -262,7 +256,7 @@ class Guard:
             for rank, peer in self._peers.items() if self.directory is not None else ():
                 if peer.lost_at is None:
                     peer.update(glance(self.directory / f"rank{rank}.json"), now)
-                    peer.why = self._why_lost(rank, peer.record) if peer.record else ""
+                    peer.why = self._why_lost(rank, peer.record)
                     peer.lost_at = now if peer.why else None
         return {rank: peer for rank, peer in self._peers.items() if peer.lost_at is not None}
 
@@ -327,7 +321,7 @@ class Guard:
         found = [self._record() | {"quiet_s": now - max(self._beat_at, since), "note": ""}]
         for rank, peer in self._peers.items():
             if self.directory is not None and not peer.has_ended:
-                record = peer.record or NOTHING | {"limit_s": self.hang_s}
+                record = peer.record
                 is_deaf = now - peer.pulse_at > record["limit_s"] / 2   # its guard does not run
                 found.append(record | {
                     "rank": rank, "is_waiting": record["is_waiting"] and not is_deaf,
@@ -337,10 +331,8 @@ class Guard:
 
     def _describe(self, rank: int) -> str:
         """Step and phase of a rank in words."""
-        if rank == self.rank:
-            return f"at step {self.step}, {self.doing}"
-        record = self._peers[rank].record
-        if record is None:
+        record = self._record() if rank == self.rank else self._peers[rank].record
+        if "step" not in record:
             return "it never wrote a heartbeat"
         if record["code"] is not None:
             return f"ended with exit code {record['code']} at step {record['step']}"
@@ -363,11 +355,8 @@ class Guard:
                     json.dump({"by": self.rank, "code": code, "kind": kind, "cause": cause}, file)
             except OSError as error:
                 shout(f"WARNING: {error}")
-        try:
-            self.on_end(code, kind, cause, stack)
-            tell("failed", kind=kind, code=code, cause=cause)
-        except OSError as error:
-            shout(f"WARNING: rank {self.rank} could not record its end ({error})")
+        self.on_end(code, kind, cause, stack)
+        tell("failed", kind=kind, code=code, cause=cause)
         self._code = code
         self._write()
         self._dismiss(at_fault if kind in ("hang", "stopped") else [])
@@ -379,7 +368,7 @@ class Guard:
         while time.monotonic() < until:
             self._look()
             left = {rank: peer.record for rank, peer in self._peers.items()
-                    if not peer.has_ended and peer.lost_at is None and peer.record}
+                    if not peer.has_ended and peer.lost_at is None and "pid" in peer.record}
             if not left:
                 return
             time.sleep(0.05)

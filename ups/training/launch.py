@@ -4,21 +4,27 @@ behind.
     python -m ups.training.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config
     configs/small.yaml
 
-Everything but --restarts goes to accelerate launch, through ups/training/tree.py. Every start is a new
-process tree in a session of its own, with a free port; torchrun's own restarts reuse keys of the dead
-(pytorch issue 135712). Started again are: processes that died, hangs that the guard ended, out of memory
-where a smaller micro-batch helps; and only while checkpoints appear or micro-batches shrink. Not started
-again are: configurations that were refused (exit code 2) and failures that all ranks understood, for they
-would repeat (1); what was told to stop (143, or 130 after Ctrl-C). Exit code 0 only if the stage says it is
-finished. What became of each rank is read from the lines that ups.training.processes.tell writes. Starts
-without torch; the scripts also run without it.
-"""
+Everything but --restarts goes to accelerate launch. Every start is a new process tree in a session of its
+own, with a free port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712). Started again
+are: processes that died, hangs that the guard ended, out of memory where a smaller micro-batch helps; and
+only while checkpoints appear or micro-batches shrink. Not started again are: configurations that were refused
+(exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to stop (143,
+or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is read from
+the lines that ups.training.processes.tell writes. Starts without torch; the scripts also run without it.
 
-from __future__ import annotations
+In the tree this module is the launcher and each rank (`PARTS`). Where accelerate and torchrun print a
+traceback and a summary, which bury what a rank has said, the launcher says one line at most. A rank dies with
+its launcher, before it imports torch: the kernel sees to it (ups.training.processes.die_with_parent), so no
+import, and no call that holds the interpreter's lock, is in the way. Its first word tells the supervisor that
+it is there.
+"""
 
 import argparse
 import contextlib
+import json
+import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -39,9 +45,10 @@ from ups.training.processes import (
     die_with_parent,
     end_processes,
     glance,
-    hear,
     outlive_readers,
     process_state,
+    saved_steps,
+    tell,
 )
 
 POLL_S = 0.1
@@ -52,21 +59,22 @@ STOP_S = 60.0         # from a signal to the end: the guard's grace, a checkpoin
 STOPPED_S = 10.0      # that the launcher may be in state T before it is taken for hung
 LINGER_S = 20.0       # that the launcher may outlive all its ranks
 CHILDREN_S = 3.0      # for what is left of a tree (a tracker's service) to end by itself
+LAUNCHER = "UPS_LAUNCHER"   # number of the launcher's process, for its ranks
 FINAL = {"configuration": 2, "error": 1, "save": 1, "non_finite": 1, "out_of_memory": 1, "interrupted": 130}
 
 
 class Attempt:
     """One process tree.
 
-    events: what its ranks told; told: the signal that we were sent; why: we ended it ourselves.
+    asked: the signals that we were sent, which grow; events: what its ranks told; why: we ended it ourselves.
     """
 
-    def __init__(self, command: list[str], events: Path, terminal: Terminal) -> None:
-        self._events, self.told, self.why, self._told_at = events, 0, "", None
+    def __init__(self, command: list[str], events: Path, terminal: Terminal, asked: list[int]) -> None:
+        self._events, self._asked, self._num_asked = events, asked, 0
         self.events: list[dict[str, Any]] = []
-        self.asked: list[int] = []   # signals that came; a handler may not do more than note them
-        self._read, self._heard, self._heard_at = 0, {}, time.monotonic()
-        self._started_at, self._terminal = time.monotonic(), terminal
+        self._read, self._heard, self.why, self._told_at = 0, {}, "", None
+        self._started_at = self._heard_at = time.monotonic()
+        self._terminal = terminal
         events.touch()
         self.process = subprocess.Popen(command, env={**os.environ, EVENTS: str(events)},
                                         stdin=subprocess.DEVNULL, start_new_session=True,
@@ -78,8 +86,7 @@ class Attempt:
             self._watch()
         finally:
             code = self.process.poll()
-            end_processes(lambda: descendants(os.getpid())
-                          or ([] if self.process.poll() is not None else [self.process.pid]),
+            end_processes(lambda: descendants(os.getpid()),
                           CHILDREN_S if code is not None and not self.why else 0.0)
             code = self.process.wait()
             self._hear()
@@ -92,10 +99,10 @@ class Attempt:
             now = time.monotonic()
             self._hear()
             if self._terminal.is_closed():
-                self._terminal.forget()
                 os.kill(os.getpid(), signal.SIGHUP)   # unless nohup has made that mean nothing
-            while self.asked:
-                self._forward(self.asked.pop(0))
+            for number in self._asked[self._num_asked :]:
+                self._num_asked += 1
+                self._forward(number)
             state = process_state(self.process.pid)
             stopped_at = (stopped_at or now) if state is not None and state[0] in "Tt" else None
             pids = self.pids()
@@ -127,10 +134,16 @@ class Attempt:
 
     def _hear(self) -> None:
         """Read what the ranks told since."""
-        events, torn, self._read = hear(self._events, self._read)
-        self.events += events
-        for line in torn:
-            say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
+        with self._events.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]   # whole lines
+        self._read += len(text)
+        for line in filter(None, text.split(b"\n")):
+            try:
+                self.events.append(json.loads(line))
+            except ValueError:
+                say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
 
     @property
     def directory(self) -> Path | None:
@@ -148,22 +161,16 @@ class Attempt:
 
         SIGTERM may come from several sides and often, so it means the same however often it comes.
         """
-        if self.told:
+        if self._told_at is not None:
             if number == signal.SIGINT and time.monotonic() - self._told_at > SAME_S:
                 self.why = "Ctrl-C came again"
             return
-        self.told, self._told_at = number, time.monotonic()
+        self._told_at = time.monotonic()
         if not self.pids():
             self.why = "a signal came before there was anything to save"
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-    def newest_step(self) -> int:
-        """Step of the newest checkpoint of the stage, -1 if there is none."""
-        found = (self.directory / "state").glob("step_*") if self.directory is not None else ()
-        numbers = (path.name.removeprefix("step_") for path in found)
-        return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[bool, int, str]:
@@ -175,33 +182,28 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
     said = {event["event"] for event in events}
     failures = [event for event in events if event["event"] == "failed"]
     refusals = dict.fromkeys(event["cause"] for event in failures if event["kind"] == "configuration")
-    if refusals:
-        return False, FINAL["configuration"], "; ".join(refusals)   # most often the same of every rank
-    for event in failures:
-        if event["kind"] in FINAL:
-            return False, FINAL[event["kind"]], f"rank {event['rank']}: {event['cause']}"
-    if "finished" in said and code == 0:
-        return False, 0, "finished"
+    # what would repeat explains most, a lost peer less than what was lost
+    failure = min(failures, key=lambda event: (event["kind"] not in FINAL, event["kind"] == "peer"),
+                  default={"rank": 0, "kind": "", "cause": ""})
+    kind, cause = failure["kind"], f"rank {failure['rank']}: {failure['cause']}"
     started = {event["rank"] for event in events if event["event"] == "start"}
-    spoke = {event["rank"] for event in events if event["event"] not in ("born", "start")}
-    is_stop = "stopped" in said or any(event["kind"] == "stopped" for event in failures)
+    ended = {event["rank"] for event in events if event["event"] in ("failed", "stopped", "finished")}
     # else a launcher passed on a signal after a death
-    if is_stop and started <= spoke and all(event["kind"] == "stopped" for event in failures):
-        return False, 128 + signal.SIGTERM, "told to stop; the same command continues"
-    if code == 0 and not why:
-        if "start" not in said:   # such as --dry-run or --help
-            return False, 0, "nothing to do"
-        return False, 1, "all ranks left before the stage was finished"
-    if why:
-        return bool(events), EXIT_HANG, why   # where not even a rank was born another start will do no better
-    if failures:
-        # a lost peer explains less than what was lost
-        event = min(failures, key=lambda event: event["kind"] == "peer")
-        return True, EXIT_HANG if event["kind"] == "hang" else 1, f"rank {event['rank']}: {event['cause']}"
-    if "start" not in said:
-        code = code if 0 < code < 128 else 1
-        return False, code, f"it ended with exit code {code} before any rank was ready"
-    return True, 1, f"processes died without a word (exit code {code})"
+    is_stop = ("stopped" in said or failures) and started <= ended and all(
+        event["kind"] == "stopped" for event in failures)
+    is_quiet, own = code == 0 and not why, code if 0 < code < 128 else 1
+    rows = (   # the first that applies: whether it does, what is returned
+        (refusals, False, FINAL["configuration"], "; ".join(refusals)),   # most often the same of every rank
+        (kind in FINAL, False, FINAL.get(kind), cause),
+        ("finished" in said and code == 0, False, 0, "finished"),
+        (is_stop, False, 128 + signal.SIGTERM, "told to stop; the same command continues"),
+        (is_quiet and "start" not in said, False, 0, "nothing to do"),   # such as --dry-run or --help
+        (is_quiet, False, 1, "all ranks left before the stage was finished"),
+        (why, bool(events), EXIT_HANG, why),   # where no rank was born another start will do no better
+        (failures, True, EXIT_HANG if kind == "hang" else 1, cause),
+        ("start" not in said, False, own, f"it ended with exit code {own} before any rank was ready"),
+        (True, True, 1, f"processes died without a word (exit code {code})"))
+    return next(tuple(row) for applies, *row in rows if applies)
 
 
 def launcher_command(arguments: list[str]) -> list[str]:
@@ -213,13 +215,13 @@ def launcher_command(arguments: list[str]) -> list[str]:
             raise FileNotFoundError(f"no topology file {path}; expected one of accelerate_configs/. Correct "
                                     f"--config_file.")
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    is_set = bool({"main_process_port", "rdzv_backend"} & settings.keys())
-    is_set |= any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
-    is_ours = not is_set and settings.get("num_machines", 1) == 1
-    port = ["--main_process_port", "0"] if is_ours else []
+    is_theirs = (settings.get("num_machines", 1) != 1
+                 or {"main_process_port", "rdzv_backend"} & settings.keys()
+                 or any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments))
+    port = [] if is_theirs else ["--main_process_port", "0"]
     place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
-    ranks = ["--module", "ups.training.tree", "rank", *arguments[place:]]
-    return [sys.executable, "-m", "ups.training.tree", "launcher", *port, *arguments[:place], *ranks]
+    ranks = ["--module", "ups.training.launch", "rank", *arguments[place:]]
+    return [sys.executable, "-m", "ups.training.launch", "launcher", *port, *arguments[:place], *ranks]
 
 
 def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
@@ -227,39 +229,33 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
 
     Raises FileNotFoundError for a topology file that does not exist.
     """
-    command, attempt, told = launcher_command(arguments), None, 0
-    terminal = Terminal()
+    command, terminal = launcher_command(arguments), Terminal()
+    asked: list[int] = []   # signals that came; a handler may not do more than note them
     adopt_orphans()
 
     def note(number: int, _frame: Any) -> None:
-        nonlocal told
-        told = signal.SIGTERM if number == signal.SIGHUP else number
-        if attempt is not None:
-            attempt.asked.append(told)
+        asked.append(signal.SIGTERM if number == signal.SIGHUP else number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:   # as nohup sets it
             signal.signal(number, note)
     with tempfile.TemporaryDirectory(prefix="ups-launch-") as folder:
         newest, num_failed, shortages = -1, 0, set()
-        for count in range(sys.maxsize):
-            attempt = Attempt(command, Path(folder) / f"{count}.jsonl", terminal)
-            if told and not attempt.asked:
-                attempt.asked.append(told)
-            code = attempt.wait()
-            is_again, code, reason = verdict(code, attempt.events, attempt.why)
-            if told and (is_again or attempt.why or code == 128 + signal.SIGTERM):
-                code, is_again = 128 + told, False
+        while True:
+            attempt = Attempt(command, Path(folder) / f"{time.monotonic_ns()}.jsonl", terminal, asked)
+            is_again, code, reason = verdict(attempt.wait(), attempt.events, attempt.why)
+            if asked and (is_again or attempt.why or code == 128 + signal.SIGTERM):
+                code, is_again = 128 + asked[-1], False
                 reason = attempt.why or "told to stop; the same command continues"
             if not is_again:
                 if code:
                     say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
                 return code
-            step, reason = attempt.newest_step(), reason.rstrip(".")
+            steps = saved_steps(attempt.directory / "state") if attempt.directory else []
+            step, reason = max(steps, default=-1), reason.rstrip(".")
             told_of = {event["cause"] for event in attempt.events if event.get("kind") == "memory"}
             # a cause names its micro-batch, so it comes once
-            is_progress = step > newest or bool(told_of - shortages)
-            num_failed = 0 if is_progress else num_failed + 1
+            num_failed = 0 if step > newest or told_of - shortages else num_failed + 1
             newest, shortages = max(newest, step), shortages | told_of
             if num_failed > restarts:
                 say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
@@ -268,9 +264,46 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
             say(f"{reason}. Starting again from "
                 f"{f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}")
             time.sleep(BACKOFF_S)
-            if told:
-                return 128 + told
-    raise AssertionError("unreachable")
+            if asked:
+                return 128 + asked[-1]
+
+
+# ---------------------------------------------------------------- in the tree
+
+
+def launcher(arguments: list[str]) -> int:
+    """Run `accelerate launch`; its exit code."""
+    from accelerate.commands import launch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable(logging.ERROR)   # of what the ranks told already, or the exceptions below tell
+    os.environ[LAUNCHER] = str(os.getpid())
+    sys.argv, who, code = ["accelerate launch", *arguments], "the only rank", 0
+    try:
+        launch.main()
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        who, code = f"rank {rank} (process {failure.pid})", failure.exitcode
+    except subprocess.CalledProcessError as error:
+        code = error.returncode
+    except SignalException as error:
+        return 128 + error.sigval
+    if code < 0:   # by a signal, so the rank could not say so itself
+        print(f"launcher: {who} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
+    return int(code != 0)
+
+
+def rank(arguments: list[str]) -> int:
+    """Run a script as `python SCRIPT ...` would."""
+    die_with_parent(int(os.environ[LAUNCHER]))
+    tell("born", pid=os.getpid())
+    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+    runpy.run_path(arguments[0], run_name="__main__")
+    return 0
+
+
+PARTS = {"launcher": launcher, "rank": rank}   # by the first word of the command line; else the supervisor
 
 
 def say(text: str) -> None:
@@ -294,4 +327,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    part = PARTS.get("".join(sys.argv[1:2]))
+    sys.exit(part(sys.argv[2:]) if part else main())

@@ -1,5 +1,5 @@
 """Muon for hidden matrices and AdamW for the rest as one optimizer; the learning-rate schedule; the weight
-average.
+average; the plain loop of what is fitted outside a stage.
 
 Muon (Jordan et al. 2024): momentum, then the update is replaced by its nearest orthogonal matrix through five
 Newton-Schulz iterations in bfloat16; its size is scaled by 0.2 sqrt(max(rows, columns)) to match AdamW's (Liu
@@ -8,11 +8,10 @@ a parameter that is shared out over the ranks (ups/training/strategies.py), mome
 rank's part, as plain tensors; only Muon gathers, its updates.
 """
 
-from __future__ import annotations
-
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,8 +60,6 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         for group in groups:
-            if group["kind"] not in MOMENTS:
-                raise ValueError(f"optimizer group kind is {group['kind']!r}; expected 'muon' or 'adamw'.")
             group.setdefault("base_lr", group["lr"])
         super().__init__(groups, {})
 
@@ -91,11 +88,6 @@ class MuonAdamW(torch.optim.Optimizer):
             raise ValueError("the saved optimizer has other groups of parameters; expected the same. Resume "
                              "with the configuration that wrote it.")
         super().load_state_dict(state_dict)
-
-    def scale_lr(self, factor: float) -> None:
-        """Set every group's learning rate to `factor` times its base."""
-        for group in self.param_groups:
-            group["lr"] = group["base_lr"] * factor
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -127,7 +119,6 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         states = [self.state[p] for p in parameters]
-        has_complex = any(p.is_complex() for p in parameters)
         adamw(
             [local(p) for p in parameters],
             [local(p.grad) for p in parameters],
@@ -135,9 +126,9 @@ class MuonAdamW(torch.optim.Optimizer):
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
-            foreach=has_complex or not group["fused"],
-            fused=group["fused"] and not has_complex,  # fused refuses complex parameters
-            has_complex=has_complex,
+            foreach=not group["fused"],
+            fused=group["fused"],
+            has_complex=False,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -146,6 +137,12 @@ class MuonAdamW(torch.optim.Optimizer):
             eps=ADAM_EPS,
             maximize=False,
         )
+
+
+def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to `factor` times its base."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -160,7 +157,7 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
         if not parameter.requires_grad:
             continue
         is_hidden = getattr(parameter, "is_hidden_matrix", False)
-        if is_hidden and (parameter.ndim not in (2, 3) or parameter.is_complex()):
+        if is_hidden and parameter.ndim not in (2, 3):
             raise ValueError(
                 f"parameter {name} of shape {tuple(parameter.shape)} and type {parameter.dtype} is flagged "
                 f"is_hidden_matrix; expected a real matrix or stack of matrices. Remove the flag: AdamW "
@@ -195,20 +192,18 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> 
     """One flat float32 buffer of zeros whose views the gradients of `model` are from now on; its last
     `num_counts` are free.
 
-    Raises ValueError for a parameter that is neither float32 nor complex64.
+    Raises ValueError for a parameter that is not float32.
     """
-    spans, offset = [], 0
-    for parameter in (p for p in model.parameters() if p.requires_grad):
-        if parameter.dtype not in (torch.float32, torch.complex64):
-            raise ValueError(f"a parameter has type {parameter.dtype}; expected float32 (or complex64). "
-                             f"Build the model in float32: bf16 belongs to train.precision.")
-        length = local(parameter).numel() * (2 if parameter.is_complex() else 1)
-        spans.append((parameter, offset, length))
-        offset += -(-length // ALIGN) * ALIGN
-    flat = torch.zeros(offset + num_counts, device=device)
-    for parameter, first, length in spans:
-        piece, shape = flat[first : first + length], local(parameter).shape
-        piece = torch.view_as_complex(piece.view(*shape, 2)) if parameter.is_complex() else piece.view(shape)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"a parameter has type {parameter.dtype}; expected float32. Build the model in "
+                             f"float32: bf16 belongs to train.precision, and a complex number is two.")
+    lengths = [local(p).numel() for p in parameters]
+    starts = [0, *itertools.accumulate(-(-length // ALIGN) * ALIGN for length in lengths)]
+    flat = torch.zeros(starts[-1] + num_counts, device=device)
+    for parameter, first, length in zip(parameters, starts[:-1], lengths, strict=True):
+        piece = flat[first : first + length].view(local(parameter).shape)
         parameter.grad = like(parameter, piece)
     return flat
 
@@ -265,8 +260,7 @@ class EMA:
     @torch.no_grad()
     def write(self, values: dict[str, Tensor]) -> None:
         """Copy `values` into the model's parameters."""
-        for name, parameter in self.parameters.items():
-            parameter.copy_(values[name])
+        torch._foreach_copy_([*self.parameters.values()], [values[name] for name in self.parameters])
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the averages in main memory."""
@@ -279,6 +273,34 @@ class EMA:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved average. Raises ValueError if it belongs to another model."""
         require_alike(state["averages"], self.averages, "average")
-        for name, average in self.averages.items():
-            average.copy_(state["averages"][name])
+        torch._foreach_copy_([*self.averages.values()], [state["averages"][name] for name in self.averages])
         self.num_updates = int(state["num_updates"])
+
+
+def fit(module: nn.Module, loss_of: Callable[[int], Tensor], steps: Iterable[int],
+        optimizer: torch.optim.Optimizer,
+        rate: Callable[[int], float], clip_norm: float, ema: EMA | None = None) -> int | None:
+    """Take a gradient step on the scalar loss_of(step) for each of `steps`; None when all were taken.
+
+    For what is fitted in one process, in seconds to minutes, and again when it was interrupted. A stage's
+    steps go through `Run.update` instead, which agrees with the other ranks and can resume.
+
+    optimizer: its groups have base_lr, and a step's learning rate is rate(step) times that. Gradients are
+    clipped to `clip_norm` in all; `ema` follows the weights. Stops before the first step whose gradient is
+    not finite and returns it.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    stopped = None
+    for step in steps:
+        gradients = torch.autograd.grad(loss_of(step), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if not math.isfinite(float(nn.utils.clip_grad_norm_(parameters, clip_norm))):
+            stopped = step
+            break
+        scale_lr(optimizer, rate(step))
+        optimizer.step()
+        if ema is not None:
+            ema.update()
+    module.zero_grad()
+    return stopped

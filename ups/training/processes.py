@@ -1,10 +1,8 @@
 """Processes of this machine: which live, whose children they are, ties between parent and child, and what
 ranks tell their supervisor (ups/training/launch.py): lines of JSON in a file that it names.
 
-Standard library only.
+Standard library and psutil only.
 """
-
-from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -20,6 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36   # linux/prctl.h
 EVENTS = "UPS_LAUNCH_EVENTS"   # environment variable: the file
@@ -40,29 +40,6 @@ def tell(event: str, **facts: Any) -> bool:
     return True
 
 
-def tell_of_machine(event: str, **facts: Any) -> None:
-    """`tell` by one rank of each machine: every machine has a supervisor."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        tell(event, **facts)
-
-
-def hear(path: Path, first: int) -> tuple[list[dict[str, Any]], list[bytes], int]:
-    """What was told from byte `first` on: events, lines that are none, and the byte after the last whole
-    line.
-    """
-    with path.open("rb") as file:
-        file.seek(first)
-        text = file.read()
-    text = text[: text.rfind(b"\n") + 1]
-    events, torn = [], []
-    for line in filter(None, text.split(b"\n")):
-        try:
-            events.append(json.loads(line))
-        except ValueError:
-            torn.append(line)
-    return events, torn, first + len(text)
-
-
 def glance(path: Path) -> dict[str, Any] | None:
     """The record at `path`; None while it is not there, or being written."""
     try:
@@ -72,28 +49,19 @@ def glance(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def saved_steps(directory: Path) -> list[int]:
+    """Steps of the committed checkpoints in `directory`, newest first."""
+    return sorted((int(path.name[5:]) for path in directory.glob("step_" + "[0-9]" * 9)), reverse=True)
+
+
 def process_state(pid: int) -> tuple[str, int] | None:
-    """(state letter, start time in ticks) of a process of this machine; None if it is gone.
-
-    ("?", 0) without /proc.
-    """
+    """(state letter, start time in ticks) of a process of this machine; None if it is gone."""
     try:
-        fields = _fields(Path(f"/proc/{pid}/stat"))
-        return None if fields[0] in "ZX" else (fields[0], int(fields[19]))
+        # what follows the name, which varies (proc_pid_stat(5))
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/stat").exists():
-            return None
-    try:
-        with contextlib.suppress(PermissionError):   # it exists, and is not ours
-            os.kill(pid, 0)
-    except ProcessLookupError:
         return None
-    return "?", 0
-
-
-def _fields(stat: Path) -> list[str]:
-    """What follows the name in a process's stat file, state first (proc_pid_stat(5)); names vary."""
-    return stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else (fields[0], int(fields[19]))
 
 
 def this_machine() -> str:
@@ -121,26 +89,13 @@ def stacks(who: str) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`, from /proc (none without it); also those of orphans that it adopts."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = _fields(entry)
-        except (FileNotFoundError, ProcessLookupError):
-            continue   # ended while we looked
-        if fields[0] not in "ZX":
-            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found = [pid]
-    for parent in found:   # which grows meanwhile
-        found += children.get(parent, [])
-    return found[1:]
+    """Living processes below `pid`; also those of orphans that it adopts."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True) if process_state(child.pid)]
 
 
 def control_process(option: int, value: int) -> None:
-    """prctl(2) of this process; nothing where there is none."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(option, value, 0, 0, 0)
+    """prctl(2) of this process."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
@@ -173,13 +128,10 @@ class Terminal:
             if self._handle is not None and (group := os.tcgetpgrp(self._handle)):   # 0: nobody's, as it is
                 self._is_ours = group == os.getpgrp()                                # about to hang up
             return False
-        except OSError:   # EIO: it hung up
-            return self._is_ours
-
-    def forget(self) -> None:
-        if self._handle is not None:
+        except OSError:   # EIO: it hung up, which is told once
             os.close(self._handle)
-        self._handle = None
+            self._handle = None
+            return self._is_ours
 
 
 class _Outlet(io.FileIO):

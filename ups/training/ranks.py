@@ -10,15 +10,18 @@ interrupted twice, 143 told to stop. errors/rankN.json has the traceback, status
 ups/training/launch.py is told through ups.training.processes.tell.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
+import hashlib
 import os
+import platform
+import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -26,9 +29,9 @@ import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor
 
-from ups.config import TrainConfig
-from ups.training.environment import asks_for_cpu
-from ups.training.folder import StageFolder
+from ups import __version__
+from ups.config import ROOT, TrainConfig
+from ups.training.folder import StageFolder, dotted
 from ups.training.guard import EXIT_STOPPED, Guard
 from ups.training.processes import outlive_readers, tell
 
@@ -40,25 +43,22 @@ CONNECTION = ("onnection", "Broken pipe", "NCCL", "imed out", "gloo", "Socket", 
 class StageError(RuntimeError):
     """A failure that is understood; `kind` is a word for the supervisor, `advice` what to do.
 
-    is_agreed: all ranks raise it. facts: for errors/rankN.json.
+    is_agreed: all ranks raise it.
     """
 
-    def __init__(self, cause: str, kind: str, advice: str, is_agreed: bool = True, **facts: Any) -> None:
+    def __init__(self, cause: str, kind: str, advice: str, is_agreed: bool = True) -> None:
         super().__init__(cause)
-        self.kind, self.advice, self.is_agreed, self.facts = kind, advice, is_agreed, facts
+        self.kind, self.advice, self.is_agreed = kind, advice, is_agreed
 
 
 class Preempted(SystemExit):
     """All ranks were told to stop, agreed on the step and saved it."""
 
-    def __init__(self) -> None:
-        super().__init__(EXIT_STOPPED)
-
 
 class Ranks:
     """This rank among the others, as the launcher's environment says; `join` brings them together."""
 
-    active: Ranks | None = None   # of the run of this process
+    active: "Ranks | None" = None   # of the run of this process
 
     def __init__(self, folder: StageFolder, hang_s: float) -> None:
         self.folder, self.device = folder, torch.device("cpu")
@@ -78,35 +78,38 @@ class Ranks:
     def check(self, train: TrainConfig) -> None:
         """Refuse launches that would not give what was asked for; knows nothing but the environment."""
         environ, section = os.environ, self.folder.stage
-        expected = environ.get("UPS_EXPECT_WORLD")
-        if expected is not None and int(expected) != self.world:
-            raise ValueError(f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has "
-                             f"{self.world}; expected as many. Use accelerate launch --config_file with a "
-                             f"file from accelerate_configs/.")
+        expected = environ.get("UPS_EXPECT_WORLD", self.world)
         is_for_several = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= environ.keys()
-        if expected is None and is_for_several and "WORLD_SIZE" not in environ:
-            raise ValueError("accelerate was asked for several processes and started one (it does so for "
-                             "--cpu --num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use "
-                             "--config_file accelerate_configs/cpu2.yaml.")
-        if train.precision not in ("no", "bf16"):
-            raise ValueError(f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' "
-                             f"(Accelerate ignores fp16 on a CPU without a word). Change it.")
-        if self.world > 1 and not torch.cuda.is_available() and not asks_for_cpu():
-            raise ValueError(f"{self.world} processes were started for GPUs, but this machine shows none; "
-                             f"each would believe it is alone. Use --config_file "
-                             f"accelerate_configs/cpu2.yaml, or export ACCELERATE_USE_CPU=true.")
-        if train.batch_size < self.world:
-            raise ValueError(f"{section}.train.batch_size is {train.batch_size}, the global batch; expected "
-                             f"at least one row for each of the {self.world} processes. Raise it or use "
-                             f"fewer processes.")
+        has_no_gpu = not torch.cuda.is_available() and not asks_for_cpu()
+        rows = (   # whether it is wrong, the error
+            (int(expected) != self.world,
+             f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {self.world}; "
+             f"expected as many. Use accelerate launch --config_file with a file from accelerate_configs/."),
+            ("UPS_EXPECT_WORLD" not in environ and is_for_several and "WORLD_SIZE" not in environ,
+             "accelerate was asked for several processes and started one (it does so for --cpu "
+             "--num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file "
+             "accelerate_configs/cpu2.yaml."),
+            (train.precision not in ("no", "bf16"),
+             f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' (Accelerate ignores "
+             f"fp16 on a CPU without a word). Change it."),
+            (self.world > 1 and has_no_gpu,
+             f"{self.world} processes were started for GPUs, but this machine shows none; each would believe "
+             f"it is alone. Use --config_file accelerate_configs/cpu2.yaml, or export "
+             f"ACCELERATE_USE_CPU=true."),
+            (train.batch_size < self.world,
+             f"{section}.train.batch_size is {train.batch_size}, the global batch; expected at least one row "
+             f"for each of the {self.world} processes. Raise it or use fewer processes."))
+        for is_wrong, why in rows:
+            if is_wrong:
+                raise ValueError(why)
 
     def join(self, precision: str, timeout_s: float) -> Accelerator:
         """Watch over this rank, and form the process group; Accelerate's view of it, which is what was asked
         for.
         """
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
-        backend = {"backend": "gloo"} if is_cpu else {}
-        group = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_s), **backend)
+        group = InitProcessGroupKwargs(backend="gloo" if is_cpu else "nccl",
+                                       timeout=timedelta(seconds=timeout_s))
         self.guard.start()
         with self.guard.waiting("joining the process group"):
             accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu,
@@ -182,9 +185,9 @@ class Ranks:
         self.write_error(kind, cause, "".join(traceback.format_exception(error)))
         return cause
 
-    def write_error(self, kind: str, cause: str, text: str, **facts: Any) -> None:
+    def write_error(self, kind: str, cause: str, text: str) -> None:
         record = {"rank": self.rank, "stage": self.folder.stage, "step": self.guard.step, "kind": kind,
-                  "cause": cause, **facts, "traceback": text}
+                  "cause": cause, "traceback": text}
         self.is_recorded = self.folder.note(f"errors/rank{self.rank}.json", record) or self.is_recorded
 
     def status(self, status: str, **facts: Any) -> None:
@@ -196,6 +199,61 @@ class Ranks:
         """In the guard's thread, before it ends this process."""
         self.write_error(kind, cause, stack)
         self.status("failed", kind=kind, cause=cause, exit_code=code)
+
+
+# ---------------------------------------------------------------- what a start depends on, and all ranks must share
+
+
+def asks_for_cpu() -> bool:
+    """Whether the launch says that the CPU is meant: ACCELERATE_USE_CPU, or no visible GPU by choice
+    (cpu2.yaml).
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    is_hidden = visible is not None and not visible.replace("-1", "").strip(", ")
+    return is_hidden or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
+
+
+def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str) -> dict[str, Any]:
+    """Name -> value of everything that must be the same on all ranks: a difference would be a hang or a wrong
+    result.
+    """
+    files = sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")))
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return {**dict(dotted(config, "")), **{f"the parent {name}": value for name, value in parents.items()},
+            "the stage": stage,
+            "the version of ups": __version__, "the source of ups (SHA-256)": source[:12],
+            "the version of torch": torch.__version__, "the version of Python": platform.python_version()}
+
+
+def differences(facts: list[dict[str, Any]]) -> list[str]:
+    """What is not the same in the facts of all ranks, in words: the key, and who has which value."""
+    found = []
+    for key in sorted(set().union(*facts)):
+        values = [f"{own.get(key, 'absent')!r:.60}" for own in facts]
+        who = {value: [str(rank) for rank, own in enumerate(values) if own == value] for value in values}
+        if len(who) > 1:
+            words = (f"{value} on rank {', '.join(ranks)}" for value, ranks in who.items())
+            found.append(f"{key} is {', '.join(words)}")
+    return found
+
+
+def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
+    """Versions, hardware, revision and command line of this start."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world,
+        "device": str(device), "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+        "python": platform.python_version(), "torch": torch.__version__, "accelerate": version("accelerate"),
+        "numpy": version("numpy"), "platform": platform.platform(), "cpus": os.cpu_count(),
+        "git_revision": git("rev-parse", "HEAD"),
+        "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
+    }
 
 
 # ---------------------------------------------------------------- the end
@@ -216,13 +274,13 @@ def main_guard(main: Callable[..., None]) -> Callable[..., None]:
         Ranks.active, code, is_agreed = None, 0, True
         try:
             main(*arguments, **options)
-            if Ranks.active is not None and not Ranks.active.is_finished:
-                raise RuntimeError("main returned although the stage is not finished; expected "
-                                   "run.finish(...) at its end.")
         except SystemExit as error:
             code, is_agreed = _end_of_exit(error)
         except BaseException as error:
             code, is_agreed = _report(error), getattr(error, "is_agreed", False)
+        if code == 0 and Ranks.active is not None and not Ranks.active.is_finished:
+            is_agreed, code = False, _report(RuntimeError("main ended although the stage is not finished; "
+                                                          "expected run.finish(...) at its end."))
         ranks, Ranks.active = Ranks.active, None
         if ranks is not None:
             ranks.guard.leave(code, is_agreed)
@@ -253,10 +311,6 @@ def _end_of_exit(error: SystemExit) -> tuple[int, bool]:
         ranks.status("preempted")
         tell("stopped", code=code)
         return code, is_agreed
-    if code == 0 and ranks is not None and not ranks.is_finished:
-        code = _report(RuntimeError("sys.exit(0) although the stage is not finished; expected "
-                                    "run.finish(...)"))
-        return code, False
     if code == 2 and ranks is None:
         tell("failed", kind="configuration", code=code, cause="the command line, as said above")
     return code, code == 0
@@ -279,8 +333,8 @@ def _report(error: BaseException) -> int:
     code = 130 if kind == "interrupted" else 1
     if isinstance(error, StageError):
         cause = " ".join(str(error).split())
-        if not ranks.is_recorded or error.facts:
-            ranks.write_error(kind, cause, "".join(traceback.format_exception(error)), **error.facts)
+        if not ranks.is_recorded:
+            ranks.write_error(kind, cause, "".join(traceback.format_exception(error)))
     else:
         ranks.guard.leave(code, is_agreed=False)
         is_cut_off = ranks.world > 1 and any(word in cause for word in CONNECTION)

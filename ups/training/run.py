@@ -12,7 +12,7 @@ The `for` stays in the script:
             batch = schedule.batch(step).share(run.rank, run.world)
             run.update(lambda part: loss(model, batch, part), size=len(batch))
             if run.is_due(train.validate_every):
-                run.validated(metrics)
+                run.validated(metrics, words)
                 run.keep_best(score)
         run.finish(results)
 
@@ -21,8 +21,6 @@ What may fail on one rank is computed in `agreed` (ups/training/ranks.py) or in 
 or fails where the others do not look) is the guard's (ups/training/guard.py); how it ends is
 `main_guard` (ups/training/ranks.py).
 """
-
-from __future__ import annotations
 
 import contextlib
 import math
@@ -40,22 +38,32 @@ from ups.files import file_hash, write_json
 from ups.progress import Bar, position
 from ups.seeds import generator
 from ups.training.checkpoint import write_weights
-from ups.training.environment import (
-    compile_blocks,
+from ups.training.folder import DONE, MODEL, StageFolder
+from ups.training.guard import EXIT_STOPPED
+from ups.training.processes import tell
+from ups.training.ranks import (
+    Preempted,
+    Ranks,
     describe_environment,
     differences,
-    seed_everything,
     what_ranks_share,
 )
-from ups.training.folder import DONE, MODEL, StageFolder
-from ups.training.processes import tell, tell_of_machine
-from ups.training.ranks import Preempted, Ranks
-from ups.training.saving import Log, Saving
+from ups.training.saving import Log, Saving, seed_everything
 from ups.training.strategies import LossFunction, gathered, plugin_of, strategy_of
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import Standing, Updates
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they are.
+    """
+    torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
+    for blocks in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
+        for block in blocks:
+            block.compile()
 
 
 class Run:
@@ -65,7 +73,7 @@ class Run:
 
     @classmethod
     def start(cls, config: Config, stage: str, train: TrainConfig, optim: OptimConfig,
-              parents: dict[str, str]) -> Run:
+              parents: dict[str, str]) -> "Run":
         """Check everything, form the process group and open the stage directory.
 
         parents: name -> fingerprint of what the stage is made from. If the stage is finished with this
@@ -89,8 +97,9 @@ class Run:
         self.config, self.stage, self.train, self.optim = config, stage, train, optim
         self.folder = StageFolder(config, stage, parents)
         self.directory = self.folder.path
-        self.ranks = Ranks(self.folder, train.hang_s)
-        self.ranks.close = self.close
+        self.ranks = ranks = Ranks(self.folder, train.hang_s)
+        self.rank, self.world, self.is_main = ranks.rank, ranks.world, ranks.is_main
+        self.agreed, ranks.close = ranks.agreed, self.close
         share = -(-train.batch_size // self.world)
         self.standing = Standing(min(train.micro_batch, share), train.micro_batch)
         self.numbers = Log(self.ranks, self.standing)
@@ -98,12 +107,8 @@ class Run:
         self._is_updated, self.is_preempted = True, False
 
     # What scripts ask of the parts
-    rank = property(lambda self: self.ranks.rank)
-    world = property(lambda self: self.ranks.world)
     device = property(lambda self: self.ranks.device)
-    is_main = property(lambda self: self.ranks.is_main)
     is_finished = property(lambda self: self.ranks.is_finished)
-    agreed = property(lambda self: self.ranks.agreed)
     step = property(lambda self: self.standing.step)
     best_score = property(lambda self: self.standing.best_score)
 
@@ -133,7 +138,7 @@ class Run:
                      "writing the first heartbeat")
         self.folder.is_open = True
         ranks.status("running")
-        tell_of_machine("open", directory=str(self.directory.absolute()))
+        tell("open", directory=str(self.directory.absolute()))
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(train.batch_size / self.world / self.standing.micro_batch)
         self.print(f"{position(self.stage)}: {self.directory} on {self.world} x {device}, precision "
@@ -228,7 +233,7 @@ class Run:
                 if self.is_preempted and not self._is_over():
                     self.print(f"told to stop (signal): saved step {self.step}; the same command continues "
                                f"from there")
-                    raise Preempted
+                    raise Preempted(EXIT_STOPPED)
 
     def _is_over(self) -> bool:
         return self.step >= self.train.steps or self.standing.is_stopped_early
@@ -274,9 +279,10 @@ class Run:
 
     # ---------------------------------------------------------------- validation
 
-    def validated(self, metrics: dict[str, Any]) -> None:
-        """Log what a validation of the averaged weights has found."""
+    def validated(self, metrics: dict[str, Any], words: str) -> None:
+        """Log what a validation of the averaged weights has found, and print it in words."""
         self.numbers.log({f"validation/{name}": value for name, value in metrics.items()})
+        self.print(f"step {self.step}: {words}")
 
     def keep_best(self, score: float) -> bool:
         """Keep the averaged weights if `score` is the lowest so far; whether it is. Rank 0's decides for all.
@@ -295,7 +301,14 @@ class Run:
         Rank 0's decides. A collective. What is kept is in the checkpoints too, and is what `finish` exports.
         """
         is_better = bool(self.ranks.gather(bool(is_better))[0])
-        self.updates.keep(is_better)
+        standing = self.standing
+        standing.num_without_better = 0 if is_better else standing.num_without_better + 1
+        if is_better:
+            self.updates.best_weights = self.updates.ema.snapshot()
+        elif self.train.patience and standing.num_without_better >= self.train.patience:
+            standing.is_stopped_early = True
+            self.print(f"stopping early at step {self.step}: {standing.num_without_better} validations "
+                       f"without a better score")
         return is_better
 
     # ---------------------------------------------------------------- end
@@ -315,7 +328,7 @@ class Run:
         self.agreed(lambda: self.is_main and self._export(tensors, results, model_config),
                     "writing the results")
         self.ranks.is_finished = True
-        tell_of_machine("finished")
+        tell("finished")
         self.print(f"finished {self.stage}: {self.directory / DONE}")
 
     def _export(self, tensors: dict[str, Tensor], results: dict[str, Any],

@@ -2,21 +2,27 @@
 and its state, from which it resumes.
 """
 
-from __future__ import annotations
-
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy
 import torch
 
 from ups.config import TrainConfig
+from ups.files import DamagedError
 from ups.training.checkpoint import Checkpoints
-from ups.training.environment import random_state, set_random_state
 from ups.training.ranks import Ranks, StageError
 from ups.training.track import Tracker
-from ups.training.update import Standing, Update, Updates
+from ups.training.update import (
+    Standing,
+    Update,
+    Updates,
+    set_torch_random_state,
+    torch_random_state,
+)
 
 MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
 
@@ -101,6 +107,28 @@ def _add(totals: dict[str, list], entries: Iterable[tuple[str, Any, int]]) -> No
         totals[name] = [before + value, num_before + num_rows]
 
 
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """All generators of this rank as tensors and plain values."""
+    name, keys, position, has_gauss, gauss = numpy.random.get_state()
+    return {"torch": torch_random_state(device), "python": random.getstate(),
+            "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]}
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    set_torch_random_state(state["torch"], device)
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, keys, *rest = state["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
 class Saving:
     """Saves and finds again the state of `updates`, with the numbers that are logged and the random
     generators.
@@ -144,17 +172,24 @@ class Saving:
         manifest = ranks.gather(manifest)[0]
         if manifest is not None:
             step, world = manifest["step"], manifest["world"]
-            ranks.agreed(lambda: self.checkpoints.taken(step, self.load),
-                         f"loading the checkpoint of step {step}")
+            ranks.agreed(lambda: self.load(step), f"loading the checkpoint of step {step}")
             note = "" if world == ranks.world else f" (written by {world} processes)"
             self.say(f"resumed at step {step}{note}")
         ranks.agreed(self.numbers.rewind, "cutting metrics.jsonl back to the resumed step")
 
     def load(self, step: int) -> None:
-        """Take over the checkpoint of `step`."""
-        shared, own = self.checkpoints.read(step, self.ranks.world)
-        self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
-        # else another number of processes wrote it: random streams stay, batches are functions of step
-        if own is not None:
-            set_random_state(own["random"], self.ranks.device)
-            self.numbers.window = own["window"]
+        """Take over the checkpoint of `step`. Raises DamagedError if it does not fit this run."""
+        try:
+            shared, own = self.checkpoints.read(step, self.ranks.world)
+            self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
+            # else another number of processes wrote it: random streams stay, batches are functions of step
+            if own is not None:
+                set_random_state(own["random"], self.ranks.device)
+                self.numbers.window = own["window"]
+        except (DamagedError, FileExistsError):
+            raise
+        except Exception as error:  # whatever a foreign content leads to
+            path = self.checkpoints.path(step)
+            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
+                               f"what this version and configuration save. "
+                               f"{self.checkpoints.remedy(path)}") from error

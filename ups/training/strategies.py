@@ -19,8 +19,6 @@ that this rank holds, and the same tensor where nothing is shared out, so optimi
 need no second version. Only Muon, which needs whole matrices, and the export gather.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable
@@ -98,28 +96,9 @@ def gathered(model: nn.Module, chosen: dict[str, Tensor], is_kept: bool) -> dict
     """The model's whole tensors, in main memory, where `is_kept`. chosen: this rank's part of what takes
     their place. A collective.
     """
-    tensors = {}
-    for name, value in model.state_dict().items():
-        tensor = whole(value, chosen.get(name, local(value)))
-        if is_kept:
-            tensors[name] = tensor.to("cpu", copy=True).contiguous()
-    return tensors
-
-
-def load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Fill the model; tensors: this rank's parts.
-
-    Raises RuntimeError or KeyError if they are another model's.
-    """
-    own = model.state_dict()
-    model.load_state_dict({name: like(own[name], tensor) for name, tensor in tensors.items()})
-
-
-def split(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """STATE of this rank as (what of the model is equal on all ranks, its part of the rest)."""
-    model = state["model"]
-    shards = {name: local(value) for name, value in model.items() if is_shared(value)}
-    return {name: value for name, value in model.items() if name not in shards}, state | {"model": shards}
+    tensors = ((name, whole(value, chosen.get(name, local(value))))
+               for name, value in model.state_dict().items())
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors if is_kept}
 
 
 def joined(shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]],
@@ -188,7 +167,7 @@ class Agreed:
     def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
         """What is summed over ranks after the passes: gradients with the counts behind them, or counts alone.
         """
-        return buffer
+        return buffer if self.is_agreed else counts
 
     def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
         """Norm of the whole gradient; squares: the sum over ranks of `squares`."""
@@ -244,9 +223,6 @@ class Overlapped(Agreed):
     def synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last else self.outer.no_sync()
 
-    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        return counts
-
 
 class Sharded(Agreed):
     """The model shared out: its blocks, and as one unit what is outside them. Building it is a collective.
@@ -259,7 +235,7 @@ class Sharded(Agreed):
     mode = "the model is sharded (FSDP)"
     why_alone = "with a sharded model, whose ranks cannot agree to repeat a batch"
 
-    def __init__(self, model: nn.Module, plugin: FullyShardedDataParallelPlugin, device: torch.device,
+    def __init__(self, model: nn.Module, plugin: "FullyShardedDataParallelPlugin", device: torch.device,
                  world: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -292,9 +268,6 @@ class Sharded(Agreed):
     def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         return self.inner(function, rows), self.inner.values
 
-    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        return counts
-
     def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
         return squares.sqrt()
 
@@ -312,11 +285,12 @@ class Sharded(Agreed):
             unit.reshard()
 
     def split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        equal, mine = split(state)
-        return {"model": equal}, {"shards": mine}
+        mine = {name: local(value) for name, value in state["model"].items() if is_shared(value)}
+        equal = {name: value for name, value in state["model"].items() if name not in mine}
+        return {"model": equal}, {"shards": state | {"model": mine}}
 
 
-def strategy_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin | None, is_overlapped: bool,
+def strategy_of(model: nn.Module, plugin: "FullyShardedDataParallelPlugin | None", is_overlapped: bool,
                 device: torch.device, world: int) -> Agreed:
     """What was asked for; one process alone has nothing to overlap. A collective."""
     if plugin is not None:
@@ -324,8 +298,8 @@ def strategy_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin | None,
     return Overlapped(model, world) if is_overlapped and world > 1 else Agreed()
 
 
-def plugin_of(state: AcceleratorState, batch_size: int,
-              is_overlapped: bool) -> FullyShardedDataParallelPlugin | None:
+def plugin_of(state: "AcceleratorState", batch_size: int,
+              is_overlapped: bool) -> "FullyShardedDataParallelPlugin | None":
     """The launcher's setting of FSDP2, None if it was not asked for.
 
     Raises ValueError if it cannot be had as asked for.
@@ -344,15 +318,16 @@ def plugin_of(state: AcceleratorState, batch_size: int,
               "fsdp_offload_params: false": not isinstance(plugin.cpu_offload, CPUOffloadPolicy),
               "fsdp_activation_checkpointing: false": not plugin.activation_checkpointing,
               "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP": bool(plugin.transformer_cls_names_to_wrap)}
-    for setting, is_met in wanted.items():
+    rows = (   # whether it is as it must be, the error
+        *((is_met, f"the launcher's fsdp_config has no {setting}; expected that, the only one that is built. "
+                   f"Use accelerate_configs/fsdp.yaml.") for setting, is_met in wanted.items()),
+        (not is_overlapped, "ddp.overlap is true and FSDP was asked for; expected one of them, for each "
+                            "reduces gradients in its own way. Set ddp.overlap=false."),
+        (batch_size % state.num_processes == 0,
+         f"the batch of {batch_size} rows does not divide into {state.num_processes} equal shares; expected "
+         f"that with FSDP, where every rank must compute as many passes as the others. Change "
+         f"train.batch_size or the number of processes."))
+    for is_met, why in rows:
         if not is_met:
-            raise ValueError(f"the launcher's fsdp_config has no {setting}; expected that, the only one that "
-                             f"is built. Use accelerate_configs/fsdp.yaml.")
-    if is_overlapped:
-        raise ValueError("ddp.overlap is true and FSDP was asked for; expected one of them, for each reduces "
-                         "gradients in its own way. Set ddp.overlap=false.")
-    if batch_size % state.num_processes:
-        raise ValueError(f"the batch of {batch_size} rows does not divide into {state.num_processes} equal "
-                         f"shares; expected that with FSDP, where every rank must compute as many passes as "
-                         f"the others. Change train.batch_size or the number of processes.")
+            raise ValueError(why)
     return plugin

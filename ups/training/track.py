@@ -1,16 +1,15 @@
 """Where numbers go: metrics.jsonl first and always, then Weights & Biases or TensorBoard if asked for.
 
 Main process only. metrics.jsonl is cut back to the resumed step, so a resumed run has neither gaps nor
-duplicates. An outside tracker that fails is reported once and dropped; one that blocks is waited for at the
-end alone, and not for long. Neither stops training.
+duplicates. An outside tracker gets its numbers from a thread of its own, so that what blocks there blocks
+nothing here: one that fails is reported once and dropped, one that blocks is waited for at the end alone, and
+not for long. Every start offers it all lines of metrics.jsonl.
 
 W&B cannot forget what it was sent. So wandb.json keeps, beside the run's id, the last step sent and which of
 its numbers; steps that a resumed run repeats are not sent again, and lines of metrics.jsonl that W&B never
 got are. After a kill an offline record may lack its last second; metrics.jsonl has it. TensorBoard can
-forget: it is told to drop what follows the resumed step.
+forget: it is told to drop what came before this start.
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib.util
@@ -38,7 +37,7 @@ WAIT_S = 75            # for both and the offline attempt between them, at the e
 # at the end of any other: less than the guard gives a rank that has failed (ups/training/guard.py)
 LEAVE_S = 8
 FLUSH_S = 1.0          # W&B's default is 15: what a killed offline run may lose
-MAX_WAITING = 100_000  # numbers that W&B has not taken; more means that it never will
+MAX_WAITING = 100_000  # numbers that a tracker has not taken; more means that it never will
 
 
 def check_tracker(tracker: TrackerConfig) -> None:
@@ -58,13 +57,15 @@ class Tracker:
 
     def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
                  config: dict[str, Any]) -> None:
-        self.path, self._outside = directory / "metrics.jsonl", None
+        self.path = directory / "metrics.jsonl"
         self._file = self.path.open("a", encoding="utf-8")
-        if tracker.kind == "wandb":
-            build = partial(_Wandb, directory, tracker, group, stage, config)
-            self._outside = _Courier(build, self._switch_off)
-        elif tracker.kind == "tensorboard":
-            self._outside = _TensorBoard(directory, stage)
+        self._calls: queue.Queue[tuple[str, Any]] = queue.Queue(MAX_WAITING)
+        self._outside: threading.Thread | None = None
+        if tracker.kind != "none":
+            kind = {"wandb": _Wandb, "tensorboard": _TensorBoard}[tracker.kind]
+            self._outside = threading.Thread(target=self._serve, name=tracker.kind, daemon=True, args=(
+                partial(kind, directory, tracker, group, stage, config),))
+            self._outside.start()
 
     def rewind(self, step: int) -> None:
         """Drop the lines after `step`, and a last one that was being written when a process died: training
@@ -91,7 +92,7 @@ class Tracker:
                 lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
         write_atomic(self.path, "".join(text))
         self._file = self.path.open("a", encoding="utf-8")
-        self._tell("rewind", step, lines)
+        self._tell("send", lines)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """One line {"step", "time", **values}; numbers also go to the outside tracker as STAGE/NAME against
@@ -99,7 +100,7 @@ class Tracker:
         """
         line = {"step": step, "time": round(time.time(), 3), **values}
         print(json.dumps(line), file=self._file, flush=True)
-        self._tell("send", step, _numbers(values))
+        self._tell("send", [(step, _numbers(values))])
 
     def flush(self) -> None:
         """Force what was logged to disk; a checkpoint is committed after it.
@@ -112,23 +113,40 @@ class Tracker:
                                     f"without the numbers before")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._tell("flush")
 
     def finish(self, exit_code: int) -> None:
         """Close everything, with the true exit code.
 
-        Waits for W&B, at most WAIT_S seconds, or LEAVE_S after a failure.
+        Waits for the outside tracker, at most WAIT_S seconds, or LEAVE_S after a failure.
         """
         self._file.close()
         self._tell("finish", exit_code)
-        self._outside = None
+        wait_s, thread = LEAVE_S if exit_code else WAIT_S, self._outside
+        until = time.monotonic() + wait_s
+        while thread is not None and thread.is_alive() and time.monotonic() < until:
+            thread.join(0.2)
+            if not exit_code:
+                beat()  # this end is limited here
+        if thread is not None and thread.is_alive():
+            _end_service()
+            self._switch_off(TimeoutError(f"it did not take everything within {wait_s} s"))
 
-    def _tell(self, method: str, *arguments: Any) -> None:
+    def _tell(self, method: str, argument: Any) -> None:
         if self._outside is not None:
             try:
-                getattr(self._outside, method)(*arguments)
-            except Exception as error:  # numbers are already in metrics.jsonl, and training goes on
+                self._calls.put_nowait((method, argument))
+            except queue.Full as error:  # numbers are already in metrics.jsonl, and training goes on
                 self._switch_off(error)
+
+    def _serve(self, build: Callable[[], Any]) -> None:
+        """In the thread: make the outside tracker and hand on what it is told."""
+        try:
+            outside, method = build(), ""
+            while method != "finish":
+                method, argument = self._calls.get()
+                getattr(outside, method)(argument)
+        except Exception as error:
+            self._switch_off(error)
 
     def _switch_off(self, error: Exception) -> None:
         self._outside = None
@@ -140,51 +158,8 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
-class _Courier:
-    """Hands numbers to W&B from a thread of its own, so that what blocks there blocks nothing here.
-
-    build: makes the W&B run, in the thread. failed: told once, from the thread, of an exception there.
-    """
-
-    def __init__(self, build: Callable[[], _Wandb], failed: Callable[[Exception], None]) -> None:
-        self._build, self._failed = build, failed
-        self._calls: queue.Queue[tuple[str, tuple]] = queue.Queue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
-        self._thread.start()
-
-    def rewind(self, step: int, lines: list[tuple[int, dict[str, float]]]) -> None:
-        self._calls.put_nowait(("rewind", (lines,)))
-
-    def send(self, step: int, values: dict[str, float]) -> None:
-        self._calls.put_nowait(("send", (step, values)))  # queue.Full switches the tracker off
-
-    def flush(self) -> None:
-        """Nothing: the thread never holds a number back."""
-
-    def finish(self, exit_code: int) -> None:
-        self._calls.put_nowait(("finish", (exit_code,)))
-        wait_s = LEAVE_S if exit_code else WAIT_S
-        until = time.monotonic() + wait_s
-        while self._thread.is_alive() and time.monotonic() < until:
-            self._thread.join(0.2)
-            if not exit_code:
-                beat()  # this end is limited here
-        if self._thread.is_alive():
-            _end_service()
-            raise TimeoutError(f"W&B did not take everything within {wait_s} s")
-
-    def _work(self) -> None:
-        try:
-            run, method = self._build(), ""
-            while method != "finish":
-                method, arguments = self._calls.get()
-                getattr(run, method)(*arguments)
-        except Exception as error:  # told to the tracker, which switches this off
-            self._failed(error)
-
-
 class _Wandb:
-    """One W&B run. All its methods are called from one thread."""
+    """One W&B run."""
 
     def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
                  config: dict[str, Any]) -> None:
@@ -225,47 +200,37 @@ class _Wandb:
             self.run = start("offline")
         self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
-    def rewind(self, lines: list[tuple[int, dict[str, float]]]) -> None:
-        """Send those of `lines` that W&B has not got."""
-        for step, values in lines:
-            self.send(step, values)
-
-    def send(self, step: int, values: dict[str, float]) -> None:
+    def send(self, lines: list[tuple[int, dict[str, float]]]) -> None:
         """Send what was not sent before. W&B's own step= is not used: it drops lower ones after a resume."""
-        before = self.record["names"] if step == self.record["step"] else []
-        new = {name: value for name, value in values.items() if name not in before}
-        if step < self.record["step"] or not new:
-            return
-        self.record |= {"step": step, "names": [*before, *new]}
-        # first: of a number that was being sent at a crash W&B has one copy or none
-        write_json(self.path, self.record)
-        self.run.log({f"{self.stage}/{name}": value for name, value in {"step": step, **new}.items()})
+        for step, values in lines:
+            before = self.record["names"] if step == self.record["step"] else []
+            new = {name: value for name, value in values.items() if name not in before}
+            if step >= self.record["step"] and new:
+                self.record |= {"step": step, "names": [*before, *new]}
+                # first: of a number that was being sent at a crash W&B has one copy or none
+                write_json(self.path, self.record)
+                self.run.log({f"{self.stage}/{name}": value for name, value in {"step": step, **new}.items()})
 
     def finish(self, exit_code: int) -> None:
         self.run.finish(exit_code=exit_code)
 
 
 class _TensorBoard:
-    """Event files in DIRECTORY/tensorboard, one per start."""
+    """Event files in DIRECTORY/tensorboard, one per start, which holds all numbers: older are dropped."""
 
-    def __init__(self, directory: Path, stage: str) -> None:
-        self.directory, self.stage, self.writer = directory / "tensorboard", stage, None
-
-    def rewind(self, step: int, lines: list[tuple[int, dict[str, float]]]) -> None:
+    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
+                 config: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(self.directory), purge_step=step + 1 if step else None)
+        self.stage, self.writer = stage, SummaryWriter(str(directory / "tensorboard"), purge_step=0)
 
-    def send(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(f"{self.stage}/{name}", value, step)
-
-    def flush(self) -> None:
-        self.writer.flush()
+    def send(self, lines: list[tuple[int, dict[str, float]]]) -> None:
+        for step, values in lines:
+            for name, value in values.items():
+                self.writer.add_scalar(f"{self.stage}/{name}", value, step)
 
     def finish(self, exit_code: int) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        self.writer.close()
 
 
 def _end_service() -> None:

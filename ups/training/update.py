@@ -7,9 +7,9 @@ the same batch, raise, or save and stop. docs/reliability.md has what it costs a
 fault that was injected led to.
 """
 
-from __future__ import annotations
-
 import math
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,13 +20,55 @@ from torch import Tensor, nn
 
 from ups.config import OptimConfig, TrainConfig
 from ups.training import strategies
-from ups.training.environment import is_out_of_memory, set_torch_random_state, torch_random_state, wait_for
-from ups.training.optim import EMA, build_optimizer, learning_rate, place_gradients, require_alike
+from ups.training.folder import MEMORY
+from ups.training.optim import (
+    EMA,
+    build_optimizer,
+    learning_rate,
+    place_gradients,
+    require_alike,
+    scale_lr,
+)
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # behind the gradients; summed over ranks
+WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
+
+
+def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
+    """Wait for a collective of small messages. On a CPU the core is offered to others for a moment before the
+    rank sleeps.
+
+    To be woken takes up to a scheduler's tick (4 ms) where gloo's threads share the core; looking took a
+    third of the time.
+    """
+    until = time.perf_counter() + WATCH_S
+    while device.type == "cpu" and not work.is_completed() and time.perf_counter() < until:
+        os.sched_yield()
+    work.wait()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller micro-batch can cure `error`.
+
+    An asynchronous CUDA error is not curable: the context is lost.
+    """
+    texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    return (isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            or isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
+
+
+def torch_random_state(device: torch.device) -> list[Tensor]:
+    """torch's generators on this rank: CPU and, where used, the GPU."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
 
 
 @dataclass
@@ -94,12 +136,12 @@ class Updates:
         """Lower the micro-batch, on all ranks, until a pass of it fits; see `Run.probe`."""
         if self.ranks.device.type not in PROBED or self.standing.step > 0:
             return
-        random_state, before = torch_random_state(self.ranks.device), self.standing.micro_batch
-        self._try_until_it_fits(
-            lambda: self._try(loss_function, min(size, self.standing.micro_batch),
-                              "looking for a micro-batch that fits"),
-            "before the first step; every rank tries")
-        set_torch_random_state(random_state, self.ranks.device)
+        before = self.standing.micro_batch
+        with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
+            self._try_until_it_fits(
+                lambda: self._try(loss_function, min(size, self.standing.micro_batch),
+                                  "looking for a micro-batch that fits"),
+                "before the first step; every rank tries")
         if self.standing.micro_batch != before:
             self.say(f"micro-batch {self.standing.micro_batch} fits (asked: {before})")
 
@@ -166,7 +208,7 @@ class Updates:
 
         What fails in it may have changed some weights and not others: nothing of it is kept.
         """
-        self.optimizer.scale_lr(factor)
+        scale_lr(self.optimizer, factor)
         try:
             self.optimizer.step()
         except Exception as error:
@@ -178,40 +220,27 @@ class Updates:
 
     # ---------------------------------------------------------------- what all ranks decide alike
 
-    def keep(self, is_better: bool) -> None:
-        """Keep the averaged weights, or count that they were no better; see `Run.keep_best`."""
-        standing = self.standing
-        standing.num_without_better = 0 if is_better else standing.num_without_better + 1
-        if is_better:
-            self.best_weights = self.ema.snapshot()
-        elif self.train.patience and standing.num_without_better >= self.train.patience:
-            standing.is_stopped_early = True
-            self.say(f"stopping early at step {standing.step}: {standing.num_without_better} validations "
-                     f"without a better score")
-
     def _halve(self, num_ranks: int, then: str) -> None:
         """All ranks: half the micro-batch after an agreed shortage of memory."""
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
         where = f"on {num_ranks} of {self.ranks.world} ranks"
         if self.standing.micro_batch == 1:
-            cause = f"out of memory {where} with a micro-batch of 1"
-            raise StageError(cause, "out_of_memory", self._smaller_model())
+            raise self._want_of_memory(where, is_agreed=True)
         self.standing.micro_batch = max(1, self.standing.micro_batch // 2)
         self.say(f"WARNING: out of memory {where} {then} a micro-batch of {self.standing.micro_batch}")
 
-    def _want_of_memory(self, where: str) -> StageError:
-        """The end of this rank, on which the others end too; the next start takes half the micro-batch."""
+    def _want_of_memory(self, where: str, is_agreed: bool = False) -> StageError:
+        """The end of all ranks; the next start takes half the micro-batch, where there is half a one."""
         now = self.standing.micro_batch
         cause = f"out of memory with a micro-batch of {now} {where}"
         if now == 1:
-            return StageError(cause, "out_of_memory", self._smaller_model(), False)
+            advice = f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
+            return StageError(cause, "out_of_memory", advice, is_agreed)
+        self.ranks.folder.note(f"{MEMORY}/rank{self.ranks.rank}.json", {
+            "micro_batch": now // 2, "micro_batch_asked": self.train.micro_batch})
         advice = "The same command continues from the last checkpoint with half the micro-batch."
-        return StageError(cause, "memory", advice, False, micro_batch=now // 2,
-                          micro_batch_asked=self.train.micro_batch)
-
-    def _smaller_model(self) -> str:
-        return f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
+        return StageError(cause, "memory", advice, is_agreed)
 
     def _count(self, is_finite: bool, loss: float) -> None:
         standing = self.standing
@@ -251,7 +280,9 @@ class Updates:
         """
         mine = (self.ranks.rank, self.ranks.world) if self.strategy.is_sharded else None
         state = strategies.joined(shared, own, of_all, strategies.shapes_of(self.model, self.optimizer), mine)
-        strategies.load(self.model, state["model"])
+        own_model = self.model.state_dict()
+        self.model.load_state_dict({name: strategies.like(own_model[name], tensor)
+                                    for name, tensor in state["model"].items()})
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load_state_dict(state["ema"])
         self.best_weights = state["best_weights"]

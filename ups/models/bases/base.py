@@ -1,8 +1,6 @@
 """What a base predictor is, what it is shown and fitted on, the simplest one, and how gradient steps fit
 those that are learnt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from ups.data.cache import Cache
 from ups.progress import note
 from ups.seeds import generator
-from ups.training.fit import fit
+from ups.training.optim import fit
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Known:
     groups: tuple[tuple[int, Tensor], ...]
 
     @classmethod
-    def of(cls, standard: Tensor, index: Tensor, device: torch.device | str = "cpu") -> Known:
+    def of(cls, standard: Tensor, index: Tensor, device: torch.device | str = "cpu") -> "Known":
         """From standard and index in main memory: the groups are found there and all is put on `device`."""
         groups = tuple((value, torch.nonzero(index == value)[:, 0].to(device))
                        for value in index.unique().tolist())
@@ -93,7 +91,10 @@ class Samples:
 
 
 class Base(nn.Module):
-    """A call takes normalised u (batch, history, C, *space) and gives the next frame (batch, C, *space)."""
+    """A call takes normalised u (batch, history, C, *space) and gives the next frame (batch, C, *space).
+
+    Made from settings: geometry and hyper-parameters, JSON-able; those of other bases are left alone.
+    """
 
     kind: str
     knows_fitted_only = False   # whether it serves no other parameter values than those it was fitted on
@@ -101,18 +102,10 @@ class Base(nn.Module):
     lr_factor = 1.0             # of the rate, once it trains beside the network
 
     @classmethod
-    def build(cls, settings: dict[str, Any]) -> Self:
-        """Not yet fitted. settings: geometry and hyper-parameters, JSON-able; those of other bases are left
-        alone."""
-        base = cls(**settings)
-        base.settings = settings
-        return base
-
-    @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, Self]]:
-        """Yield (name, fitted base) for every candidate worth trying; here the one that there is nothing to
-        fit of."""
-        yield cls.kind, cls.build(settings)
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:
+        """Yield (name, its settings, the fitted base) for every candidate worth trying; here the one that
+        there is nothing to fit of."""
+        yield cls.kind, settings, cls(**settings)
 
 
 class Persistence(Base):
@@ -143,13 +136,13 @@ class Learnt(Base):
         return u_next - u[:, -1]
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, Self]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:
         torch.manual_seed(samples.seed)
-        base, num_steps = cls.build(settings).to(samples.device), samples.budget // cls.BATCH
+        base, num_steps = cls(**settings).to(samples.device), samples.budget // cls.BATCH
         batches = samples.batches(num_steps * cls.BATCH, cls.BATCH)
         base.prepare(samples, batches[0]())
         base.descend(lambda step: batches[step](), num_steps, samples.name)
-        yield cls.kind, base
+        yield cls.kind, settings, base
 
     def descend(self, draw: Callable[[int], Window], num_steps: int, name: str = "") -> None:
         """Adam on relative errors of one call, with linear warm-up and decay, or until a gradient is not

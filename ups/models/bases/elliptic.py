@@ -61,17 +61,11 @@ class Elliptic(Learnt):
     def _precondition(self, r: Tensor) -> Tensor:
         return self.transform.inverse(self.transform.forward(r) * self.inverse)
 
-    def _neighbours(self, x: Tensor, axis: int, outside: float | None) -> tuple[Tensor, Tensor]:
-        """Cells left and right of every face of an axis; beyond a wall -x (Dirichlet), x itself, or
-        `outside`."""
+    def _neighbours(self, x: Tensor, axis: int, mirror: float) -> tuple[Tensor, Tensor]:
+        """Cells left and right of every face of an axis; beyond a wall lies the cell before it, times
+        `mirror`."""
         first, last = x.narrow(axis, 0, 1), x.narrow(axis, x.shape[axis] - 1, 1)
-        if self.boundary == PERIODIC:
-            before, after = last, first
-        elif outside is not None:
-            before, after = torch.full_like(first, outside), torch.full_like(last, outside)
-        else:
-            sign = -1.0 if self.boundary == DIRICHLET else 1.0
-            before, after = sign * first, sign * last
+        before, after = (last, first) if self.boundary == PERIODIC else (mirror * first, mirror * last)
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
@@ -90,9 +84,8 @@ class Elliptic(Learnt):
         def operator(x: Tensor) -> Tensor:
             y = reaction * x
             for axis in range(self.ndim):
-                left, right = self._neighbours(x, axis + 2, None)
-                flux = (right - left) * faces[axis]
-                y = y - flux.diff(dim=axis + 2)
+                left, right = self._neighbours(x, axis + 2, -1.0 if self.boundary == DIRICHLET else 1.0)
+                y = y - ((right - left) * faces[axis]).diff(dim=axis + 2)
             return y
 
         return self._solve(operator, source) + self.zero.view(-1, *[1] * self.ndim)

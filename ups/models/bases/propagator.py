@@ -1,7 +1,5 @@
 """The polynomial propagator: linear in what it fits, so fitted in closed form."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -74,14 +72,14 @@ class Propagator(Base):
         return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, Propagator]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict, "Propagator"]]:
         """Every degree, history and ridge worth trying, from one pass over the data.
 
         The normal equations of the largest dictionary contain those of all smaller ones, so each candidate
         costs one small solve per mode: (Phi^H Phi + ridge n I) W = Phi^H (u_next - u), in float64. Raises
         ValueError for a value without a window.
         """
-        largest = cls.build(settings).to(samples.device)
+        largest = cls(**settings).to(samples.device)
         degree, history, num_channels = settings["degree"], settings["history"], settings["num_channels"]
         sums = [largest._normal_equations(samples, value) for value in range(settings["num_values"])]
         per_frame = len(monomials(num_channels, degree))
@@ -90,7 +88,8 @@ class Propagator(Base):
             terms = range(len(monomials(num_channels, deg)))
             keep = torch.tensor([lag * per_frame + term for lag in range(lags) for term in terms])
             for ridge in cls.RIDGES:
-                fitted = cls.build({**settings, "degree": deg, "history": lags})
+                smaller = {**settings, "degree": deg, "history": lags}
+                fitted = cls(**smaller)
                 for value, (a, b, n) in enumerate(sums):
                     a = a[:, keep][:, :, keep]
                     eye = torch.eye(len(keep), dtype=a.dtype, device=a.device) * (ridge * n)
@@ -98,7 +97,7 @@ class Propagator(Base):
                     fitted.weight_real[value] = weight.real.float()
                     if fitted.transform.is_periodic:
                         fitted.weight_imag[value] = weight.imag.float()
-                yield f"propagator degree {deg} history {lags} ridge {ridge:g}", fitted
+                yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
 
     def _normal_equations(self, samples: Samples, value: int) -> tuple[Tensor, Tensor, int]:
         """(Phi^H Phi, Phi^H (u_next - u), windows) of a parameter value, mode by mode."""

@@ -64,12 +64,8 @@ class Transport(Learnt):
     def forward(self, u: Tensor, known: Known) -> Tensor:
         u, parameters = u[:, -1].float(), known.standard.float()
         for axis in range(self.ndim):
-            # lines of the other axes join the batch
-            moved = torch.movedim(u, 2 + axis, 1)
-            lines = moved.flatten(3) if self.ndim > 1 else moved[..., None]
-            lines = lines.permute(0, 3, 2, 1).flatten(0, 1)                    # (batch * lines, C, n)
-            repeats = lines.shape[0] // u.shape[0]
-            out = self._along_last(lines, parameters.repeat_interleave(repeats, 0), axis)
-            out = out.unflatten(0, (u.shape[0], repeats)).permute(0, 3, 2, 1)  # batch, n, C, lines
-            u = torch.movedim(out.reshape(moved.shape), 1, 2 + axis)
+            moved = u.movedim((1, 2 + axis), (-2, -1))
+            lines = moved.flatten(0, -3)   # of the other axes, joined to the batch: (batch * lines, C, n)
+            out = self._along_last(lines, parameters.repeat_interleave(len(lines) // len(u), 0), axis)
+            u = out.view(moved.shape).movedim((-2, -1), (1, 2 + axis))
         return u
