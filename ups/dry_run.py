@@ -13,6 +13,7 @@ import time
 import timeit
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ STATE_COPIES = 6      # weights, gradient, two moments, average, best average; f
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
 MEASURED = 1024
 REPEATS = 2           # the fastest counts
+ENOUGH_S = 1.0        # of solving, to tell how long a trajectory takes
 
 
 def _work(config: Config, stage: str) -> tuple[float, float, int]:
@@ -99,18 +101,15 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
     print(f"data: to {config.data.root} ({source})")
     for task in dict.fromkeys(name for name, *_ in files):
         mine, there = [entry[1:] for entry in files if entry[0] == task], 0
-        for parameter, path, size, made in mine:
+        for _, path, size, made in mine:
             parts = [part for part in (path, partial_path(path)) if part.exists()]
             have = size if path.exists() else min(size, sum(part.stat().st_size for part in parts))
             if source == "generate":
                 share = num_done(path, made) / made["num_trajectories"]
                 have = size if path.exists() else int(size * share)
                 if have < size and get_task(task).simulate:
-                    given = {key: made[key] for key in ("seed", "resolution", "num_frames", "t_end")}
-                    started = time.process_time()
-                    solve(task, np.arange(1), parameter=parameter, **given)
-                    seconds += (time.process_time()
-                                - started) * (1 - share) * made["num_trajectories"] / num_workers
+                    left = (1 - share) * made["num_trajectories"]
+                    seconds += _solver_seconds(solve, task, made) * left / num_workers
             there += have
         total = sum(size for _, _, size, _ in mine)
         state = "up to date" if there == total else f"{there / total:.0%} there"
@@ -118,10 +117,23 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
             state += f", MD5 of {sum(is_verified(path, made[1]) for _, path, _, made in mine)} compared"
         print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}")
         missing += total - there
-    how = {"generate": f"to solve in about {duration(seconds)}, by one trajectory of each solved now",
+    how = {"generate": f"to solve in about {duration(seconds)}, by a first trajectory of each begun now",
            "published": "to download", "own": "to be written by you"}[source]
     print(f"  {len(files)} files, about {missing / 2**20:,.1f} MiB {how}; "
           f"{free_bytes(config.data.root) / 2**20:,.0f} MiB free")
+
+
+def _solver_seconds(solve: Callable[..., object], task: str, made: dict[str, Any]) -> float:
+    """Processor time of a trajectory, by as many frames of the first as take ENOUGH_S: some take hours."""
+    steps, frames = made["num_frames"] - 1, min(2, made["num_frames"])
+    while True:
+        started = time.process_time()
+        solve(task, np.arange(1), seed=made["seed"], resolution=made["resolution"], num_frames=frames,
+              parameter=made["parameter"], t_end=made["t_end"] * (frames - 1) / max(steps, 1))
+        spent = time.process_time() - started
+        if frames == made["num_frames"] or spent > ENOUGH_S:
+            return spent * max(steps, 1) / max(frames - 1, 1)
+        frames = min(2 * frames, made["num_frames"])
 
 
 def print_report_plan(config: Config) -> None:
