@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import prepare_data
-from ups import files
+from ups import dry_run, files
 from ups.config import load_config
 from ups.data import doctor, download
 from ups.data.doctor import report
@@ -465,8 +465,22 @@ def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "advection1d: 2 file(s), about 0.0 MiB, 0% there" in out and "diff_react2d: 1 file(s)" in out
-    assert re.search(r"3 files, about .* MiB to solve in about .*, by one trajectory of each solved now; .* MiB free", out)
+    assert re.search(r"3 files, about .* MiB to solve in about .*, by a first trajectory of each begun now; .* MiB free", out)
     assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize(("enough", "frames", "seconds"), [(0.5, [2], 88), (1e9, [2, 4, 8, 12], 8)])
+def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(enough, frames, seconds, monkeypatch, tmp_path, capsys):
+    asked, clock = [], iter(range(99))   # every call of the solver takes a second
+    monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: next(clock)))
+    monkeypatch.setattr(dry_run, "ENOUGH_S", enough)
+    monkeypatch.setitem(TASKS, "diff_react2d", replace(
+        TASKS["diff_react2d"], simulate=lambda indices, **given: asked.append(given) or np.zeros((1, 1))))
+    overlay = small(tmp_path, tasks=["diff_react2d"])
+    assert prepare_data.main(["--config", overlay, "--dry-run", "--workers", "1", "task.diff_react2d.t_end=1.1"]) == 0
+    assert [given["num_frames"] for given in asked] == frames
+    assert f"to solve in about {seconds} s" in capsys.readouterr().out
+    assert [given["t_end"] for given in asked] == pytest.approx([0.1 * (num - 1) for num in frames])
 
 
 def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_path, fake_solvers, capsys):

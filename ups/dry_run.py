@@ -12,8 +12,8 @@ import shutil
 import time
 import timeit
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ STATE_COPIES = 6      # weights, gradient, two moments, average, best average; f
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
 MEASURED = 1024
 REPEATS = 2           # the fastest counts
+ENOUGH_S = 1.0        # of solving, to tell how long a trajectory takes
 
 
 def _work(config: Config, stage: str) -> tuple[float, float, int]:
@@ -107,9 +108,7 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
                 todo = made["num_trajectories"] - num_done(path, made)
                 have = int(size * (1 - todo / made["num_trajectories"]))
                 if todo and get_task(task).simulate:
-                    keys = ("seed", "resolution", "num_frames", "t_end", "parameter")
-                    one = partial(solve, task, np.arange(1), **{key: made[key] for key in keys})
-                    seconds += timeit.timeit(one, timer=time.process_time, number=1) * todo / num_workers
+                    seconds += _solver_seconds(solve, task, made) * todo / num_workers
             there += have
         total = sum(size for _, size, _ in mine)
         state = "up to date" if there == total else f"{there / total:.0%} there"
@@ -117,10 +116,23 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
             state += f", MD5 of {sum(is_verified(path, made[1]) for path, _, made in mine)} compared"
         print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}")
         missing += total - there
-    how = {"generate": f"to solve in about {duration(seconds)}, by one trajectory of each solved now",
+    how = {"generate": f"to solve in about {duration(seconds)}, by a first trajectory of each begun now",
            "published": "to download", "own": "to be written by you"}[source]
     print(f"  {len(files)} files, about {missing / 2**20:,.1f} MiB {how}; "
           f"{free_bytes(config.data.root) / 2**20:,.0f} MiB free")
+
+
+def _solver_seconds(solve: Callable[..., object], task: str, made: dict[str, Any]) -> float:
+    """Processor time of a trajectory, by as many frames of the first as take ENOUGH_S: some take hours."""
+    steps, frames = made["num_frames"] - 1, min(2, made["num_frames"])
+    while True:
+        started = time.process_time()
+        solve(task, np.arange(1), seed=made["seed"], resolution=made["resolution"], num_frames=frames,
+              parameter=made["parameter"], t_end=made["t_end"] * (frames - 1) / max(steps, 1))
+        spent = time.process_time() - started
+        if frames == made["num_frames"] or spent > ENOUGH_S:
+            return spent * max(steps, 1) / max(frames - 1, 1)
+        frames = min(2 * frames, made["num_frames"])
 
 
 def print_report_plan(config: Config) -> None:
