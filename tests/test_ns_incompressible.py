@@ -11,11 +11,7 @@ from torch import Tensor
 
 from ups.tasks.initial import cell_centres, random_stream
 from ups.tasks.ns_incompressible import (
-    FORCE_SCALE,
-    FORCE_SMOOTHNESS,
     HIGHEST,
-    SCALE,
-    SMOOTHNESS,
     Box,
     at_centres,
     both_ways,
@@ -182,7 +178,7 @@ def test_a_grid_twice_as_fine_is_within_a_thousandth_where_the_flow_is_smooth():
 # ---------------------------------------------------------------- starts and files
 
 
-@pytest.mark.parametrize(("smoothness", "scale", "least"), [(SMOOTHNESS, SCALE, 1), (FORCE_SMOOTHNESS, FORCE_SCALE, 5)])
+@pytest.mark.parametrize(("smoothness", "scale", "least"), [(1.0, 0.4, 1), (3.0, 0.15, 5)])
 def test_noise_has_unit_variance_and_the_documented_spectrum(smoothness, scale, least):
     modes = torch.stack([noise(random_stream(0, index), 2, smoothness, scale) for index in range(24)])
     power = modes.abs().square()
@@ -196,8 +192,22 @@ def test_noise_has_unit_variance_and_the_documented_spectrum(smoothness, scale, 
     assert slopes == pytest.approx([-4 * smoothness] * 3, rel=0.12)
 
 
+def test_the_force_is_has_neither_the_largest_nor_the_finest_waves_of_the_particles():
+    """Its wave numbers start at the root of five and fall with the sixth power, theirs at one with the second."""
+    k = torch.fft.fftfreq(64, d=1 / 64, dtype=torch.float64)
+    square = k[:, None].square() + k.square()
+    shares = []
+    for index in range(8):
+        _, particles, force = sample_start(5, index, 64)
+        power = torch.fft.fft2(torch.stack([particles, *force])).abs().square()
+        shares.append(torch.stack([power[:, square < 4.5].sum(1), power[:, square > 30].sum(1)], 1) / power.sum((1, 2))[:, None])
+    particles, force = torch.stack(shares).mean(0)[0], torch.stack(shares).mean(0)[1:].mean(0)
+    assert force[0] < 1e-12 and 0.6 < particles[0] < 0.95
+    assert force[1] < 1e-3 and 5e-3 < particles[1] < 0.1
+
+
 def test_starts_are_the_same_fields_on_every_grid_and_have_mean_zero():
-    modes = noise(random_stream(2, 0), 1, 2.0, SCALE)[0]
+    modes = noise(random_stream(2, 0), 1, 2.0, 0.4)[0]
     modes[(torch.arange(-HIGHEST, HIGHEST + 1).abs() > 10)] = 0
     modes[:, (torch.arange(-HIGHEST, HIGHEST + 1).abs() > 10)] = 0
     coarse = field(modes, cell_centres(32), cell_centres(32), 32)
