@@ -104,6 +104,30 @@ def test_riemann_problems_are_solved_to_first_order(sides, t, limit):
     assert errors[-1] < limit and errors[0] > 1.5 * errors[1] > 2.25 * errors[2]
 
 
+def test_the_flux_is_that_of_the_textbook():
+    """Toro 2009, equations 10.37 to 10.39 and 10.71 to 10.73, written out for one face and one direction."""
+    stream, kinds = np.random.default_rng(0), set()
+    for _ in range(200):
+        left, right = ([*np.exp(stream.normal(size=2)), *stream.normal(size=2) * 2] for _ in range(2))
+        (d_left, p_left, u_left, _), (d_right, p_right, u_right, _) = left, right
+        c = max(math.sqrt(GAMMA * p / d) for d, p, *_ in (left, right))
+        slow, fast = min(u_left, u_right) - c, max(u_left, u_right) + c
+        contact = ((p_right - p_left + d_left * u_left * (slow - u_left) - d_right * u_right * (fast - u_right))
+                   / (d_left * (slow - u_left) - d_right * (fast - u_right)))
+        (d, p, u, v), bound = (left, slow) if contact >= 0 else (right, fast)
+        energy = p / (GAMMA - 1) + 0.5 * d * (u * u + v * v)
+        state = np.array([d, energy, d * u, d * v])
+        expected = np.array([d * u, (energy + p) * u, d * u * u + p, d * u * v])
+        if slow < 0 < fast:
+            between = d * (bound - u) / (bound - contact) * np.array(
+                [1, energy / d + (contact - u) * (contact + p / (d * (bound - u))), contact, v])
+            expected += bound * (between - state)
+        faces = [torch.tensor(side, dtype=torch.float64).reshape(1, 4, 1) for side in (left, right)]
+        torch.testing.assert_close(gas._flux(*faces, 2).flatten(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
+        kinds.add((slow < 0 < fast, contact >= 0))
+    assert len(kinds) == 4   # either side, moving faster or slower than sound
+
+
 def test_a_contact_at_rest_and_a_moving_uniform_gas_stay():
     _, start = tube((1.4, 1.0, 0.0), (1.0, 1.0, 0.0), 40)
     assert torch.equal(run(start, 0.3, side=2.0, is_periodic=False, num_frames=3), start.expand(3, -1, -1))
@@ -176,7 +200,8 @@ def test_sound_is_damped_by_both_viscosities(eta, zeta):
 
 
 def test_heat_is_what_the_stress_takes_from_the_motion():
-    """A strong shear at rest otherwise: the mean pressure rises by (GAMMA - 1) times the kinetic energy lost."""
+    """A strong shear at rest otherwise: the mean pressure rises by (GAMMA - 1) times the kinetic energy lost, first
+    where the shear is, by (GAMMA - 1) eta Vy_x^2 per time, and not where the motion is."""
     n = 64
     fields = torch.ones(4, n, n, dtype=torch.float64)
     fields[2] = 0.0
@@ -185,6 +210,10 @@ def test_heat_is_what_the_stress_takes_from_the_motion():
     lost = 0.5 * (first[0] * first[2:].square().sum(0) - last[0] * last[2:].square().sum(0)).mean()
     assert lost > 0.15
     torch.testing.assert_close((last[1] - first[1]).mean(), (GAMMA - 1) * lost, rtol=1e-10, atol=0)
+    first, soon = run(fields, 1e-3, eta=0.1)
+    shear = 2 * math.pi * torch.cos(2 * math.pi * cell_centres(n))
+    heat = (GAMMA - 1) * 0.1 * shear.square()[:, None].expand(n, n) * 1e-3
+    assert float((soon[1] - first[1] - heat).norm() / heat.norm()) < 0.02
 
 
 # ---------------------------------------------------------------- laws and symmetries
