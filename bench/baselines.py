@@ -402,7 +402,7 @@ class Problem:
     train, val: the solution; steady tasks have one frame and `train_inputs`, `val_inputs` (row, 1, channel, *space).
     normalise, denormalise: physical to normalised fields and back; offset: what to add to a normalised channel to make it
     proportional to the physical one (mean / std), for relative losses. is_symmetric: the eight symmetries of the square map
-    solutions to solutions.
+    solutions of scalar fields to solutions.
     """
 
     name: str

@@ -103,8 +103,9 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
         splits[name] = Split(given, truth, parameters[name], cache.trajectory[rows])
     offset = torch.tensor([0.0 if field in spec.positive else float(mean / std) for field, mean, std in
                            zip(spec.fields, cache.tokenizer.mean, cache.tokenizer.std, strict=True)])
-    problem = Problem(task, spec.ndim, spec.boundary, spec.is_steady, spec.is_symmetric, context, u["train"], u["val"],
-                      parameters["train"], parameters["val"], cache.tokenizer.normalise, cache.tokenizer.denormalise, offset,
+    problem = Problem(task, spec.ndim, spec.boundary, spec.is_steady, spec.is_symmetric and not spec.vector, context,
+                      u["train"], u["val"], parameters["train"], parameters["val"],
+                      cache.tokenizer.normalise, cache.tokenizer.denormalise, offset,
                       a["train"], a["val"], cache.input_tokenizer.normalise if spec.is_steady else None)
     return problem, splits
 

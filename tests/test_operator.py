@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import loop_stage
@@ -34,7 +35,7 @@ from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field
 from ups.models.operator import BOUNDARIES, Operator, load_operator
 from ups.models.rollout import rollout
 from ups.models.windows import Windows, augment
-from ups.tasks import TASKS, darcy, diff_react, get_task
+from ups.tasks import TASKS, darcy, diff_react, gas, get_task
 from ups.training.optim import build_optimizer, scale_lr
 
 MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
@@ -344,16 +345,17 @@ def test_one_batch_can_be_overfitted(name):
 # ---------------------------------------------------------------- symmetries
 
 
-def test_only_scalars_on_a_square_may_have_its_symmetries():
-    """A mirrored velocity changes its sign, which `augment` does not do."""
+def test_every_velocity_of_a_symmetric_task_turns_with_the_space():
     symmetric = [task for task in TASKS.values() if task.is_symmetric]
-    assert {"darcy2d", "diff_react2d"} <= {task.name for task in symmetric}
-    assert all(task.ndim == 2 and not any(f.startswith("V") for f in task.fields) for task in symmetric)
+    assert {"darcy2d", "diff_react2d", "cfd1d", "cfd3d"} <= {task.name for task in symmetric}
+    for task in symmetric:
+        assert task.vector == tuple(f for f in task.fields if f.startswith("V")) and len(task.vector) in (0, task.ndim)
+        assert all(name[1:] == axis for name, axis in zip(task.vector, task.axes, strict=bool(task.vector)))
 
 
-def fitted(u: Tensor, fields: tuple[str, ...]) -> Tokenizer:
+def fitted(u: Tensor, fields: tuple[str, ...], positive: tuple[str, ...] = ()) -> Tokenizer:
     """A full-rank codec of frames (n, time, C, *space)."""
-    return fit_codec([u.float().numpy()], fields=fields, patch=4)
+    return fit_codec([u.float().numpy()], fields=fields, positive=positive, patch=4)
 
 
 def drawn(task: str, parts: list[tuple[Tensor, Tokenizer]], seeds: range) -> list[list[Tensor]]:
@@ -389,6 +391,26 @@ def test_augmented_reaction_diffusion_still_obeys_its_equation():
         again = diff_react.evolve(moved[0, 0].double(), dt=0.01, num_steps=5, num_frames=3)
         torch.testing.assert_close(moved[0].double(), again, rtol=0, atol=1e-4)
     assert num_distinct(found) == 8
+
+
+@pytest.mark.parametrize(("name", "num_cells"), [("cfd1d", 16), ("cfd1d_trans", 16), ("cfd2d", 8), ("cfd3d", 8)])
+def test_augmented_gas_still_obeys_its_equations_and_a_velocity_that_does_not_turn_fails(name, num_cells, monkeypatch):
+    task = get_task(name)
+    u = task.simulate(range(3), seed=0, resolution=num_cells, num_frames=2, parameter=0.01, t_end=0.02)
+    low, high = task.domain
+    flow = gas.Gas(0.01, 0.01, (high - low) / num_cells, task.boundary == "periodic")
+
+    def largest_error() -> float:
+        """Of the second frames after `augment`, beside those that follow from the first, in units of the change."""
+        errors = []
+        for [moved] in drawn(name, [(u, fitted(u, task.fields, task.positive))], range(8)):
+            last = list(gas.evolve(gas.conserved(moved[:, 0].double()), flow, dt=0.02, num_frames=2))[-1]
+            errors.append((gas.primitive(last) - moved[:, 1]).norm() / (moved[:, 1] - moved[:, 0]).norm())
+        return float(max(errors))
+
+    assert largest_error() < 1e-4
+    monkeypatch.setitem(TASKS, name, replace(task, vector=()))
+    assert largest_error() > 0.1
 
 
 def test_augmented_advection_still_moves_by_the_same_distance():

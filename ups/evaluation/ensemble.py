@@ -169,8 +169,8 @@ def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.G
     frames = starts + source.train_from + source.head.history
     u = codec.normalise(truth.frames(rows, frames, bundle).to(ensembles.device))
     move = symmetry(truth.task, codec.space, draw)
-    latent = codec.encode(move(codec.decode(truth.cache.batch(rows, frames, bundle, ensembles.device))))
-    return move(u) - codec.decode(latent)
+    kept = codec.decode(truth.cache.batch(rows, frames, bundle, ensembles.device))
+    return move(u, codec) - codec.decode(codec.encode(move(kept, codec)))
 
 
 @torch.no_grad()

@@ -15,29 +15,43 @@ from ups.models.head import TaskHead
 from ups.seeds import generator
 from ups.tasks import Task
 
+Move = Callable[[Tensor, Tokenizer], Tensor]   # normalised fields (..., C, *space) of a codec to their image
 
-def stay(u: Tensor) -> Tensor:
+
+def stay(w: Tensor, codec: Tokenizer) -> Tensor:
     """No symmetry."""
-    return u
+    return w
 
 
-def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """A random symmetry of the equation, of fields (..., *space): a shift if periodic, else one of the
-    cube's; `stay` where it has none."""
-    axes = list(range(-task.ndim, 0))
+def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Move:
+    """A random symmetry of the equation on a grid: a shift if periodic, and one of the cube's where mirror
+    images of solutions are solutions; `stay` where there is neither.
+
+    The components of `task.vector` turn with the space: exchanged with the axes, negated with a mirror.
+    """
+    axes, shifts, flips, order = list(range(-task.ndim, 0)), [], [], list(range(task.ndim))
     if task.boundary == PERIODIC:
         shifts = [int(torch.randint(0, n, (), generator=generator)) for n in space]
-        return lambda u: torch.roll(u, shifts, axes)
-    if not task.is_symmetric:
+    if task.is_symmetric:
+        flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
+        order = torch.randperm(task.ndim, generator=generator).tolist()
+    if not shifts and not task.is_symmetric:
         return stay
-    flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
-    order = torch.randperm(task.ndim, generator=generator).tolist()
 
-    def turn(u: Tensor) -> Tensor:
-        lead = u.ndim - task.ndim
-        return (u.flip(flips) if flips else u).permute(*range(lead), *[lead + axis for axis in order])
+    def move(w: Tensor, codec: Tokenizer) -> Tensor:
+        w = torch.roll(w, shifts, axes) if shifts else w
+        w = (w.flip(flips) if flips else w).movedim([axes[axis] for axis in order], axes)
+        if not (task.vector and task.is_symmetric):
+            return w
+        channels, mean, std = [*w.unbind(-1 - task.ndim)], codec.mean.unbind(), codec.std.unbind()
+        own = [codec.fields.index(name) for name in task.vector]
+        images = [(1 - 2 * (axis in flips)) * (channels[i] * std[i] + mean[i])
+                  for axis, i in zip(axes, own, strict=True)]
+        for i, axis in zip(own, order, strict=True):
+            channels[i] = (images[axis] - mean[i]) / std[i]
+        return torch.stack(channels, -1 - task.ndim)
 
-    return turn
+    return move
 
 
 def augment(task: Task, parts: Sequence[tuple[Tensor, Tokenizer]],
@@ -50,7 +64,7 @@ def augment(task: Task, parts: Sequence[tuple[Tensor, Tokenizer]],
     move = symmetry(task, parts[0][1].space, generator)
     if move is stay:
         return [z for z, _ in parts]
-    return [codec.encode(move(codec.decode(z))) for z, codec in parts]
+    return [codec.encode(move(codec.decode(z), codec)) for z, codec in parts]
 
 
 class Windows:

@@ -206,7 +206,8 @@ def task(name: str, ndim: int, filename: str, start: Callable[..., Tensor], *, b
                 ("eta", "zeta") if mach is None else ("eta", "zeta", "M"),
                 constants=() if mach is None else (("M", mach),), equation=EQUATION, positive=FIELDS[:2],
                 domain=domain, conserved=FIELDS[:1] if boundary == PERIODIC else (), checks=(is_a_gas,),
-                simulate=simulation(given, ndim, boundary, domain[1] - domain[0]), **facts)
+                simulate=simulation(given, ndim, boundary, domain[1] - domain[0]), is_symmetric=True,
+                vector=fields[2:], **facts)
 
 
 # the viscosity 1e-8 is written in another way in 1D; in 2D it is published on a finer grid, as the name says

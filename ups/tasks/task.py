@@ -58,7 +58,8 @@ class Task:
     equation: what is solved, in the names of fields, inputs, parameters and constants; lap is the Laplacian.
     conserved: channels whose mean over space stays; is_bounded: no value leaves the range of the initial
     state.
-    is_symmetric: mirror images and exchanged axes of solutions are solutions.
+    is_symmetric: mirror images and exchanged axes of solutions are solutions. vector: the fields that are the
+    components of a vector along `axes` and turn with them; the others are scalars.
     layout: "arrays" (one array per channel, trajectories on axis 0) or "groups" (one HDF5 group per
     trajectory).
     arrays: what a file holds, in the order of `inputs` then `fields`. has_own_times: the frames' times are
@@ -102,6 +103,7 @@ class Task:
     conserved: tuple[str, ...] = ()
     is_bounded: bool = False
     is_symmetric: bool = False
+    vector: tuple[str, ...] = ()
     has_own_times: bool = False
     published: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
     withdrawn: Mapping[str, str] = field(default_factory=dict, hash=False)
