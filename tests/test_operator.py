@@ -35,7 +35,7 @@ from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field
 from ups.models.operator import BOUNDARIES, Operator, load_operator
 from ups.models.rollout import rollout
 from ups.models.windows import Windows, augment
-from ups.tasks import TASKS, darcy, diff_react, gas, get_task
+from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff
 from ups.training.optim import build_optimizer, scale_lr
 
 MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
@@ -428,7 +428,39 @@ def test_augmented_advection_still_moves_by_the_same_distance():
     assert 10 < num_distinct(found) <= 16
 
 
-@pytest.mark.parametrize("task", ["ns_incom2d", "diff_sorp1d"])
+def test_augmented_fisher_kpp_still_obeys_its_equation():
+    u = torch.from_numpy(np.random.default_rng(0).random(32))
+    frames = [u, *(torch.fft.irfft(modes, n=32, norm="forward") for modes in reacdiff.evolve(
+        torch.fft.rfft(u, norm="forward"), diffusivity=0.1, rate=2.0, dt=0.1, num_frames=3)[1:])]
+    found = drawn("reacdiff1d_rho2", [(u := torch.stack(frames)[None, :, None], fitted(u, ("u",)))], range(80))
+    for [moved] in found:
+        again = reacdiff.evolve(torch.fft.rfft(moved[0, 0, 0].double(), norm="forward"), diffusivity=0.1, rate=2.0, dt=0.1,
+                                num_frames=3)
+        torch.testing.assert_close(moved[0, 1:, 0].double(), torch.fft.irfft(again, n=32, norm="forward")[1:], rtol=0, atol=1e-5)
+    assert 32 < num_distinct(found) <= 64   # shifts, and mirror images of them
+
+
+def test_augmented_incompressible_flow_still_has_no_divergence_and_one_that_does_not_turn_has(monkeypatch):
+    task, x = get_task("ns_incom2d"), (torch.arange(17, dtype=torch.float64) / 16)
+    psi = torch.sin(math.pi * x).square()[:, None] * torch.sin(2 * math.pi * x) * x   # of no symmetry
+    v = torch.stack([torch.diff(psi, dim=1), -torch.diff(psi, dim=0).T])
+    u = ns_incompressible.at_centres(v, torch.outer(x[1:], x[1:].square()))[None, None].float()
+
+    def largest_divergence() -> float:
+        """Beside the gradient; that of faces, averaged as the values at the centres are."""
+        shares = []
+        for [moved] in drawn("ns_incom2d", [(u, fitted(u, task.fields))], range(24)):
+            vx, vy = moved[0, 0, :2].double()
+            x, y = vx[2:, 1:-1] - vx[:-2, 1:-1], vy[1:-1, 2:] - vy[1:-1, :-2]
+            shares.append(float((x + y).norm() / x.norm()))
+        return max(shares)
+
+    assert largest_divergence() < 0.1
+    monkeypatch.setitem(TASKS, "ns_incom2d", replace(task, vector=()))
+    assert largest_divergence() > 0.5
+
+
+@pytest.mark.parametrize("task", ["diff_sorp1d"])
 def test_a_task_without_a_known_symmetry_is_left_alone(task):
     spec = get_task(task)
     u = 1 + noise(2, 3, len(spec.fields), *[8] * spec.ndim).abs()

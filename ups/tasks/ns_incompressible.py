@@ -203,7 +203,7 @@ FAMILY = (
          equation="∂V/∂t + V·∇V = -∇p + NU lap V + particles force, ∇·V = 0, ∂particles/∂t + "
                   "V·∇particles = 0",
          t_end=4.995, num_frames=1000, resolution=512, num_trajectories=4, conserved=("particles",),
-         simulate=simulate, checks=(is_incompressible,),
+         is_symmetric=True, vector=("Vx", "Vy"), simulate=simulate, checks=(is_incompressible,),
          published={"ns_incom_inhom_2d_512-0.h5": (133280, "54109d46f9c957317bd670ddb2068ac0")},
          defaults={"history": 4}),   # the force is not shown: earlier frames tell it
 )

@@ -142,7 +142,7 @@ def family_member(name: str, rho: float, *, rate: float | None = None, **facts: 
     """The task of one rho. rate: of the reaction that the data have, where that is another."""
     return Task(
         name, ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), f"ReacDiff_Nu{{}}_Rho{rho}.hdf5",
-        ("Nu", "rho"), constants=(("rho", rho),), t_end=1.0, resolution=1024,
+        ("Nu", "rho"), constants=(("rho", rho),), t_end=1.0, resolution=1024, is_symmetric=True,
         simulate=solver_of(rho if rate is None else rate),
         **{"equation": "∂u/∂t = Nu ∂²u/∂x² + rho u (1 - u)", "checks": (reacts, has_its_rate),
            "defaults": {"space_stride": 4}} | facts)   # PDEBench's benchmark has that stride
