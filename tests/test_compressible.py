@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from ups.data.doctor import examine
 from ups.data.generate import generation_settings, solve, write_data
 from ups.data.pdebench import open_data
-from ups.tasks import gas, get_task
+from ups.tasks import Finding, gas, get_task
 from ups.tasks.compressible import Waves, random_1d, random_fields, shock_tube, turbulence
 from ups.tasks.gas import GAMMA, Gas, conserved, evolve, primitive
 from ups.tasks.initial import cell_centres, random_stream
@@ -92,16 +93,16 @@ EXPLOSION = ((1.0, 1000.0, 0.0), (1.0, 0.01, 0.0))
 
 
 @pytest.mark.parametrize(("sides", "t", "limit"), [
-    (SOD, 0.4, 0.004), (COLLISION, 0.06, 0.03), (APART, 0.2, 0.02), (EXPLOSION, 0.02, 0.1)],
+    (SOD, 0.4, 0.006), (COLLISION, 0.06, 0.02), (APART, 0.2, 0.01), (EXPLOSION, 0.02, 0.05)],
     ids=["sod", "collision", "apart", "explosion"])
 def test_riemann_problems_are_solved_to_first_order(sides, t, limit):
     errors = []
-    for num_cells in (100, 200, 400):
+    for num_cells in (50, 100, 200):
         x, start = tube(*sides, num_cells)
         exact = riemann(*sides, x / t)
         found = run(start, t, side=2.0, is_periodic=False)[-1]
         errors.append(float((found - exact).abs().mean(1).div(exact.abs().mean(1)).max()))
-    assert errors[-1] < limit and errors[0] > 1.5 * errors[1] > 2.25 * errors[2]
+    assert errors[-1] < limit and errors[0] > 1.45 * errors[1] > 2.1 * errors[2]
 
 
 def test_the_flux_is_that_of_the_textbook():
@@ -419,20 +420,26 @@ def test_turbulence_is_solenoidal_and_of_the_mach_number(ndim):
 # ---------------------------------------------------------------- tasks
 
 
+def said_of(path: Path, name: str) -> list[Finding]:
+    """What the doctor says of a file."""
+    return [finding for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_own=True)
+            for finding in found]
+
+
 @pytest.mark.parametrize(("name", "kept"), [("cfd1d", True), ("cfd1d_trans", False)])
 def test_the_doctor_knows_a_gas_and_its_boundary(name, kept, tmp_path):
     path = tmp_path / get_task(name).file_for(0.1)
     write_data(path, name, partial(solve, name), generation_settings(
         name, "test", seed=0, num_trajectories=5, resolution=32, num_frames=4, t_end=0.1, parameter=0.1), chunk=3)
-    assert not examine([path], name, val_fraction=0.2, test_fraction=0.2, is_own=True)[path]
+    assert not said_of(path, name)
     with h5py.File(path, "r+") as file:
         file["density"][:, 2:] *= 1.1
-    said = " ".join(found.what for found in examine([path], name, val_fraction=0.2, test_fraction=0.2, is_own=True)[path])
-    assert ("the mass moves by 0.1 of itself, and cfd1d conserves it" in said) == kept
+    moved = "the mass moves by 0.1 of itself, and cfd1d conserves it: another boundary"
+    assert (moved in [finding.what for finding in said_of(path, name)]) == kept
     with h5py.File(path, "r+") as file:
         file["pressure"][3, 1, 4] = 0.0
-    found = examine([path], name, val_fraction=0.2, test_fraction=0.2, is_own=True)[path]
-    assert any(f.what == "a density or pressure is not positive" and f.where == "trajectories [3]" for f in found)
+    assert ("a density or pressure is not positive", "trajectories [3]") in [
+        (finding.what, finding.where) for finding in said_of(path, name)]
 
 
 def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):
@@ -440,7 +447,6 @@ def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):
         path, made = tmp_path / f"{name}.hdf5", {"seed": 1, "resolution": 8, "num_frames": 3, "t_end": 0.05}
         settings = generation_settings(name, "test", num_trajectories=3, parameter=1e-8, **made)
         write_data(path, name, partial(solve, name), settings, chunk=2)
-        data = open_data(path, name)
         u = get_task(name).simulate(range(3), parameter=1e-8, **made).numpy()
-        assert u.shape == (3, 3, 5, 8, 8, 8) and np.array_equal(data.read(0, 3), u)
-        assert not examine([path], name, val_fraction=0.3, test_fraction=0.3, is_own=True)[path]
+        assert u.shape == (3, 3, 5, 8, 8, 8) and np.array_equal(open_data(path, name).read(0, 3), u)
+        assert not said_of(path, name)
