@@ -20,8 +20,6 @@ Values are those at the centres of the cells, as PDEBench has them. What is norm
 normalised on a fixed grid, so that a start does not depend on the resolution.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -61,11 +59,11 @@ DRIFT = 1e-2    # of the mean density over itself
 # ---------------------------------------------------------------------------------------------------- starts
 
 
-def _log_uniform(stream: np.random.Generator, bounds: tuple[float, float]) -> float:
+def _log_uniform(stream: "np.random.Generator", bounds: tuple[float, float]) -> float:
     return math.exp(stream.uniform(math.log(bounds[0]), math.log(bounds[1])))
 
 
-def random_1d(stream: np.random.Generator, resolution: int) -> Tensor:
+def random_1d(stream: "np.random.Generator", resolution: int) -> Tensor:
     """(density, pressure, velocity) of random waves, (3, resolution), float64."""
     fields = []
     for bounds in (DENSITIES, PRESSURES, None):
@@ -80,7 +78,7 @@ def random_1d(stream: np.random.Generator, resolution: int) -> Tensor:
     return torch.stack(fields)
 
 
-def shock_tube(stream: np.random.Generator, resolution: int) -> Tensor:
+def shock_tube(stream: "np.random.Generator", resolution: int) -> Tensor:
     """(density, pressure, velocity) with a jump each, (3, resolution), float64."""
     fields = torch.empty(3, resolution, dtype=torch.float64)
     for field, (first, last) in zip(fields, (DENSITIES, PRESSURES, VELOCITIES), strict=True):
@@ -94,7 +92,7 @@ class Waves:
     """Fields that are sums of sines with random phases, (num, *space), at the centres of any grid of [0,
     1)^ndim; as if their wave vectors were weighted with |k|^-power."""
 
-    def __init__(self, stream: np.random.Generator, num: int, ndim: int, *,
+    def __init__(self, stream: "np.random.Generator", num: int, ndim: int, *,
                  is_solenoidal: bool = False) -> None:
         modes = torch.arange(-MAX_MODE, MAX_MODE + 1, dtype=torch.float64)
         self.vectors = torch.stack(torch.meshgrid(*[modes] * ndim, indexing="ij"))
@@ -119,7 +117,7 @@ def _mean_speed(velocity: Tensor) -> Tensor:
     return velocity.square().sum(0).sqrt().mean()
 
 
-def random_fields(stream: np.random.Generator, resolution: int, *, ndim: int, mach: float) -> Tensor:
+def random_fields(stream: "np.random.Generator", resolution: int, *, ndim: int, mach: float) -> Tensor:
     """(density, pressure, *velocity) of random fields, (2 + ndim, *space), float64."""
     density, temperature = stream.uniform(*MEANS, size=2).tolist()
     contrast = stream.uniform(*CONTRAST, size=2).tolist()
@@ -144,7 +142,7 @@ def random_fields(stream: np.random.Generator, resolution: int, *, ndim: int, ma
     return fields
 
 
-def turbulence(stream: np.random.Generator, resolution: int, *, ndim: int, mach: float) -> Tensor:
+def turbulence(stream: "np.random.Generator", resolution: int, *, ndim: int, mach: float) -> Tensor:
     """(density, pressure, *velocity) of a uniform gas in solenoidal motion, (2 + ndim, *space), float64."""
     waves = Waves(stream, ndim, ndim, is_solenoidal=True)
     fields = torch.ones(2 + ndim, *[resolution] * ndim, dtype=torch.float64)
@@ -156,7 +154,7 @@ def turbulence(stream: np.random.Generator, resolution: int, *, ndim: int, mach:
 # ----------------------------------------------------------------------------------------------------- tasks
 
 
-def simulation(start: Callable[[np.random.Generator, int], Tensor], ndim: int, boundary: str,
+def simulation(start: Callable[["np.random.Generator", int], Tensor], ndim: int, boundary: str,
                side: float) -> Callable[..., Tensor]:
     """A task's `simulate`: density, pressure and velocity from `start` on, on [0, side)^ndim. parameter: eta,
     which zeta equals in all of PDEBench's files. Solved where torch's default device is."""

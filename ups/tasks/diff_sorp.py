@@ -15,8 +15,6 @@ followed from the beginning. In numpy: arrays this small take torch five times a
 tolerances 1e-3 and 1e-6.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -45,19 +43,19 @@ def sorbed_capacity(exponent: float) -> float:
     return (1 - POROSITY) / POROSITY * BULK_DENSITY * FREUNDLICH_K * exponent
 
 
-def content(u: np.ndarray, exponent: float = FREUNDLICH_N) -> np.ndarray:
+def content(u: "np.ndarray", exponent: float = FREUNDLICH_N) -> "np.ndarray":
     """theta(u), dissolved and sorbed; theta' = R."""
     return u + sorbed_capacity(exponent) / exponent * (u + LEAST) ** exponent
 
 
-def volumes(num_cells: int) -> np.ndarray:
+def volumes(num_cells: int) -> "np.ndarray":
     """Lengths of the cells: the first and last reach out to the middle between centre and wall, (n,)."""
     lengths = np.full(num_cells, 1 / num_cells)
     lengths[[0, -1]] = 0.5 * (1.5 / num_cells + WALL)
     return lengths
 
 
-def slopes(u: np.ndarray) -> np.ndarray:
+def slopes(u: "np.ndarray") -> "np.ndarray":
     """u_x at the left wall, the faces between cells and the right wall, (n + 1,)."""
     gap = 0.5 / len(u) + WALL
     slope = np.empty(len(u) + 1)
@@ -69,7 +67,7 @@ def slopes(u: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], np.ndarray]:
+def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], "np.ndarray"]:
     """RKL2 of `num` stages: mu~ of the first; of each other (mu, nu, mu~); their shares of u and of its rate
     at the start of the step, (num - 1, 2)."""
     b = [1 / 3, 1 / 3] + [(j * j + j - 2) / (2 * j * (j + 1)) for j in range(2, num + 1)]
@@ -82,7 +80,7 @@ def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], np.ndarr
     return b[1] * w, rows, np.array(parts)
 
 
-def evolve(u: np.ndarray, *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N) -> np.ndarray:
+def evolve(u: "np.ndarray", *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N) -> "np.ndarray":
     """u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, n), float64.
 
     u: in the cells, (n,), within [0, 1]. exponent: n_f; with 1 the sorption is linear and R a constant.
@@ -90,7 +88,7 @@ def evolve(u: np.ndarray, *, dt: float, num_frames: int, exponent: float = FREUN
     capacity, scale = sorbed_capacity(exponent), DIFFUSION / volumes(len(u))
     stiffness = 4 * DIFFUSION * len(u) ** 2 / (1 + capacity * (LEFT + LEAST) ** (exponent - 1))
 
-    def rate(u: np.ndarray) -> np.ndarray:
+    def rate(u: "np.ndarray") -> "np.ndarray":
         retardation = np.maximum(u, 0.0)
         retardation += LEAST
         np.power(retardation, exponent - 1, out=retardation)
@@ -102,7 +100,7 @@ def evolve(u: np.ndarray, *, dt: float, num_frames: int, exponent: float = FREUN
         change /= retardation
         return change
 
-    def advance(u: np.ndarray, step: float) -> np.ndarray:
+    def advance(u: "np.ndarray", step: float) -> "np.ndarray":
         # stable while step * stiffness <= (num^2 + num - 2) / 2; odd numbers damp
         num = max(3, math.ceil(0.5 * (math.sqrt(9 + 8 * MARGIN * step * stiffness) - 1))) | 1
         first, rows, parts = _stages(num)

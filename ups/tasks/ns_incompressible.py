@@ -22,8 +22,6 @@ configuration, on a periodic box of side 1 (its own, of side 512, leaves no mode
 Published as hundreds of files of four trajectories, all with one viscosity; this is the first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -139,7 +137,7 @@ def at_centres(v: Tensor, particles: Tensor) -> Tensor:
     return torch.stack([x, y.T, particles])
 
 
-def noise(stream: np.random.Generator, num: int, smoothness: float, scale: float) -> Tensor:
+def noise(stream: "np.random.Generator", num: int, smoothness: float, scale: float) -> Tensor:
     """Fourier modes -HIGHEST .. HIGHEST on both axes of `num` random fields of mean 0 whose variances have
     the mean 1, (num, m, m)."""
     k = torch.arange(-HIGHEST, HIGHEST + 1, dtype=torch.float64)
