@@ -36,12 +36,12 @@ def main() -> None:
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
+    batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 
     # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
     # leave
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
     corrector = run.attach(corrector)
-    batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 

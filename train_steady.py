@@ -34,6 +34,7 @@ def main() -> None:
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device)
     residuals = {name: SteadyResiduals(operator, cache) for name, cache in caches.items()}
+    batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 
     # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
     # leave
@@ -41,7 +42,6 @@ def main() -> None:
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
     corrector = run.attach(corrector)
-    batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 

@@ -177,8 +177,8 @@ class Checkpoints:
         files, names = manifest["files"], [SHARED, *(f"rank_{rank}.pt" for rank in range(manifest["world"]))]
         if manifest["step"] != step or set(names) - files.keys():
             raise DamagedError(f"{path} says that it is step {manifest['step']} of {manifest['world']} "
-                               f"processes and lists {', '.join(files)}; expected {step}, and a part of every "
-                               f"process.")
+                               f"processes and lists {', '.join(files)}; expected {step}, and a part of "
+                               f"every process.")
         for name in names:
             require_hash(path / name, files[name]["sha256"], MANIFEST, "It is damaged.")
         return manifest

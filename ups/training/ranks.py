@@ -201,7 +201,7 @@ class Ranks:
         self.status("failed", kind=kind, cause=cause, exit_code=code)
 
 
-# ---------------------------------------------------------------- what a start depends on, and all ranks must share
+# ---------------------------------------------------------------- what a start depends on, and ranks share
 
 
 def asks_for_cpu() -> bool:
