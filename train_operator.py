@@ -35,8 +35,8 @@ STAGE = "operator"
 def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
             part: slice) -> tuple[Tensor, dict]:
     """Loss and metrics of the rows `part` of this rank's share."""
-    z, z_ref, parameters = windows.draw(operator.heads[batch.task], batch, step, part)
-    loss, metrics = operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
+    z, z_ref, known = windows.draw(operator.heads[batch.task], batch, step, part)
+    loss, metrics = operator_loss(operator, batch.task, z, z_ref, known, windows.settings.field_weight)
     return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
 
 

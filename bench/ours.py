@@ -30,8 +30,8 @@ SHARES = 10_000   # the schedule's resolution: a share of the budget stands for 
 
 def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int, part: slice) -> tuple[Tensor, dict[str, Tensor]]:
     """What the stage trains on, of the rows `part` of a batch."""
-    z, z_ref, parameters = windows.draw(operator.heads[batch.task], batch, step, part)
-    return operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
+    z, z_ref, known = windows.draw(operator.heads[batch.task], batch, step, part)
+    return operator_loss(operator, batch.task, z, z_ref, known, windows.settings.field_weight)
 
 
 def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",

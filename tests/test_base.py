@@ -24,7 +24,7 @@ NONE = torch.zeros(0)   # no parameter
 
 def known(standard: torch.Tensor, index: torch.Tensor | None = None) -> Known:
     """Of standardised parameters; without an index all rows have the first value."""
-    return Known.of(standard, torch.zeros(len(standard), dtype=torch.long) if index is None else index)
+    return Known(standard, torch.zeros(len(standard), dtype=torch.long) if index is None else index)
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -313,7 +313,7 @@ def test_a_base_is_built_from_any_bases_settings_and_is_learnt_where_it_has_weig
 def test_a_call_asks_the_device_for_no_number(kind):
     """On torch's meta device there are none: item(), tolist(), bool() or nonzero() of a tensor would raise."""
     base = BASES[kind](**SETTINGS).to("meta")
-    of = Known.of(torch.zeros(3, 1), torch.tensor([1, 0, 1]), "meta")
+    of = Known(torch.zeros(3, 1, device="meta"), torch.tensor([1, 0, 1], device="meta"))
     assert base(noise(3, 2, 1, 8, 8).to("meta"), of).shape == (3, 1, 8, 8)
     with pytest.raises((RuntimeError, NotImplementedError)):
         of.index.unique().tolist()

@@ -71,7 +71,7 @@ def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypa
 def test_the_fit_of_a_base_tells_its_steps(monkeypatch):
     told = []
     monkeypatch.setattr(base, "note", told.append)
-    u, none = torch.randn(2, 1, 1, 16), Known.of(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
+    u, none = torch.randn(2, 1, 1, 16), Known(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
     Transport(0, 1, (16,), "periodic", 4).descend(lambda step: (u, none, u[:, 0] + 1), 3, "burgers1d")
     assert told == [f"burgers1d: transport, step {step} of 3" for step in (1, 2, 3)]
 

@@ -47,7 +47,7 @@ class Poisson:
     def seen(self, values: Tensor, mask: Tensor) -> Tensor:
         """(count, 3 CELLS), float32."""
         facts = torch.zeros(len(values), 3, dtype=torch.float64)
-        guess, _ = self.linear(Observation(values[:, None], mask[:, None], facts))
+        guess, _ = self.linear(Observation(values[:, None], mask[:, None], facts, torch.ones(len(values), dtype=torch.long)))
         return torch.cat([values, mask, guess[:, 0]], 1).float()
 
     def conditions(self, count: int, draws: torch.Generator) -> Tensor:

@@ -34,6 +34,7 @@ from ups.data.layout import dataset, node
 from ups.data.tokenizer import TENSORS, Tokenizer
 from ups.progress import beat
 from ups.tasks import Task, get_task
+from ups.transfer import send
 
 FORMAT = 1
 MAGIC = b"UPS latent cache "
@@ -194,11 +195,10 @@ class _Latents:
         # copies whole rows.
         size = self.frames.shape[1]
         windows = self.frames.as_strided((len(self.frames) - length + 1, length * size), (size, 1))
-        z = windows.index_select(0, (rows * num_frames + starts).to(self.frames.device))
+        z = windows.index_select(0, send(rows * num_frames + starts, self.frames.device))
         if not self.is_placed:
             self.verify(rows.numpy())   # the same rows, if the file was written to meanwhile
-        if device.type == "cuda" and z.device.type == "cpu":
-            z = z.pin_memory().to(device, non_blocking=True)
+        z = z if self.is_placed else send(z, device)
         return z.to(device, torch.float32).view(len(rows), length, *token)
 
     def verify(self, rows: np.ndarray | None = None) -> None:

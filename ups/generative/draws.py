@@ -25,6 +25,7 @@ from ups.generative.residuals import FieldConditions, StateConditions
 from ups.generative.student import sample_student
 from ups.models.operator import Operator
 from ups.models.rollout import conserve, ensemble_rollout, member_noise
+from ups.transfer import send
 
 STATES = 512          # states in one call of a network
 
@@ -108,7 +109,7 @@ def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, pa
 def two_noises(shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int,
                device: torch.device) -> tuple[Tensor, Tensor]:
     """Noise and second noise (rows * members, *shape), by `member_noise`."""
-    return tuple(member_noise(shape, seed, rows.tolist(), lead, num_members, key).flatten(0, 1).to(device)
+    return tuple(send(member_noise(shape, seed, rows.tolist(), lead, num_members, key).flatten(0, 1), device)
                  for key in ("noise", "second"))
 
 

@@ -15,6 +15,7 @@ from ups.generative.diffusion import diffusion_loss, draw_angles
 from ups.generative.residuals import Batches, Noised, Residuals, schedule_of, summed, validation
 from ups.seeds import generator
 from ups.training.fit import Fit, fit_once
+from ups.transfer import send
 
 STREAM = "diffusion"   # of the random numbers
 BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}   # of angles, in the log
@@ -99,10 +100,11 @@ def loss_of(corrector: Corrector, batches: Batches, noises: int, step: int,
     and the size of r~."""
     given = batches.noised(corrector, step, part, noises)
     name, loss = given.condition.name, diffusion_loss(corrector.velocity(given.condition), given.r,
-                                                      given.noise, given.angle.to(given.r.device))
-    bins = {key: (low <= given.angle) & (given.angle < high) for key, (low, high) in BINS.items()}
+                                                      given.noise, send(given.angle, given.r.device))
+    bins = {key: torch.nonzero((low <= given.angle) & (given.angle < high))[:, 0]
+            for key, (low, high) in BINS.items()}   # rows, in main memory as the angles are
     return loss.mean(), {name: loss.mean(), f"{name}/std": given.r.std(), **{
-        f"{name}/angle_{key}": loss[rows].mean() for key, rows in bins.items() if bool(rows.any())}}
+        f"{name}/angle_{key}": loss[send(rows, loss.device)].mean() for key, rows in bins.items() if len(rows)}}
 
 
 def noise_of(corrector: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> Noised:
@@ -110,7 +112,7 @@ def noise_of(corrector: Corrector, seed: int, name: str, number: int, drawn: Dra
     r, condition = corrector.heads[name].shown(*drawn)
     draw = generator(seed, STREAM, "validate", number)
     angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
-    return Noised(condition, r, noise.to(r.device), angle.to(r.device), slice(0, len(r)))
+    return Noised(condition, r, send(noise, r.device), send(angle, r.device), slice(0, len(r)))
 
 
 def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ups.seeds import generator
 from ups.tasks.darcy_grf import LinearObservation
+from ups.transfer import send
 
 # of the rows of training batches
 SHARES = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}
@@ -39,11 +40,12 @@ CASES: dict[str, tuple[float, float, int]] = {
 @dataclass(frozen=True)
 class Observation:
     """values (B, C, *space), mask (B, 1, *space) of 0 and 1, facts (B, len(FACTS)) float32: share seen,
-    noise, log2 block."""
+    noise, log2 block; blocks (B,) integers: the last again, in main memory, as cells per axis."""
 
     values: Tensor
     mask: Tensor
     facts: Tensor
+    blocks: Tensor
 
 
 def row_generators(seed: int, *keys: int | str, rows: Iterable[int]) -> list[torch.Generator]:
@@ -83,12 +85,13 @@ def observe(v: Tensor, levels: Tensor, generators: Sequence[torch.Generator]) ->
     """
     space, cells = v.shape[2:], v.shape[2:].numel()
     seen, mask, eta = v, torch.zeros(len(v), cells), torch.zeros(v.shape)
-    for block in sorted(set(levels[:, 2].int().tolist()) - {1}):
+    blocks = levels[:, 2].long()
+    for block in sorted(set(blocks.tolist()) - {1}):
         if any(size % block for size in space):
             raise ValueError(f"blocks of {block} cells do not divide the grid {tuple(space)}; expected a "
                              f"multiple of {block} per axis (ups.generative.observation.observe). Change "
                              "task.TASK.resolution or leave the case out.")
-        rows = (levels[:, 2] == block).to(v.device).view(-1, *[1] * (v.ndim - 1))
+        rows = send(blocks == block, v.device).view(-1, *[1] * (v.ndim - 1))
         seen = torch.where(rows, block_average(v, block), seen)
     for row, ((coverage, noise, _), source) in enumerate(zip(levels.tolist(), generators, strict=True)):
         count = max(round(coverage * cells), int(coverage > 0))
@@ -97,8 +100,8 @@ def observe(v: Tensor, levels: Tensor, generators: Sequence[torch.Generator]) ->
         if noise > 0:
             eta[row] = torch.randn(v.shape[1:], generator=source) * noise
     facts = torch.stack([mask.double().mean(1), levels[:, 1], levels[:, 2].log2()], 1)
-    mask = mask.view(-1, 1, *space).to(v)
-    return Observation(values=mask * (seen + eta.to(v)), mask=mask, facts=facts.float().to(v.device))
+    mask, eta = (send(part.to(v.dtype), v.device) for part in (mask.view(-1, 1, *space), eta))
+    return Observation(mask * (seen + eta), mask, send(facts.float(), v.device), blocks)
 
 
 def observe_case(v: Tensor, case: str, generators: Sequence[torch.Generator]) -> Observation:
@@ -110,7 +113,7 @@ def seen(v: Tensor, mask: Tensor) -> Observation:
     """The observation of v (B, C, *space) at the cells where mask (B, 1, *space) is 1, exactly."""
     mask = mask.to(v)
     facts = nn.functional.pad(mask.flatten(1).mean(1)[:, None], (0, len(FACTS) - 1))
-    return Observation(torch.where(mask > 0, v, 0.0), mask, facts)
+    return Observation(torch.where(mask > 0, v, 0.0), mask, facts, torch.ones(len(v), dtype=torch.long))
 
 
 def as_linear(observation: Observation, row: int, mean: float, std: float) -> LinearObservation:
@@ -178,24 +181,26 @@ class LinearGuess(nn.Module):
         precision.
         """
         values, mask = observation.values, observation.mask.expand_as(observation.values)
-        noise, block = observation.facts[:, 1], (2.0 ** observation.facts[:, 2]).round().long()
+        noise, log2_block = observation.facts[:, 1], observation.facts[:, 2]
         # precision of each cell
         weight = mask.flatten(1) / (self.left + noise.square()[:, None])
         guess, spread = torch.empty_like(weight), torch.empty_like(weight)
-        for size in block.unique().tolist():
-            rows = block == size
+        for size in observation.blocks.unique().tolist():
+            rows = send(torch.nonzero(observation.blocks == size)[:, 0], weight.device)
             mean, basis = self._averaged(size)
             w, y = weight[rows], values.flatten(1)[rows] - mean
             # (rows, modes, modes)
             gram = (basis.mT * w[:, None]) @ basis + torch.diag(1 / self.variance)
-            factor = torch.linalg.cholesky(gram)
+            # NaN where there is no factor, rather than a check that waits for the device, as does an inverse
+            factor, info = torch.linalg.cholesky_ex(gram)
+            factor = torch.where((info == 0)[:, None, None], factor, torch.nan)
             s = torch.cholesky_solve(((w * y) @ basis)[..., None], factor)[..., 0]
-            # (rows, cells, modes)
-            half = self.basis @ torch.cholesky_inverse(factor)
+            # (rows, modes, cells)
+            half = torch.linalg.solve_triangular(factor, self.basis.mT, upper=False)
             guess[rows] = self.mean + s @ self.basis.mT
-            spread[rows] = ((half * self.basis).sum(2) + self.left).sqrt()
+            spread[rows] = (half.square().sum(1) + self.left).sqrt()
         guess, spread = guess.view_as(values), spread.view_as(values)
-        is_exact = (mask > 0) & ((noise == 0) & (block == 1)).view(-1, *[1] * (values.ndim - 1))
+        is_exact = (mask > 0) & ((noise == 0) & (log2_block == 0)).view(-1, *[1] * (values.ndim - 1))
         return torch.where(is_exact, values, guess), torch.where(is_exact, torch.zeros_like(spread), spread)
 
     def _averaged(self, block: int) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from ups.models.bases.base import Known
 from ups.models.operator import Operator
 from ups.models.windows import augment
 from ups.seeds import generator
+from ups.transfer import send
 
 SPREAD_FLOOR = 1e-3    # of the coefficient, in normalised units: what is seen exactly
 FLOOR = 1e-3           # of a solution's mean: a guess is lifted to it before its logarithm is taken
@@ -187,7 +188,7 @@ class TransientResiduals(StateConditions):
                 error = self.left[min(call * bundle, len(self.left) - 1), int(which * self.left.shape[1])]
                 error = error.unflatten(-1, (bundle, -1))[..., part, :].roll(shifts, tuple(range(ndim)))
                 if is_white >= 0.5:
-                    noise = torch.randn(error.shape, generator=source).to(error)
+                    noise = send(torch.randn(error.shape, generator=source), error.device)
                     error = noise * error.square().flatten(0, -2).mean(0).sqrt()
                 z[row, frame] += SMALLEST * (LARGEST / SMALLEST) ** size * error
         return z
@@ -343,5 +344,5 @@ class Batches:
                        network.heads[condition.name].largest).view(self.size, noises)
         noise = torch.randn(self.size, noises, *r.shape[1:],
                             generator=generator(self.seed, self.stream, "noise", step))
-        return Noised(condition.rows(again), r[again], noise[within].flatten(0, 1).to(r.device),
+        return Noised(condition.rows(again), r[again], send(noise[within].flatten(0, 1), r.device),
                       angle[within].flatten(), within)

@@ -25,6 +25,7 @@ from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_ang
 from ups.generative.residuals import Batches, Noised, Residuals, summed
 from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
+from ups.transfer import send
 
 STREAM = "consistency"   # of the random numbers
 HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
@@ -97,7 +98,7 @@ class Solved(Noised):
 def solve(teacher: Corrector, batches: Batches, number: int, part: slice) -> Solved:
     """The rows `part` of this rank's share of the batch `number`."""
     given = batches.noised(teacher, number, part, angles=draw_starts)
-    given = replace(given, angle=given.angle.to(given.r.device))
+    given = replace(given, angle=send(given.angle, given.r.device))
     x = diffuse(given.r, given.noise, given.angle)
     y = sample(teacher.velocity(given.condition), x, teacher.description["sampler_steps"], given.angle)
     return Solved(**vars(given), x=x, y=y)
@@ -159,8 +160,9 @@ def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Ten
 def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: int, step: int) -> Tensor:
     """Noise (batch, M, *tokens, dim) of the members that are scored in `step`, for `rows` of a global batch
     of `size`."""
-    return torch.randn(size, num_members, *like.shape[1:],
-                       generator=generator(seed, STREAM, "members", step))[rows].to(like.device)
+    noise = torch.randn(size, num_members, *like.shape[1:],
+                        generator=generator(seed, STREAM, "members", step))
+    return send(noise[rows], like.device)
 
 
 def _drawn(student: Corrector, condition: Condition, r: Tensor,
@@ -187,8 +189,8 @@ def scores(student: Corrector, source: Residuals, condition: Condition, r: Tenso
 def ends_of(teacher: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> tuple:
     """A batch of validation with members' noise, and the teacher's ends of the first two members."""
     r, condition = teacher.heads[name].shown(*drawn)
-    noise = torch.randn(len(r), MEMBERS, *r.shape[1:],
-                        generator=generator(seed, STREAM, "validate", number)).to(r.device)
+    noise = send(torch.randn(len(r), MEMBERS, *r.shape[1:],
+                             generator=generator(seed, STREAM, "validate", number)), r.device)
     return condition, r, noise, *(sample(teacher.velocity(condition), noise[:, i],
                                          teacher.description["sampler_steps"]) for i in (0, 1))
 

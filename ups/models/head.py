@@ -12,6 +12,7 @@ from ups.models.backbone import zero_linear
 from ups.models.bases import BASES
 from ups.models.bases.base import Known
 from ups.tasks import get_task
+from ups.transfer import send
 
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
@@ -75,7 +76,8 @@ class TaskHead(nn.Module):
                              f"(batch, {len(names)}): {', '.join(names) or 'none'}. Give these, in order.")
         parameters = parameters.cpu()
         if not names:
-            return Known.of(parameters.float(), torch.zeros(len(parameters), dtype=torch.long), device)
+            return Known(send(parameters.float(), device),
+                         send(torch.zeros(len(parameters), dtype=torch.long), device))
         values, logs = self.description["parameter_values"], parameters.double().log()
         trained = torch.tensor(values, dtype=torch.float64).log()
         distance, nearest = (logs[:, :1] - trained).abs().min(1)
@@ -85,7 +87,7 @@ class TaskHead(nn.Module):
                              f"{values}, for which its propagator was fitted. Add the value to "
                              f"task.{self.name}.parameters and train, or choose another base.")
         spread = trained.std(correction=0) if len(values) > 1 else 1.0
-        return Known.of(((logs - trained.mean()) / spread).float(), nearest, device)
+        return Known(send(((logs - trained.mean()) / spread).float(), device), send(nearest, device))
 
     def predict_base(self, z: Tensor, known: Known) -> Tensor:
         """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ups.data.cache import Cache
+from ups.models.bases.base import Known
 from ups.models.operator import Operator
 
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
@@ -35,17 +36,16 @@ def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
             / z_ref.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
 
 
-def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, parameters: Tensor,
+def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, known: Known,
                   field_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call
-    after call.
+    after call; known: `TaskHead.known` of its rows.
 
     The sum of the network's relative error, the learnt base's own and field_weight times that of the field,
     averaged over the calls; gradients flow through the rollout. Returns it with the detached errors of
     network and base.
     """
     head = operator.heads[task]
-    known = head.known(parameters)
     scale = head.scale[known.index]
     loss, network, base = 0.0, 0.0, 0.0
     calls = z_ref.shape[1] // head.bundle

@@ -11,6 +11,7 @@ from ups.config import OperatorConfig, SamplingConfig, TaskConfig
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import Tokenizer
+from ups.models.bases.base import Known
 from ups.models.head import TaskHead
 from ups.seeds import generator
 from ups.tasks import Task
@@ -92,8 +93,8 @@ class Windows:
         self.schedule = Schedule(windows, settings.train.batch_size, seed, sampling.strategy,
                                  sampling.temperature, complexity, settings.train.steps)
 
-    def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """(z shown, z_ref to predict, raw parameters) of the rows `part` of this rank's share of a batch."""
+    def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Known]:
+        """(z shown, z_ref to predict, what is known) of the rows `part` of this rank's share of a batch."""
         cache, device = self.caches[batch.task], head.scale.device
         rows, symmetry = cache.split["train"][batch.rows[part]], generator(self.seed, step, "augment")
         if head.task.is_steady:
@@ -108,4 +109,4 @@ class Windows:
             window = cache.batch(rows, starts, head.history + num_new, device)
             [window] = augment(head.task, [(window, head.codec)], symmetry)
             z, z_ref = window[:, : head.history], window[:, head.history :]
-        return z, z_ref, cache.parameters[rows]
+        return z, z_ref, head.known(cache.parameters[rows])

@@ -65,10 +65,10 @@ class Propagator(Base):
         phi = self.features(u.float()).permute(2, 0, 1)                        # modes, batch, terms
         weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_periodic
                   else self.weight_real)
-        change = torch.zeros(*phi.shape[:2], weight.shape[-1], dtype=phi.dtype, device=phi.device)
-        # one batched product per parameter value
-        for value, rows in known.groups:
-            change = change.index_copy(1, rows, phi[:, rows] @ weight[value])
+        change = phi @ weight[0]
+        # one product of all rows per parameter value: its shape does not depend on which values they have
+        for value in range(1, len(weight)):
+            change = torch.where((known.index == value)[:, None], phi @ weight[value], change)
         return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
 
     @classmethod

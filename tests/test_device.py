@@ -1,0 +1,272 @@
+"""No step of a training waits for the device, and what it computes is one graph per task: shown without a GPU.
+
+Every stage's own loss, forward and backward, with the optimizer's step and the average, runs on torch's meta device, whose
+tensors hold no numbers: what a GPU would have to be waited for (item(), bool(), tolist(), nonzero(), a boolean mask) raises
+there. What meta tensors let pass and a GPU does not, `Watch` refuses.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_choose import make_caches
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import train_consistency
+import train_operator
+import train_rival
+from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
+from ups.data.cache import Cache, open_cache, place
+from ups.generative import fitting
+from ups.generative.corrector import Corrector
+from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
+from ups.generative.student import SolvedPool, solve, twin_of
+from ups.models.backbone import FlatBackbone
+from ups.models.bases import Elliptic
+from ups.models.bases.base import Known
+from ups.models.choose import base_settings, head_description
+from ups.models.loss import operator_loss
+from ups.models.operator import Operator
+from ups.models.windows import Windows
+from ups.training.strategies import Agreed
+from ups.training.update import Standing, Updates
+from ups.transfer import send
+
+META, SIZE = torch.device("meta"), 4
+MODEL = to_dict(ModelConfig(kind="flat", width=8, depth=1, modes=3, kernel_size=3, mlp_ratio=1.0))
+SMOKE = load_config(ROOT / "configs" / "smoke.yaml", [])
+TASKS = SMOKE.data.tasks
+PAIRS = [(name, kind) for name in TASKS for kind in SMOKE.task[name].base]
+STAGES = ("diffusion", "consistency", "rival", "steady")
+# all tasks have reserved trajectories, so that all are corrected
+SMALL = [f"data.tasks=[{','.join(TASKS)}]", *[f"task.{name}.reserve=0.5" for name in TASKS],
+         "task.burgers1d_hidden.num_trajectories=20", "task.darcy2d_grf.resolution=16", "task.darcy2d_grf.num_trajectories=20"]
+
+aten = torch.ops.aten
+# of a GPU's, what waits and has an answer on the meta device all the same: they look whether a factorisation succeeded
+WAITING = {aten._linalg_check_errors, aten.cholesky_inverse}
+
+
+class WaitsError(Exception):
+    pass
+
+
+class Watch(TorchDispatchMode):
+    """Refuses what a GPU would be waited for: copies from main memory that are not told not to wait, operations that are given a
+    part of their operands in main memory, and WAITING."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_away, here = any(t.is_meta for t in given), [t for t in given if not t.is_meta]
+        kind = function.overloadpacket
+        if kind is aten._to_copy and kwargs.get("device") == META and here or kind is aten.copy_ and is_away and here:
+            if not kwargs.get("non_blocking", len(args) > 2 and args[2]):
+                raise WaitsError(f"a copy of {tuple(here[0].shape)} to the device that waits for it")
+        elif is_away and any(t.ndim for t in here) or is_away and kind in WAITING:
+            raise WaitsError(f"{function} of {[(t.device.type, tuple(t.shape)) for t in given]}")
+        return function(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def float32(monkeypatch):
+    """torch refuses to cast for the meta device; nothing waits for a cast, and the graphs below hold them."""
+    cast = torch.autocast
+    monkeypatch.setattr(torch, "autocast", lambda kind, **settings: nullcontext() if kind == "meta" else cast(kind, **settings))
+
+
+@pytest.fixture(autouse=True)
+def short_solves(monkeypatch):
+    """All iterations are alike."""
+    monkeypatch.setattr(Elliptic, "ITERATIONS", 2)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Config:
+    return make_caches(tmp_path_factory.mktemp("device"), *SMALL)
+
+
+@pytest.fixture(scope="module")
+def caches(config) -> dict[str, Cache]:
+    return {name: open_cache(config, name) for name in TASKS}
+
+
+def operator_over(caches: dict[str, Cache], kinds: dict[str, str]) -> Operator:
+    """An operator over bases of these kinds, nothing fitted or trained, on the codecs of the caches."""
+    torch.manual_seed(0)
+    operator = Operator({"model": MODEL, "precision": "bf16", "tasks": [
+        head_description(caches[name], kind, base_settings(caches[name])) for name, kind in kinds.items()]})
+    for name, head in operator.heads.items():
+        head.codec.load_state_dict(caches[name].tokenizer.state_dict())
+        if head.coefficient_codec is not None:
+            head.coefficient_codec.load_state_dict(caches[name].input_tokenizer.state_dict())
+    return operator
+
+
+def operator_stage(config: Config, caches: dict[str, Cache], name: str, kind: str) -> tuple[nn.Module, Callable]:
+    """(the operator on the device, its loss of a step)."""
+    operator = operator_over(caches, {name: kind}).to(META)
+    windows = Windows({name: caches[name]}, config.task, {name: config.context(name)}, config.operator, config.sampling, 0)
+    return operator, lambda step: partial(train_operator.loss_of, operator, windows, windows.schedule.batch(step), step)
+
+
+def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tuple[nn.Module, Callable]:
+    """(what the stage trains, on the device, its loss of a step); all tasks in turn."""
+    names = config.served(stage)
+    operator = operator_over(caches, {name: config.task[name].base[-1] for name in names})
+    make = SteadyResiduals if stage == "steady" else TransientResiduals
+    residuals = {name: make(operator, caches[name]) for name in names}
+    teacher = Corrector({"model": MODEL, "precision": "bf16", "sampler_steps": 2,
+                         "tasks": [source.description for source in residuals.values()]})
+    batches = Batches(residuals, SIZE, 0, fitting.STREAM, SimpleNamespace(rank=0, world=1))
+    student, pool = twin_of(teacher, mid_angle=1.0), SolvedPool(partial(solve, teacher, batches))
+    # what a start looks up is known, as is what decides on the schedule: from here on nothing is asked
+    for head in teacher.heads.values():
+        assert head.largest >= 0
+    for source in residuals.values():
+        source.device = META
+        if stage == "steady":
+            source.linear.to(META)
+        else:
+            source.left = source.left.to(META)
+    for model in (operator, teacher, student):
+        model.to(META)
+    losses = {"consistency": lambda step: partial(train_consistency.loss_of, student, batches, pool, 2, 1, step, step, step),
+              "rival": lambda step: partial(train_rival.loss_of, student, batches, 2, step)}
+    trained = student if stage in losses else teacher
+    return trained, losses.get(stage, lambda step: partial(fitting.loss_of, teacher, batches, config.diffusion.noises, step))
+
+
+@contextmanager
+def planted(monkeypatch, disturb: Callable[[Tensor], object]) -> Iterator[None]:
+    """Inside, every backbone has `disturb` look at its tokens."""
+    forward = FlatBackbone.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(FlatBackbone, "forward", lambda self, x, *rest: (disturb(x), forward(self, x, *rest))[1])
+        yield
+
+
+def update(config: Config, model: nn.Module, loss_at: Callable, steps: range) -> None:
+    """Updates as `Updates.update` makes them, up to the one sum that ranks agree on: of it they are told together."""
+    def failed(error: Exception) -> None:
+        raise error
+
+    ranks = SimpleNamespace(device=META, record=failed, guard=SimpleNamespace(stop_signal=0))
+    standing = Standing(micro_batch=SIZE, micro_batch_asked=SIZE)
+    updates = Updates(model, Agreed(), ranks, standing, config.operator.train, config.operator.optim, print)
+    for step in steps[: len(steps) // 2]:   # tables that are made once are made
+        updates._backward(loss_at(step), SIZE)
+    with Watch():
+        for step in steps[len(steps) // 2 :]:
+            metrics, cause = updates._backward(loss_at(step), SIZE)
+            assert cause is None and metrics and all(value.is_meta for _, value, _ in metrics)
+            updates._apply(1.0)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_a_step_of_the_operator_waits_for_no_device(config, caches, name, kind):
+    last = config.operator.train.steps - 1   # unrolled
+    update(config, *operator_stage(config, caches, name, kind), range(last - 1, last + 1))
+
+
+@pytest.mark.parametrize("name", ["advection1d", "darcy2d"])
+def test_latents_that_lie_on_the_device_are_gathered_without_a_wait(config, name):
+    caches = {name: open_cache(config, name)}
+    assert place(caches.values(), META, "device") == "device"
+    update(config, *operator_stage(config, caches, name, config.task[name].base[-1]), range(2))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_of_a_stage_on_residuals_waits_for_no_device(config, caches, stage, monkeypatch):
+    """And with a look at the device in it, does."""
+    model, loss_at = corrected_stage(config, caches, stage)
+    update(config, model, loss_at, range(2 * len(config.served(stage))))
+    with planted(monkeypatch, lambda x: x.sum().item()), pytest.raises(RuntimeError, match="meta"):
+        update(config, model, loss_at, range(2))
+
+
+@pytest.mark.parametrize("look", [
+    lambda x: x.sum().item(), lambda x: bool(x.isfinite().all()), lambda x: x[0, 0].tolist(), lambda x: x.nonzero(),
+    lambda x: x[x > 0], lambda x: x.unique(), lambda x: x.cpu(), lambda x: x + torch.zeros(x.shape),
+    lambda x: x[torch.tensor([0])], lambda x: torch.zeros(3).to(x.device),
+    lambda x: torch.zeros_like(x).copy_(torch.zeros(x.shape)),
+    lambda x: torch.linalg.cholesky(x.new_zeros(2, 2)), lambda x: torch.cholesky_inverse(x.new_zeros(2, 2))])
+def test_a_look_at_the_device_is_found(config, caches, monkeypatch, look):
+    """The negative control of the tests above: each of these, planted in the backbone, waits for a GPU."""
+    with planted(monkeypatch, look), pytest.raises((WaitsError, RuntimeError, NotImplementedError)):
+        update(config, *operator_stage(config, caches, "advection1d", "persistence"), range(2))
+
+
+def test_what_is_sent_arrives_and_only_from_main_memory():
+    u = torch.arange(6.0).view(2, 3)
+    assert send(u, "cpu") is u and send(u, META).shape == (2, 3)
+    with pytest.raises(AssertionError, match="meta"):
+        send(u.to(META), "cpu")
+
+
+# ---------------------------------------------------------------- one graph per task
+
+
+class Loss(nn.Module):
+    """The operator's loss as a function of tensors alone."""
+
+    def __init__(self, operator: Operator, name: str):
+        super().__init__()
+        self.operator, self.name = operator, name
+
+    def forward(self, z: Tensor, z_ref: Tensor, *known: Tensor) -> Tensor:
+        return operator_loss(self.operator, self.name, z, z_ref, Known(*known), 0.1)[0]
+
+
+def with_gradients(model: nn.Module, weights: dict[str, Tensor], *given: Tensor) -> list[Tensor]:
+    """The loss and its gradients."""
+    free = {name: weights[name].detach().requires_grad_() for name, p in model.named_parameters()}
+    loss = functional_call(model, weights | free, given)
+    gradients = torch.autograd.grad(loss, [*free.values()], allow_unused=True)
+    return [loss, *[gradient for gradient in gradients if gradient is not None]]
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kind in PAIRS if kind != "persistence"])
+def test_a_step_is_one_graph_whatever_the_data_are(config, caches, name, kind):
+    """The graph that is traced of one batch, on tensors without numbers, computes the loss and the gradients of another, in which
+    the rows have other parameter values."""
+    operator, cache = operator_over(caches, {name: kind}), caches[name]
+    with torch.no_grad():
+        for parameter in operator.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape)
+        if kind == "propagator":
+            operator.heads[name].base.weight_real.normal_(std=0.01)
+    windows = Windows({name: cache}, config.task, {name: config.context(name)}, config.operator, config.sampling, 0)
+    model, head = Loss(operator, name), operator.heads[name]
+    weights = {key: value.detach() for key, value in (*model.named_parameters(), *model.named_buffers())}
+
+    def batch(step: int, rows: list[int]) -> tuple[Tensor, ...]:
+        z, z_ref, known = windows.draw(head, windows.schedule.batch(step), step, slice(0, SIZE))
+        known = head.known(cache.parameters[torch.tensor(rows) * (cache.num_rows - 1)])   # of the first or the last value
+        return z, z_ref, known.standard, known.index
+
+    first, other = batch(0, [0, 0, 0, 1]), batch(1, [1, 0, 1, 1])
+    with_gradients(model, weights, *first)   # tables that are made once are made
+    graph = make_fx(partial(with_gradients, model), tracing_mode="fake", _allow_non_fake_inputs=True)(weights, *first)
+    assert aten._local_scalar_dense.default not in [node.target for node in graph.graph.nodes]   # no item()
+    found, expected = graph(weights, *other), with_gradients(model, weights, *other)
+    assert len(found) == len(expected) > 5
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(found[0], with_gradients(model, weights, *first)[0])
+
+
+@pytest.mark.parametrize(("look", "error"), [
+    (lambda x: bool(x.mean() > 0), "data-dependent expression"), (lambda x: x.mean().item(), "_local_scalar_dense"),
+    (lambda x: x.new_zeros(2, dtype=torch.long).unique().tolist(), "data-dependent|dynamic_output")])
+def test_a_graph_that_follows_the_data_is_refused(config, caches, monkeypatch, look, error):
+    """The negative control; the third is how the propagator found the rows of every value."""
+    with planted(monkeypatch, look), pytest.raises((RuntimeError, AssertionError), match=error):
+        test_a_step_is_one_graph_whatever_the_data_are(config, caches, "advection1d", "propagator")
