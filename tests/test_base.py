@@ -119,6 +119,7 @@ class FakeSamples:
         return len(self.pairs[value])
 
     def batches(self, count, size, value=None):
+        self.asked = count, size
         return [lambda u=u, u_next=u_next: (u, None, u_next) for u, u_next in self.pairs[value]]
 
 
@@ -287,6 +288,25 @@ def test_candidates_are_every_degree_history_and_ridge_worth_trying():
     assert set(fits) == {f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4)
                          for r in ("1e-06", "1e-08", "1e-10")}
     assert all(f"degree {fits[name].degree} history {fits[name].history} " in name for name in fits)
+
+
+@pytest.mark.parametrize(("most", "found"), [(8 * 4 * 12**2, {(1, 1), (1, 4), (3, 1), (3, 4)}),
+                                             (8 * 4 * 12**2 - 1, {(1, 1), (1, 4)}), (8 * 4 * 4**2 - 1, {(1, 1)}), (31, set())])
+def test_a_propagator_too_large_for_its_memory_keeps_to_less_and_then_away(most, found, monkeypatch):
+    monkeypatch.setattr(Propagator, "MOST_BYTES", most)
+    u = noise(30, 6, 1, 4)
+    fits = candidates(FakeSamples([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
+    assert {(fit.degree, fit.history) for fit in fits.values()} - {(1, 2), (3, 2)} == found
+
+
+def test_a_large_grid_is_shown_in_small_batches_and_fifty_windows_per_unknown(monkeypatch):
+    u = noise(60, 2, 1, 4)
+    samples = FakeSamples([(one[None, :1], one[None, 1]) for one in u])
+    candidates(samples, (4,), NO_FLUX, 1, 1)
+    assert samples.asked == (60, 32)
+    monkeypatch.setattr(Propagator, "MOST_BYTES", 4 * 16 * 4 * 7)
+    candidates(samples, (4,), NO_FLUX, 1, 1)
+    assert samples.asked == (50, 7)
 
 
 def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():

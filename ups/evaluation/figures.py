@@ -122,6 +122,12 @@ def shown(sample: dict, u: Any, field: int) -> np.ndarray:
     return u[(..., *(slice(None, None, -(-n // MAX_CELLS)) for n in u.shape[-min(num_axes, 2):]))]
 
 
+def shown_name(sample: dict, field: int) -> str:
+    """The name of a field, and of a 3D one where its slice lies."""
+    name, last, centres = sample["fields"][field], sample["axes"][-1], sample["coordinates"][-1]
+    return f"{name} at {last} = {centres[len(centres) // 2]:.3g}" if len(sample["axes"]) == 3 else name
+
+
 def _both(sample: dict, field: int) -> list[np.ndarray]:
     """Truth and prediction as they are shown."""
     return [shown(sample, sample[key], field) for key in ("u_ref", "u_pred")]
@@ -262,7 +268,7 @@ def space_time(sample: dict, field: int) -> Figure:
 @styled
 def frames_2d(sample: dict, field: int) -> Figure:
     """2D: rows truth, prediction, error over columns of lead times; truth and prediction share one scale."""
-    leads, name = pick_leads(len(sample["times"]), COLUMNS), sample["fields"][field]
+    leads, name = pick_leads(len(sample["times"]), COLUMNS), shown_name(sample, field)
     titles = [lead_title(sample["times"][lead]) for lead in leads]
     fig, axes = maps(sample, {row: [(title, u, scale) for title, u in zip(titles, values, strict=True)]
                               for row, values, scale in _compared(*(u[leads] for u in _both(sample, field)))})
@@ -306,6 +312,8 @@ def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell
             style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
             ax.loglog(wave[kept], values[column], label=label(key), **line(key, int(kept.sum())),
                       **style)
+        ax.set_xscale("log", base=2)   # octaves: on a small grid there is no power of ten but the first
+        ax.xaxis.set_major_formatter("{x:g}")
         ax.set(xlabel="wave number (cycles per box)", title=lead_title(times[lead]) if len(times) > 1 else "")
         ax.grid(axis="y")
     if positive.size:  # float32 fields carry no information below about 1e-14 of their largest energy

@@ -42,8 +42,9 @@ class Propagator(Base):
 
     kind, knows_fitted_only = "propagator", True
     # per parameter value, in the normal equations: some fifty times the unknowns of one mode
-    MAX_WINDOWS, BATCH = 2000, 32
+    MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50
     RIDGES = (1e-6, 1e-8, 1e-10)
+    MOST_BYTES = 2**30   # of the normal equations, and a quarter of it of a batch in modes
 
     def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int,
                  history: int, **_: Any):
@@ -73,14 +74,21 @@ class Propagator(Base):
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict, "Propagator"]]:
-        """Every degree, history and ridge worth trying, from one pass over the data.
+        """Every degree, history and ridge worth trying, from one pass over the data. Where the normal
+        equations would take more than MOST_BYTES (3D, several fields) degree 1 alone, then one frame of it,
+        then nothing.
 
         The normal equations of the largest dictionary contain those of all smaller ones, so each candidate
         costs one small solve per mode: (Phi^H Phi + ridge n I) W = Phi^H (u_next - u), in float64. Raises
         ValueError for a value without a window.
         """
-        largest = cls(**settings).to(samples.device)
-        degree, history, num_channels = settings["degree"], settings["history"], settings["num_channels"]
+        num_channels = settings["num_channels"]
+        wanted = [(settings["degree"], settings["history"]), (1, settings["history"]), (1, 1)]
+        sizes = [some for some in wanted if cls.num_bytes(settings, *some) <= cls.MOST_BYTES]
+        if not sizes:
+            return
+        degree, history = sizes[0]
+        largest = cls(**{**settings, "degree": degree, "history": history}).to(samples.device)
         sums = [largest._normal_equations(samples, value) for value in range(settings["num_values"])]
         per_frame = len(monomials(num_channels, degree))
         for deg, lags in itertools.product(sorted({1, degree}),
@@ -99,10 +107,21 @@ class Propagator(Base):
                         fitted.weight_imag[value] = weight.imag.float()
                 yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
 
+    @staticmethod
+    def num_bytes(settings: dict[str, Any], degree: int, history: int) -> int:
+        """What the normal equations of all parameter values take."""
+        terms = len(monomials(settings["num_channels"], degree)) * history
+        transform = FieldTransform(settings["space"], settings["boundary"])
+        return settings["num_values"] * transform.modes * terms**2 * (16 if transform.is_periodic else 8)
+
     def _normal_equations(self, samples: Samples, value: int) -> tuple[Tensor, Tensor, int]:
         """(Phi^H Phi, Phi^H (u_next - u), windows) of a parameter value, mode by mode."""
         a = b = n = 0
-        for read in samples.batches(min(self.MAX_WINDOWS, samples.count(value)), self.BATCH, value):
+        terms, count = self.weight_real.shape[2], min(self.MAX_WINDOWS, samples.count(value))
+        size = max(1, min(self.BATCH, self.MOST_BYTES // 4 // (16 * terms * self.transform.modes)))
+        if size < self.BATCH:   # each takes long
+            count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
+        for read in samples.batches(count, size, value):
             u, _, u_next = read()
             phi = self.features(u).permute(2, 0, 1)
             target = self.transform.forward(u_next - u[:, -1]).permute(2, 0, 1)
