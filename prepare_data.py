@@ -3,7 +3,8 @@
 Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and parameter value, under PDEBench's
     names.
     data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/tasks
-    data.source=published  downloaded from data.url, MD5-checked
+    data.source=published  downloaded from data.url, MD5-checked; with data.fetch=first only the first
+                           num_trajectories of the files that allow it, which no MD5 can check
     data.source=own        yours: looked at, never written
 Large files are solved by one single-threaded process per core; how many never changes the numbers. A killed
 run continues where it stopped; a finished file is kept; a file made otherwise is never overwritten.
@@ -11,6 +12,7 @@ run continues where it stopped; a finished file is kept; a file made otherwise i
     python prepare_data.py --config configs/small.yaml            one line per file: "generated", "up to date"
     python prepare_data.py --config configs/small.yaml --dry-run  files, sizes and disk, writes nothing
     python prepare_data.py --config configs/small.yaml --doctor   examines the files, status 1 if one is ill
+    python prepare_data.py --config configs/small.yaml --file 'KH_*'   downloads published files by name
 """
 
 import sys
@@ -21,7 +23,8 @@ from tqdm import tqdm
 import ups
 from ups.config import CONFIG_OPTIONS, load_config, read_command, run_script
 from ups.data.doctor import examine, report
-from ups.data.download import fetch, is_verified, published_file
+from ups.data.download import fetch, is_verified, published_file, published_files
+from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
 from ups.tasks import TASKS, get_task
@@ -32,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = read_command(__doc__, CONFIG_OPTIONS | {
         "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
         "--doctor": {"action": "store_true", "help": "examine the files; exit 1 on an error or a warning"},
+        "--file": {"help": "download the published files of this name or pattern, also test problems and "
+                           "parts that no setting names; with --dry-run: list them"},
         "--md5": {"action": "store_true", "help": "with --doctor: compare the MD5 of large files too"},
         "--workers": {"type": int, "default": num_cores(),
                       "help": "processes that solve (default: one per core)"}}, arguments)
@@ -40,19 +45,30 @@ def main(arguments: list[str] | None = None) -> int:
     config = load_config(args.config, args.overrides)
     is_published, is_own = config.data.source == "published", config.data.source == "own"
 
+    # ------------------------------------------------------------------------------------------------ by name
+    if args.file:
+        for task, name, number, md5 in published_files(args.file):
+            path = config.data_dir(task) / name
+            if not args.dry_run:
+                fetch(f"{config.data.url}/{number}", path, md5)
+            print(f"{path}: {f'{config.data.url}/{number}, MD5 {md5}' if args.dry_run else 'MD5 right'}")
+        return 0
+
     # -------------------------------------------------------------------------------------------------- files
-    # (task, parameter, path, bytes, generation settings or (id, md5)); tasks that share files name them once
-    distinct = {(get_task(name).of or name, parameter): config.task[name] for name in config.data.tasks
+    # (task, parameter, path, bytes, generation settings or (id, md5, first trajectories alone or 0)); tasks
+    # that share files name them once
+    distinct = {(get_task(name).of or name, parameter): name for name in config.data.tasks
                 for parameter in sorted(config.task[name].parameters) or [None]}
     files = []
-    for (task, parameter), wanted in distinct.items():
-        sizes = get_task(task) if is_published else wanted
-        num_bytes = data_bytes(task, sizes.num_trajectories, sizes.num_frames, sizes.resolution)
-        source = published_file(task, parameter)[1:] if is_published else generation_settings(
+    for (task, parameter), name in distinct.items():
+        wanted = config.task[name]
+        sizes, num_first = get_task(task) if is_published else wanted, config.num_first(name)
+        num_bytes = data_bytes(task, num_first or sizes.num_trajectories, sizes.num_frames, sizes.resolution)
+        source = (*published_file(task, parameter)[1:], num_first) if is_published else generation_settings(
             task, f"ups {ups.__version__}", seed=config.data.seed, parameter=parameter,
             num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
             num_frames=wanted.num_frames, t_end=wanted.t_end)
-        path = config.data_dir(task) / get_task(task).file_for(parameter)
+        path = config.data_path(name, parameter)
         files.append((task, parameter, path, num_bytes, source))
 
     # ------------------------------------------------------------------------------------------------- doctor
@@ -89,9 +105,17 @@ def main(arguments: list[str] | None = None) -> int:
                          "yours.")
     with solver_pool(max(missing, default=0), args.workers) as solver:
         for task, _, path, _, source in files:
-            if is_published:
+            url = f"{config.data.url}/{source[0]}" if is_published else ""
+            if is_published and source[2]:
+                was_there = holds_first(path, task, source[2], source[1])
+                with tqdm(total=source[2], desc=path.name, unit="trajectory") as bar:
+                    fetch_first(url, path, task, source[2], source[1],
+                                on_progress=lambda done, bar=bar: bar.update(done - bar.n))
+                print(f"{path}: {'up to date' if was_there else f'the first {source[2]} trajectories'}; no "
+                      "MD5 to compare them with")
+            elif is_published:
                 was_there = is_verified(path, source[1])
-                fetch(f"{config.data.url}/{source[0]}", path, source[1])
+                fetch(url, path, source[1])
                 print(f"{path}: {'up to date' if was_there else 'MD5 right'}")
             elif num_done(path, source) and path.exists():
                 print(f"{path}: up to date")

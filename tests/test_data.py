@@ -23,7 +23,7 @@ from ups import dry_run, files
 from ups.config import load_config
 from ups.data import doctor, download
 from ups.data.doctor import report
-from ups.data.download import fetch, md5_of, published_file
+from ups.data.download import Patience, fetch, md5_of, published_file, published_files
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
 from ups.files import partial_path
@@ -52,6 +52,36 @@ def test_every_task_names_its_published_files():
         "darcy2d_grf", "reacdiff1d_as_published"}
     assert len({number for number, _ in published.values()}) == len({md5 for _, md5 in published.values()}) == len(published)
     assert all(re.fullmatch("[0-9a-f]{32}", md5) for _, md5 in published.values())
+
+
+def test_the_list_of_published_files_is_complete_and_names_none_twice():
+    """PDEBench's table has 375 rows; 24 of its 274 files of incompressible flow repeat another byte for byte."""
+    rows = published_files("*")
+    families = {"1D_Advection": 8, "1D_Burgers": 12, "ReacDiff": 36, "1D_diff-sorp": 1, "1D_CFD": 5, "Sod": 7, "2D_Darcy": 5,
+                "2D_diff-react": 1, "2D_rdb": 1, "2D_CFD": 8, "2D_shock": 1, "KH_": 7, "OTVortex": 1, "3D_CFD": 2, "BlastWave": 1,
+                "Turb_M": 5, "ns_incom": 274 - 24}
+    assert {key: sum(name.startswith(key) for _, name, *_ in rows) for key in families} == families
+    assert len(rows) == sum(families.values()) == 375 - 24
+    for column in (1, 2, 3):
+        assert len({row[column] for row in rows}) == len(rows)
+    assert all(re.fullmatch("[0-9a-f]{32}", md5) and 133017 <= number <= 281365 for *_, number, md5 in rows)
+    numbers = {int(re.search(r"512-(\d+)", name)[1]) for _, name, *_ in rows if name.startswith("ns_incom")}
+    repeated = {132, 136, 137, 21, 225, 214, 218, 222, 253, 255, 256, 254, 257, 258, 265, 266, 267, 268, 270, 53, 57, 63, 68, 72}
+    assert numbers == set(range(275)) - {49} - repeated
+    for task in TASKS.values():   # and what a setting names is not also fetched by name alone
+        assert not set(task.published) & set(task.further)
+
+
+def test_a_published_file_that_no_setting_names_is_fetched_by_its_name(tmp_path, server, monkeypatch, capsys):
+    monkeypatch.setitem(TASKS["cfd1d_shock"].further, "Sod3.hdf5", (1, MD5))
+    config = ["--config", small(tmp_path, url=server.url[:-2])]
+    assert prepare_data.main([*config, "--file", "Sod?.hdf5", "--dry-run"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 7 and listed[2].endswith(f"cfd1d_shock/Sod3.hdf5: {server.url}, MD5 {MD5}") and server.ranges == []
+    assert prepare_data.main([*config, "--file", "Sod3.hdf5"]) == 0
+    assert (tmp_path / "data/cfd1d_shock/Sod3.hdf5").read_bytes() == CONTENT and "MD5 right" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no published file is called 'Sod8.hdf5'; expected a name of PDEBench's.*lists all"):
+        prepare_data.main([*config, "--file", "Sod8.hdf5"])
 
 
 def test_file_names_spell_numbers_as_pdebench_does():
@@ -128,8 +158,8 @@ def server():
         thread.join()
 
 
-def get(server, path, md5=MD5, **options):
-    fetch(server.url, path, md5, **{"pause_s": 0.001, "timeout_s": 5.0, "show_progress": False, **options})
+def get(server, path, md5=MD5, **patience):
+    fetch(server.url, path, md5, patience=Patience(**{"pause_s": 0.001, "timeout_s": 5.0, **patience}), show_progress=False)
 
 
 def test_a_file_is_downloaded_checked_and_not_asked_for_again(server, tmp_path):
@@ -275,7 +305,7 @@ def test_nobody_listening_is_a_connection_error(tmp_path):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/1"
     with pytest.raises(ConnectionError, match="nothing new in 2 attempts .*refused.*Check the network"):
-        fetch(url, tmp_path / "a.hdf5", MD5, retries=1, pause_s=0.001, show_progress=False)
+        fetch(url, tmp_path / "a.hdf5", MD5, patience=Patience(1, 0.001), show_progress=False)
     with pytest.raises(ValueError, match="'ftp://x/1' is not a web address; .*Mend data.url"):
         fetch("ftp://x/1", tmp_path / "a.hdf5", MD5)
 

@@ -104,6 +104,8 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
         for path, size, made in mine:
             begun = partial_path(path)
             have = size if path.exists() else min(size, begun.stat().st_size if begun.exists() else 0)
+            if source == "published" and made[2] and not path.exists():
+                have = 0   # it is given its whole room at once
             if source == "generate":
                 todo = made["num_trajectories"] - num_done(path, made)
                 have = int(size * (1 - todo / made["num_trajectories"]))

@@ -137,10 +137,9 @@ def check_cache(config: Config, task: str) -> tuple[Verdict, int]:
 def missing_data(config: Config) -> int:
     """Bytes of the configured data files that are not there."""
     from ups.data.pdebench import data_bytes
-    from ups.tasks import get_task
 
-    sizes = {config.data_dir(name) / get_task(name).file_for(value):
-             data_bytes(name, entry.num_trajectories, entry.num_frames, entry.resolution)
+    sizes = {config.data_path(name, value): data_bytes(name, entry.num_trajectories, entry.num_frames,
+                                                       entry.resolution)
              for name, entry in config.task.items() if name in config.data.tasks
              for value in entry.parameters or [None]}
     return sum(size for path, size in sizes.items() if not path.exists())

@@ -49,6 +49,7 @@ class DataConfig:
     root: Annotated[str, Folder]
     source: Literal["generate", "published", "own"]
     url: str
+    fetch: Literal["whole", "first"]
     seed: Annotated[int, Seed]
     chunk: Annotated[int, Positive]
     val_fraction: Annotated[float, Share]
@@ -260,6 +261,19 @@ class Config:
 
     def data_dir(self, task: str) -> Path:
         return Path(self.data.root) / (get_task(task).of or task)
+
+    def num_first(self, task: str) -> int:
+        """How many trajectories of a published file are fetched, where not all are; else 0."""
+        spec, num = get_task(task), self.task[task].num_trajectories
+        is_first = self.data.source == "published" and self.data.fetch == "first" and spec.is_contiguous
+        return num if is_first and num < spec.num_trajectories else 0
+
+    def data_path(self, task: str, parameter: float | None) -> Path:
+        """The file of a task for one value of its parameter; its name says where it is the first part of
+        one."""
+        path = self.data_dir(task) / get_task(task).file_for(parameter)
+        num = self.num_first(task)
+        return path.with_name(f"{path.stem}.first{num}{path.suffix}") if num else path
 
     def context(self, task: str) -> int:
         """Frames given to a model before its first prediction."""

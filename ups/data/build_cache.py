@@ -36,9 +36,7 @@ LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 a
 
 def data_files(config: Config, task_name: str) -> list[Path]:
     """The data files of `task_name`, one per parameter value, in the order of the rows."""
-    task = get_task(task_name)
-    return [config.data_dir(task_name) / task.file_for(value) for value in config.task[task_name].parameters
-            or [None]]
+    return [config.data_path(task_name, value) for value in config.task[task_name].parameters or [None]]
 
 
 def _identity(paths: Iterable[Path]) -> list[list]:

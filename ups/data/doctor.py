@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from ups.boundary import PERIODIC
 from ups.data.download import edition, md5_of
@@ -155,6 +156,11 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
     if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
         yield Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute "
                                f"{data.parameter}", where, "find out which is true and mend the other")
+    for name, value in _stated(data).items():
+        wanted = dict(task.constants).get(name)
+        if wanted is not None and not np.isclose(value, wanted, rtol=1e-4):
+            yield Finding("error", f"the file says {name} = {value:g}, and {task.name} has {wanted:g}", where,
+                          "name the right task in data.tasks, or mend what is wrong in the file")
     median = float(np.median(scan.drift)) if scan.drift else 0.0
     if task.conserved == task.fields and median > DRIFT:
         yield Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
@@ -166,6 +172,18 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
             "nothing if the field has come to rest; persistence will look good, so compare with it")
     for check in () if scan.not_finite else task.checks:
         yield from check(data, scan)
+
+
+def _stated(data: Trajectories) -> dict[str, float]:
+    """The numbers that a file says it was made with: its attributes, and its generator's `config`."""
+    try:
+        config = yaml.safe_load(data.attributes.get("config", ""))
+    except yaml.YAMLError:
+        config = None
+    section = config.get("sim", config) if isinstance(config, dict) else {}
+    said = (section if isinstance(section, dict) else {}) | data.attributes
+    return {name: float(value) for name, value in said.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 def _edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:

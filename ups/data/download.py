@@ -12,7 +12,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +44,18 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     return name, *spec.published[name]
 
 
+def published_files(pattern: str) -> list[tuple[str, str, int, str]]:
+    """Task, name, DaRUS id and MD5 of every published file whose name fits `pattern` (with * and ?), of those
+    that no setting names, too. Raises ValueError where none does."""
+    found = [(task.name, name, *source) for task in TASKS.values() if not task.of
+             for name, source in (dict(task.published) | dict(task.further)).items()
+             if fnmatchcase(name, pattern)]
+    if not found:
+        raise ValueError(f"no published file is called {pattern!r}; expected a name of PDEBench's, such as "
+                         "Sod1.hdf5, or a pattern such as 'KH_*'. --file '*' --dry-run lists all.")
+    return found
+
+
 def md5_of(path: Path, show_progress: bool = False) -> str:
     """MD5 of a file, read in pieces."""
     digest = hashlib.md5(usedforsecurity=False)
@@ -66,46 +81,67 @@ def is_verified(path: Path, md5: str) -> bool:
             and record.stat().st_mtime_ns >= path.stat().st_mtime_ns)
 
 
-def fetch(url: str, path: Path, md5: str, *, retries: int = 5, pause_s: float = 1.0,
-          timeout_s: float = 60.0, show_progress: bool = True) -> None:
-    """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found
-    right.
+@dataclass(frozen=True)
+class Patience:
+    """With a server. retries: attempts without progress before giving up, pause_s (doubling) apart.
+    timeout_s: of one socket operation, and within which MIN_SPEED is asked for."""
 
-    retries: attempts without progress before giving up, pause_s (doubling) apart. timeout_s: of one socket
-    operation, and within which MIN_SPEED is asked for. Raises ValueError for a wrong URL, an answer such as
-    404, or another MD5; ConnectionError when the transfer does not get on; PermissionError or OSError when
-    `path` cannot be written.
-    """
-    if is_verified(path, md5):
-        return
-    if not path.exists() and not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Mend data.url.")
-    partial = partial_path(path)
-    with completing(path, 0, "data.root") as file:
-        if path.exists():   # another process ended it before we had the lock
-            partial.unlink()
-            _check(path, path, md5, show_progress)
-            return
+    retries: int = 5
+    pause_s: float = 1.0
+    timeout_s: float = 60.0
+
+    def persist(self, attempt: Callable[[], None], have: Callable[[], int], url: str, path: Path) -> None:
+        """Call `attempt` until it ends well. have: the number of bytes of the file `path` that are there.
+
+        Raises ValueError for an answer such as 404, ConnectionError when it does not get on.
+        """
         failures = 0
         while True:
-            before = partial.stat().st_size
+            before = have()
             try:
-                _transfer(url, path, file, timeout_s, show_progress)
-                break
+                attempt()
+                return
             except TRANSIENT as error:
                 code = getattr(error, "code", None)
                 # the client's fault: no use to try
                 if code is not None and code < 500 and code not in (408, 425, 429):
                     raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. "
                                      f"Check data.url, or download the file by hand to {path}.") from error
-                failures = 1 if partial.stat().st_size >= before + MIN_SPEED * timeout_s else failures + 1
-                if failures > retries:
+                failures = 1 if have() >= before + MIN_SPEED * self.timeout_s else failures + 1
+                if failures > self.retries:
                     raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); "
                                           f"expected the file {path.name}. Check the network and run `make "
-                                          "data` again: it continues at byte "
-                                          f"{partial.stat().st_size}.") from error
-                time.sleep(min(MAX_PAUSE_S, pause_s * 2 ** (failures - 1)))
+                                          f"data` again: it continues at byte {have()}.") from error
+                time.sleep(min(MAX_PAUSE_S, self.pause_s * 2 ** (failures - 1)))
+
+
+def fetch(url: str, path: Path, md5: str, *, patience: Patience = Patience(),  # noqa: B008, it is frozen
+          show_progress: bool = True) -> None:
+    """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found
+    right.
+
+    Raises ValueError for a wrong URL, an answer such as 404, or another MD5; ConnectionError when the
+    transfer does not get on; PermissionError or OSError when `path` cannot be written.
+    """
+    if is_verified(path, md5):
+        return
+    if not path.exists():
+        require_address(url)
+    partial = partial_path(path)
+    with completing(path, 0, "data.root") as file:
+        if path.exists():   # another process ended it before we had the lock
+            partial.unlink()
+            _check(path, path, md5, show_progress)
+            return
+        patience.persist(lambda: _transfer(url, path, file, patience.timeout_s, show_progress),
+                         lambda: partial.stat().st_size, url, path)
         _check(partial, path, md5, show_progress)
+
+
+def require_address(url: str) -> None:
+    """Raise ValueError for what is no web address."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Mend data.url.")
 
 
 def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
@@ -117,8 +153,8 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
     """
     have = os.fstat(file.fileno()).st_size
     try:
-        answer = _answer(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}),
-                         timeout_s)
+        answer = answered(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}),
+                          timeout_s)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not have:
             raise
@@ -137,23 +173,30 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
             total=total, initial=start, unit="B", unit_scale=True, desc=path.name,
             disable=not show_progress) as bar:
         require_room(file, total or 0)
-        until, num_bytes = time.monotonic() + timeout_s, 0
-        while block := answer.read1(READ_BYTES):
+        for block in blocks(answer, timeout_s):
             file.write(block)
             file.flush()   # now, as the size of the file tells the progress
             bar.update(len(block))
-            num_bytes += len(block)
-            if time.monotonic() >= until:   # a socket's own limit does not see a byte now and then
-                if num_bytes < MIN_SPEED * timeout_s:
-                    raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
-                until, num_bytes = time.monotonic() + timeout_s, 0
         if total is None or file.tell() >= total:
             file.truncate()   # complete: what lay behind is not the server's
     if total is not None and file.tell() < total:
         raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
 
 
-def _answer(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
+def blocks(answer: http.client.HTTPResponse, timeout_s: float) -> Iterator[bytes]:
+    """What comes, piece by piece. Raises TimeoutError where timeout_s brings less than MIN_SPEED: a socket's
+    own limit does not see a byte now and then."""
+    until, num_bytes = time.monotonic() + timeout_s, 0
+    while block := answer.read1(READ_BYTES):
+        yield block
+        num_bytes += len(block)
+        if time.monotonic() >= until:
+            if num_bytes < MIN_SPEED * timeout_s:
+                raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
+            until, num_bytes = time.monotonic() + timeout_s, 0
+
+
+def answered(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
     """The answer to `request`, its head read. Raises TimeoutError where that takes longer than timeout_s,
     were there a byte now and then: another thread waits for it, which is then left to the server."""
     answer: Future[http.client.HTTPResponse] = Future()

@@ -66,16 +66,17 @@ def generation_settings(task: str, generator: str, *, seed: int, num_trajectorie
 
 
 def write_data(path: Path, task: str, solve: Callable[..., np.ndarray], settings: dict[str, Any], *,
-               chunk: int, on_progress: Callable[[int], None] = lambda done: None) -> None:
+               chunk: int, on_progress: Callable[[int], None] = lambda done: None,
+               begin: Callable[[h5py.File], None] = lambda file: None) -> None:
     """Generate a file in PDEBench's layout, `chunk` trajectories at a time; continue an unfinished one, keep
     a finished one.
 
     solve(indices, *, seed, resolution, num_frames, parameter, t_end) -> (n, time, channel, *space) float32,
     trajectory i a function of (seed, i) alone: then neither `chunk` nor an interruption changes the numbers.
-    settings: from `generation_settings`. on_progress gets the number of trajectories on disk. The file grows
-    as NAME.partial and is renamed when complete. Raises ValueError for a file with other settings or a solver
-    that gives non-finite numbers, PermissionError, and OSError when the disk is too small
-    or another process writes the file.
+    settings: from `generation_settings`. on_progress gets the number of trajectories on disk; begin, a new
+    file before the first. The file grows as NAME.partial and is renamed when complete. Raises ValueError for
+    a file with other settings or a solver that gives non-finite numbers, PermissionError, and OSError when
+    the disk is too small or another process writes the file.
     """
     spec, total = get_task(task), settings["num_trajectories"]
     done = num_done(path, settings)
@@ -95,6 +96,7 @@ def write_data(path: Path, task: str, solve: Callable[..., np.ndarray], settings
             with h5py.File(partial, "w", locking=False) as file:
                 file.attrs.update({SETTINGS: fixed_text(json.dumps(settings, sort_keys=True)), PROGRESS: 0})
                 layout.create(file, settings)
+                begin(file)
         while done < total:
             # every time, as HDF5 gives back what it did not use
             reserve(held_file, max(num_bytes, os.fstat(held_file.fileno()).st_size))

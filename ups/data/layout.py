@@ -69,6 +69,14 @@ class Layout:
         """Names of the trajectories' groups, where they have any."""
         return () if self.lead else tuple(sorted(filter(str.isdigit, file), key=int))
 
+    def config(self, file: h5py.File, name: str = "") -> dict[str, str]:
+        """"config": the text in which PDEBench's generator says its settings, if the file has it. It is an
+        attribute of the first trajectory's group, or of the file (config or, in older ones, 0000/config)."""
+        places = [(file.attrs, f"{name}/config"), (file.attrs, "config")]
+        places += [(node(file, name).attrs, "config")] if name else []
+        found = [attributes[key] for attributes, key in places if key in attributes]
+        return {"config": text.decode() if isinstance(text, bytes) else str(text) for text in found[:1]}
+
     def fits(self, file: h5py.File) -> bool:
         """Whether a file may be of this task, by its keys and the axes of its arrays."""
         return all(len(getattr(node(file, self.path(array, *self.names(file)[:1])), "shape", None) or ())

@@ -105,13 +105,17 @@ class Trajectories:
         strides only. Raises ValueError for a group of another shape.
         """
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
+        with opened(self.path, self.task.name) as file:
+            return self.read_from(file, first, last)
+
+    def read_from(self, file: h5py.File, first: int, last: int) -> np.ndarray:
+        """`read` from the open file."""
         out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
         layout = layout_of(self.task)
-        with opened(self.path, self.task.name) as file:
-            for array, part in layout.parts(out):
-                for name, at, rows in layout.places(first, last, self.groups):
-                    dataset, lead = layout.dataset(file, array, name)
-                    self._fill(dataset, array, part[rows].reshape(-1, *part.shape[1:]), lead, at)
+        for array, part in layout.parts(out):
+            for name, at, rows in layout.places(first, last, self.groups):
+                dataset, lead = layout.dataset(file, array, name)
+                self._fill(dataset, array, part[rows].reshape(-1, *part.shape[1:]), lead, at)
         return out
 
     def _fill(self, dataset: h5py.Dataset, array: Array, out: np.ndarray, lead: tuple[int, ...],
@@ -154,45 +158,56 @@ def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride
     file that is not HDF5, is unfinished, lacks a key (lists what it holds) or has the wrong rank, size, kind
     of number or time coordinate.
     """
-    path, spec = Path(path), get_task(task)
+    path = Path(path)
+    with opened(path, task) as file:
+        return describe(file, path, task, space_stride=space_stride, time_stride=time_stride,
+                        first_frame=first_frame)
+
+
+def describe(file: h5py.File, path: Path, task: str, *, space_stride: int = 1, time_stride: int = 1,
+             first_frame: int = 0) -> Trajectories:
+    """`open_data` of an open file, called `path`."""
+    spec = get_task(task)
     layout = layout_of(spec)
     if min(space_stride, time_stride) < 1 or first_frame < 0:
         raise ValueError(f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame "
                          f"{first_frame}; expected strides of at least 1 and first_frame of at least 0. Mend "
                          f"task.{task}.")
-    with opened(path, task) as file:
-        made, groups, notes = made_with(file), layout.names(file), []
-        if made and made[1] < made[0]["num_trajectories"]:
-            raise ValueError(f"{path} is unfinished ({made[1]} trajectories); expected a complete file. Run "
-                             "`make data`, which continues it.")
-        sizes = []   # (trajectories, frames, space) of every array
-        for array in spec.arrays:
-            dataset, lead = layout.dataset(file, array, *groups[:1])
-            notes += [f"{array.key} has a leading axis of length 1 (a device axis), ignored"] * len(lead)
-            _require_written(dataset, path)
-            size = dict(zip(layout.axes(array), dataset.shape[len(lead):], strict=True))
-            sizes.append((len(groups) or size["trajectory"], size.get("time", 1),
-                          tuple(size[axis] for axis in spec.axes)))
-            if (0 in dataset.shape or (sizes[-1][1] != 1 and spec.is_steady)
-                    or size.get("channel", array.channels) != array.channels):
-                raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(size)}); "
-                                 "expected at least one trajectory, frame and "
-                                 f"cell{', one frame' * spec.is_steady} and {array.channels} channel(s). "
-                                 f"{AGAIN}")
-            if sizes[-1] != sizes[0]:
-                raise ValueError(f"{path}: {dataset.name} has (trajectories, frames, space) = {sizes[-1]}; "
-                                 f"expected {sizes[0]} as in {spec.arrays[0].key}. {AGAIN}")
-        num, frames, space = sizes[0]
-        if groups and int(groups[-1]) != len(groups) - 1:
-            notes.append(f"{len(groups)} groups named {groups[0]} to {groups[-1]}: some are missing; counted "
-                         "by position")
-        if first_frame >= frames:
-            raise ValueError(f"{path} has {frames} frames; expected more than first_frame {first_frame}. "
-                             f"Lower task.{task}.first_frame.")
-        attributes = {key: value.item() if getattr(value, "size", 0) == 1 else value
-                      for key, value in file.attrs.items()}
-        _require_task(path, spec, attributes, made)
-        coordinates = _coordinates(file, path, layout, groups, frames, space)
+    made, groups, notes = made_with(file), layout.names(file), []
+    if made and made[1] < made[0]["num_trajectories"]:
+        raise ValueError(f"{path} is unfinished ({made[1]} trajectories); expected a complete file. Run "
+                         "`make data`, which continues it.")
+    sizes = []   # (trajectories, frames, space) of every array
+    for array in spec.arrays:
+        dataset, lead = layout.dataset(file, array, *groups[:1])
+        notes += [f"{array.key} has a leading axis of length 1 (a device axis), ignored"] * len(lead)
+        _require_written(dataset, path)
+        size = dict(zip(layout.axes(array), dataset.shape[len(lead):], strict=True))
+        sizes.append((len(groups) or size["trajectory"], size.get("time", 1),
+                      tuple(size[axis] for axis in spec.axes)))
+        if (0 in dataset.shape or (sizes[-1][1] != 1 and spec.is_steady)
+                or size.get("channel", array.channels) != array.channels):
+            raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(size)}); "
+                             "expected at least one trajectory, frame and "
+                             f"cell{', one frame' * spec.is_steady} and {array.channels} channel(s). "
+                             f"{AGAIN}")
+        if sizes[-1] != sizes[0]:
+            raise ValueError(f"{path}: {dataset.name} has (trajectories, frames, space) = {sizes[-1]}; "
+                             f"expected {sizes[0]} as in {spec.arrays[0].key}. {AGAIN}")
+    num, frames, space = sizes[0]
+    if groups and int(groups[-1]) != len(groups) - 1:
+        notes.append(f"{len(groups)} groups named {groups[0]} to {groups[-1]}: some are missing; counted "
+                     "by position")
+    if first_frame >= frames:
+        raise ValueError(f"{path} has {frames} frames; expected more than first_frame {first_frame}. "
+                         f"Lower task.{task}.first_frame.")
+    attributes = {key: value.item() if getattr(value, "size", 0) == 1 else value
+                  for key, value in file.attrs.items() if "/" not in key} | layout.config(file, *groups[:1])
+    _require_task(path, spec, attributes, made)
+    coordinates = _coordinates(file, path, layout, groups, frames, space)
+    if made and "whole" in made[0]:
+        notes.append(f"it holds {made[0]['generator']}; the published MD5 is of the whole file, so nothing "
+                     "was compared with it")
     if spec.parameters and spec.parameters[0] not in attributes:
         notes.append(f"no attribute {spec.parameters[0]}; {spec.parameter_in(path.name)} is taken from the "
                      "file name")

@@ -224,6 +224,14 @@ FAMILY = (
     task("cfd1d_shock", 1, "1D_CFD_Shock_Eta{0}_Zeta{0}_trans_Train.hdf5", shock_tube, boundary=OUTFLOW,
          resolution=1024, t_end=0.4, num_frames=81, respell=("1e-08", "1.e-8"), published={
              "1D_CFD_Shock_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5": (133156, "08dffc3d84033c7574a70614703dd753"),
+         }, further={
+             "Sod1.hdf5": (133145, "ef8271ce332b986e961a7aaedcae24e7"),
+             "Sod2.hdf5": (133146, "10e47c5c6ee0d1028f912a52bbf613d0"),
+             "Sod3.hdf5": (133147, "495f2d2e0cee9b4ae28d7fef29bb7c68"),
+             "Sod4.hdf5": (133148, "544399b3d05ae514d66fc96982ee9db8"),
+             "Sod5.hdf5": (133149, "ca7fa6631201e8bd506914d3b0b9fe50"),
+             "Sod6.hdf5": (133150, "adb2d95bf0d48e03bc0d8f4a2cbcd1c6"),
+             "Sod7.hdf5": (133151, "b8d73e1e3ef862ef732a5fa43c64612e"),
          }),
     task("cfd2d", 2, "2D_CFD_Rand_M0.1_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", random_fields, mach=0.1,
          num_frames=21, respell=("1e-08_periodic_128", "1e-08_periodic_512"), published={
@@ -233,6 +241,16 @@ FAMILY = (
                  164687, "5b21dcccaef4d2145ca579a71153c580"),
              "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5": (
                  164688, "b2733888745a1d64e36df813e979910b"),
+         }, further={
+             "2D_shock.hdf5": (133193, "b4098c20e2e0a25cd8ee229c9294b899"),
+             "KH_M01_dk10_Re1e3.hdf5": (133209, "54e278b3a7419107a5cd6a8a019225d5"),
+             "KH_M01_dk1_Re1e3.hdf5": (133210, "29ce31d3ce61de3b90ac0b42716c061c"),
+             "KH_M01_dk2_Re1e3.hdf5": (133211, "de0b2a3343de028e4c162723ec571713"),
+             "KH_M01_dk5_Re1e3.hdf5": (133212, "5bcaed9eb7db5fd55d51f7347a938413"),
+             "KH_M02_dk1_Re1e3.hdf5": (133213, "fbc392f83affc2224a5703dad7bda28a"),
+             "KH_M04_dk1_Re1e3.hdf5": (133214, "66626c935ab070a1e5df52bcf6aeccc7"),
+             "KH_M1_dk1_Re1e3.hdf5": (133215, "338393c118196048a38d1df731a33b0a"),
+             "OTVortex.hdf5": (133216, "3b68cb29e3d1906a19ce2cb4ce71faa4"),
          }),
     task("cfd2d_m1", 2, "2D_CFD_Rand_M1.0_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", random_fields, mach=1.0,
          num_frames=21, respell=("1e-08_periodic_128", "1e-08_periodic_512"), published={
@@ -257,10 +275,18 @@ FAMILY = (
          num_frames=21, resolution=128, num_trajectories=100, published={
              "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (
                  164693, "45892a12d1066d54af74badae55c438e"),
+         }, further={
+             "BlastWave.hdf5": (133264, "f901a1ec75925c1d861ac99a825878f3"),
          }),
     task("cfd3d_turb", 3, "3D_CFD_Turb_M1.0_Eta{0}_Zeta{0}_periodic_Train.hdf5", turbulence, mach=1.0,
          num_frames=21, resolution=64, num_trajectories=600, published={
              "3D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (
                  164694, "4f0eacaec5ff000bbd9a31026ea207b8"),
+         }, further={
+             "Turb_M01.hdf5": (133224, "b27495031f434d01762bb0b819ac71e2"),
+             "Turb_M05.hdf5": (133225, "f9407dff1a75a1d14d93e7dd570af728"),
+             "Turb_M1.hdf5": (135833, "3758f23f71684ac666e0b1e91da0a1c4"),
+             "Turb_M2.hdf5": (133227, "12e528dc8ab800f69474600ec58b24d3"),
+             "Turb_M4.hdf5": (133228, "8db384feba75903a8c5b21ebeba40083"),
          }),
 )

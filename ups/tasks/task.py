@@ -66,6 +66,8 @@ class Task:
         those of every trajectory, in the array t.
     t_end, num_frames, resolution, num_trajectories: of one published file (time in model units).
     published: file name -> (DaRUS id, MD5) from PDEBench's download table (data set doi:10.18419/darus-2986).
+    further: the same of the family's files that no setting names, test problems and further parts; they are
+        fetched by name (prepare_data.py --file).
     withdrawn: file name -> first digits of the MD5 of a withdrawn first edition, which may still circulate.
     defaults: settings (configuration section task.NAME) that suit the task where they are not the plainest.
     simulate: the reference solver, float64 inside, or None:
@@ -106,6 +108,7 @@ class Task:
     vector: tuple[str, ...] = ()
     has_own_times: bool = False
     published: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
+    further: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
     withdrawn: Mapping[str, str] = field(default_factory=dict, hash=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     simulate: Callable[..., Any] | None = None
@@ -147,6 +150,12 @@ class Task:
             return "set data.source=generate, which solves the stated equation, or train on it for what it is"
         return (f"train on it for what it is, or write data of your own (data.source=own): {self.name} has "
                 "no solver here")
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the published files hold their trajectories one after the other, so that a server can give
+        the first ones alone."""
+        return self.layout == "arrays"
 
     def hidden(self, **defaults: Any) -> "Task":
         """The variant that reads the same files with the parameter withheld; defaults: where its settings

@@ -1,0 +1,274 @@
+"""The first trajectories of a published file, fetched alone from a server on 127.0.0.1."""
+
+import contextlib
+import http.server
+import re
+import threading
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+import prepare_data
+from ups.config import load_config
+from ups.data import first
+from ups.data.doctor import examine
+from ups.data.download import Patience
+from ups.data.first import fetch_first
+from ups.data.pdebench import made_with, open_data
+from ups.files import partial_path
+from ups.tasks import TASKS
+
+NAME, MD5 = "1D_Advection_Sols_beta0.4.hdf5", "0" * 32
+NUM, FRAMES, CELLS = 60, 21, 1024
+ROW = 4 * FRAMES * CELLS
+QUICK = Patience(retries=2, pause_s=0.001, timeout_s=2.0)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves server.content in parts; `server.plan` holds one behaviour per request, then "ok"."""
+
+    def do_GET(self):
+        server = self.server
+        plan = server.plan.pop(0) if server.plan else "ok"
+        server.ranges.append(self.headers.get("Range"))
+        if isinstance(plan, int):
+            with contextlib.suppress(OSError):
+                self.send_error(plan)
+            return
+        content, start, stop = server.content, 0, len(server.content)
+        if plan != "no range" and self.headers.get("Range"):
+            low, high = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups()
+            start, stop = int(low), min(int(high) + 1, stop)
+            self.send_response(206)
+            shift = 7 * (plan == "elsewhere")
+            self.send_header("Content-Range", f"bytes {start + shift}-{stop - 1 + shift}/{len(content)}")
+        else:
+            self.send_response(200)
+        if server.mark:
+            self.send_header("ETag", server.mark.pop(0) if len(server.mark) > 1 else server.mark[0])
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            if plan == "drip":
+                while not server.is_over.wait(0.02):
+                    self.wfile.write(b"x")
+            body = content[start:stop]
+            self.wfile.write(body[:len(body) // 2] if plan == "cut" else body)
+            server.sent += len(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.plan, running.ranges, running.mark, running.sent = [], [], ['"a"'], 0
+        running.url, running.is_over = f"http://127.0.0.1:{running.server_port}/api/1", threading.Event()
+        running.daemon_threads = True
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.is_over.set()
+        running.shutdown()
+        thread.join()
+
+
+def whole(folder, u=None, **tensor):
+    """A file as PDEBench writes it: arrays, one time more than frames, the parameter as an attribute."""
+    u = np.random.default_rng(0).random((NUM, FRAMES, CELLS), np.float32) if u is None else u
+    path = folder / "whole.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("tensor", data=u, **tensor)
+        file["x-coordinate"] = ((np.arange(CELLS) + 0.5) / CELLS).astype(np.float32)
+        file["t-coordinate"] = (0.1 * np.arange(FRAMES + 1)).astype(np.float32)
+        file.attrs["beta"] = 0.4
+    return path, u
+
+
+@pytest.fixture
+def served(server, tmp_path):
+    path, u = whole(tmp_path)
+    server.content = path.read_bytes()
+    return server, u
+
+
+def part(server, folder, num=4, **options):
+    path = folder / f"1D_Advection_Sols_beta0.4.first{num}.hdf5"
+    fetch_first(server.url, path, "advection1d", num, MD5, **{"patience": QUICK, **options})
+    return path
+
+
+def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(served, tmp_path):
+    server, u = served
+    path = part(server, tmp_path)
+    data = open_data(path, "advection1d")
+    assert np.array_equal(data.read(0, 4)[:, :, 0], u[:4]) and data.num_trajectories == 4
+    assert data.parameter == 0.4 and data.dt == pytest.approx(0.1, rel=1e-6)
+    assert server.sent < 4 * ROW + 2 * first.BLOCK_BYTES < len(server.content) / 4
+    with h5py.File(path) as file, h5py.File(tmp_path / "whole.hdf5") as source:
+        for key in ("x-coordinate", "t-coordinate"):
+            assert np.array_equal(file[key], source[key])
+
+
+def test_the_file_says_that_it_is_a_part_and_no_md5_was_compared(served, tmp_path):
+    server, _ = served
+    path = part(server, tmp_path)
+    with h5py.File(path) as file:
+        settings, done = made_with(file)
+    assert (settings["whole"], settings["edition"], settings["num_trajectories"], done) == (MD5, '"a"', 4, 4)
+    note = f"it holds the first 4 of {NUM} trajectories of {server.url}; the published MD5 is of the whole file, so nothing was"
+    assert any(said.startswith(note) for said in open_data(path, "advection1d").notes)
+    findings = dict(examine([("advection1d", path)], val_fraction=0.25, test_fraction=0.25))[path]
+    assert any(finding.what.startswith(note) for finding in findings)
+
+
+def test_a_finished_part_asks_for_nothing_and_another_file_of_its_name_is_refused(served, tmp_path):
+    server, _ = served
+    path, asked = part(server, tmp_path), len(server.ranges)
+    part(server, tmp_path)
+    assert len(server.ranges) == asked
+    path.write_bytes(server.content)   # the whole one, renamed
+    with pytest.raises(ValueError, match="first4.hdf5 is not the first 4 trajectories of the published file; expected it"):
+        part(server, tmp_path)
+
+
+def test_a_broken_connection_continues_within_the_part(served, tmp_path):
+    server, u = served
+    server.plan = ["ok", "cut", 503, "cut"]
+    path = part(server, tmp_path)
+    assert np.array_equal(open_data(path, "advection1d").read(0, 4)[:, :, 0], u[:4])
+    starts = [int(asked[6:].split("-")[0]) for asked in server.ranges]
+    assert len(set(starts)) >= 3 and starts[2] == starts[3] > starts[1]   # half of it had come
+
+
+def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, monkeypatch):
+    server, u = served
+    monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
+    monkeypatch.setattr(first, "BLOCK_BYTES", 2**12)   # less than a row: every row is a request of its own
+
+    class KillError(Exception):
+        pass
+
+    def kill(done):
+        if done == 3:
+            raise KillError
+
+    with pytest.raises(KillError):
+        part(server, tmp_path, 6, on_progress=kill)
+    assert partial_path(tmp_path / NAME.replace(".hdf5", ".first6.hdf5")).exists() and not list(tmp_path.glob("*first6.hdf5"))
+    server.ranges.clear()
+    path = part(server, tmp_path, 6)
+    large = [asked for asked in server.ranges if np.ptp([int(x) for x in asked[6:].split("-")]) + 1 == ROW]
+    assert len(large) == 3
+    assert np.array_equal(open_data(path, "advection1d").read(0, 6)[:, :, 0], u[:6])
+
+
+def test_a_server_that_goes_away_is_given_up_and_the_next_call_continues(served, tmp_path):
+    server, u = served
+    server.plan = ["ok"] + [503] * 3
+    with pytest.raises(ConnectionError, match=r"nothing new in 3 attempts .*run `make data` again: it continues"):
+        part(server, tmp_path)
+    assert np.array_equal(open_data(part(server, tmp_path), "advection1d").read(0, 4)[:, :, 0], u[:4])
+
+
+def test_a_server_that_drips_is_given_up(served, tmp_path):
+    server, _ = served
+    server.plan = ["drip"] * 3
+    with pytest.raises(ConnectionError, match=r"nothing new in 2 attempts \(\d+ bytes in 0.3 s\)"):
+        part(server, tmp_path, patience=Patience(1, 0.001, 0.3))
+
+
+def test_a_server_without_ranges_says_what_to_do_and_leaves_nothing(served, tmp_path):
+    server, _ = served
+    server.plan = ["no range"] * 9
+    with pytest.raises(ValueError, match=r"answers with the whole file \(status 200\).*HTTP Range.*set data.fetch=whole"):
+        part(server, tmp_path)
+    assert len(server.ranges) == 1 and [path.name for path in tmp_path.iterdir()] == ["whole.hdf5"]
+
+
+def test_a_server_that_gives_another_part_is_refused(served, tmp_path):
+    server, _ = served
+    server.plan = ["ok", "elsewhere"]
+    with pytest.raises(ValueError, match=r"gave bytes \d+ to \d+; expected \d+ to \d+. Mend data.url"):
+        part(server, tmp_path)
+
+
+def test_an_unknown_id_and_a_wrong_address_are_named(served, tmp_path):
+    server, _ = served
+    server.plan = [404]
+    with pytest.raises(ValueError, match="api/1 answered 404 Not Found; expected the file .*first4.hdf5"):
+        part(server, tmp_path)
+    with pytest.raises(ValueError, match="'ftp://x/1' is not a web address"):
+        fetch_first("ftp://x/1", tmp_path / "a.hdf5", "advection1d", 4, MD5)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(served, tmp_path):
+    server, _ = served
+    server.mark = ['"a"', '"b"']
+    with pytest.raises(ValueError, match=r"""changed while it was read \(.*'"a"', to .*'"b"'\); expected one file. Remove .*partial"""):
+        part(server, tmp_path)
+
+
+def test_a_file_that_changed_since_the_first_part_of_it_came_is_refused(served, tmp_path, monkeypatch):
+    server, _ = served
+    monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
+    monkeypatch.setattr(first, "BLOCK_BYTES", 2**12)
+    server.plan = ["ok"] * 6 + [503] * 3
+    with pytest.raises(ConnectionError):
+        part(server, tmp_path, 6)
+    server.plan, server.mark = [], ['"b"']
+    with pytest.raises(ValueError, match=r"""with other settings \(edition is '"a"' there, '"b"' now\); expected the same.* rm """):
+        part(server, tmp_path, 6)
+
+
+def test_compressed_arrays_are_refused(server, tmp_path):
+    path, _ = whole(tmp_path, chunks=(1, FRAMES, CELLS), compression="lzf")
+    server.content = path.read_bytes()
+    with pytest.raises(ValueError, match="keeps its numbers compressed, in pieces; expected arrays .* Set data.fetch=whole"):
+        part(server, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.hdf5"]
+
+
+def test_too_few_trajectories_and_nan_are_named_by_the_address(server, tmp_path):
+    path, u = whole(tmp_path)
+    server.content = path.read_bytes()
+    with pytest.raises(ValueError, match=f"api/1 holds {NUM} trajectories; expected at least 61. Lower task.advection1d.num_traj"):
+        part(server, tmp_path, 61)
+    u[2, 3, 5] = np.nan
+    server.content = whole(tmp_path, u)[0].read_bytes()
+    with pytest.raises(ValueError, match=r"api/1 holds NaN or Inf in trajectories \[2\]; .* Lower .*num_trajectories to 2"):
+        part(server, tmp_path)
+
+
+def test_what_is_not_hdf5_is_named_by_the_address(server, tmp_path):
+    server.content = b"<html>maintenance</html>" * 99
+    with pytest.raises(ValueError, match="api/1 is no readable HDF5 file .*; expected one of advection1d. Check data.url"):
+        part(server, tmp_path)
+
+
+def test_prepare_data_fetches_the_first_and_whole_files_where_the_layout_asks_for_it(served, tmp_path, monkeypatch, capsys):
+    server, u = served
+    monkeypatch.setitem(TASKS["advection1d"].published, NAME, (1, MD5))
+    sizes = {"num_trajectories": 4, "resolution": CELLS, "num_frames": FRAMES, "t_end": 2.0, "parameters": [0.4]}
+    overlay = tmp_path / "part.yaml"
+    overlay.write_text(yaml.safe_dump({
+        "data": {"tasks": ["advection1d_hidden", "diff_react2d"], "source": "published", "fetch": "first",
+                 "url": server.url[:-2], "root": str(tmp_path / "data")},
+        "task": {"advection1d_hidden": sizes, "diff_react2d": {"num_trajectories": 4}}}), encoding="utf-8")
+    config = load_config(overlay)
+    assert config.data_path("diff_react2d", None).name == "2D_diff-react_NA_NA.h5"   # in groups: whole
+    assert config.data_path("advection1d_hidden", 0.4) == tmp_path / "data/advection1d/1D_Advection_Sols_beta0.4.first4.hdf5"
+    only = ["--config", str(overlay), "data.tasks=[advection1d_hidden]"]
+    assert prepare_data.main([*only, "--dry-run"]) == 0
+    assert "advection1d: 1 file(s), about 3.1 MiB, 0% there" in capsys.readouterr().out and server.ranges == []
+    assert prepare_data.main(only) == 0
+    assert "first4.hdf5: the first 4 trajectories; no MD5 to compare them with" in capsys.readouterr().out
+    asked = len(server.ranges)
+    assert prepare_data.main(only) == 0 and len(server.ranges) == asked
+    assert "up to date; no MD5" in capsys.readouterr().out
+    assert np.array_equal(open_data(config.data_path("advection1d_hidden", 0.4), "advection1d_hidden").read(0, 4)[:, :, 0], u[:4])
+    with pytest.raises(ValueError, match="data.fetch is first with data.source generate; expected whole"):
+        prepare_data.main([*only, "data.source=generate"])

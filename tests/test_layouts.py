@@ -1,0 +1,170 @@
+"""Every layout of PDEBench's files, made here to its description and not by our writer, is read as what was written; the largest
+with no more memory than what is asked for."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.data.doctor import examine
+from ups.data.layout import allocated
+from ups.data.pdebench import open_data
+from ups.tasks import get_task
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM, FRAMES = 5, 4
+SINGLE = {   # task: arrays of its channels, name of its file, attributes; (b, t, x[, y[, z]])
+    "advection1d": (["tensor"], "1D_Advection_Sols_beta0.4.hdf5", {"beta": 0.4}),
+    "burgers1d": (["tensor"], "1D_Burgers_Sols_Nu0.01.hdf5", {"Nu": 0.01}),
+    "reacdiff1d": (["tensor"], "ReacDiff_Nu0.5_Rho1.0.hdf5", {"Nu": 0.5, "rho": 1.0}),
+    "cfd1d": (["density", "pressure", "Vx"], "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5", {"eta": 0.1, "zeta": 0.1}),
+    "cfd2d": (["density", "pressure", "Vx", "Vy"], "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
+              {"eta": 0.1, "zeta": 0.1, "M": 0.1}),
+    "cfd3d": (["density", "pressure", "Vx", "Vy", "Vz"], "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
+              {"eta": 1e-8, "zeta": 1e-8, "M": 1.0}),
+}
+MULT = {"diff_sorp1d": ("1D_diff-sorp_NA_NA.h5", "x", 1), "diff_react2d": ("2D_diff-react_NA_NA.h5", "yx", 2),
+        "shallow_water2d": ("2D_rdb_NA_NA.h5", "xy", 1)}
+SIZES = {"x": 6, "y": 8, "z": 10}
+
+
+def numbers(*shape):
+    return np.random.default_rng(0).random(shape, np.float32) + 0.5
+
+
+def coordinates(file, axes, where="{}-coordinate", times=FRAMES + 1):
+    for axis in axes:
+        file[where.format(axis)] = ((np.arange(SIZES[axis]) + 0.5) / SIZES[axis]).astype(np.float32)
+    if times:
+        file[where.format("t")] = (0.05 * np.arange(times)).astype(np.float32)
+
+
+@pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
+@pytest.mark.parametrize("task", SINGLE)
+def test_arrays_with_trajectories_and_time_first(task, is_behind_a_device_axis, tmp_path):
+    keys, name, attributes = SINGLE[task]
+    axes = "xyz"[:get_task(task).ndim]
+    u = numbers(NUM, FRAMES, len(keys), *[SIZES[axis] for axis in axes])
+    with h5py.File(tmp_path / name, "w") as file:
+        for channel, key in enumerate(keys):
+            file[key] = u[None, :, :, channel] if is_behind_a_device_axis else u[:, :, channel]
+        coordinates(file, axes)
+        file.attrs.update(attributes)
+    data = open_data(tmp_path / name, task)
+    assert np.array_equal(data.read(0, NUM), u) and np.array_equal(data.read(2, 4), u[2:4])
+    assert data.parameter == next(iter(attributes.values())) and data.dt == pytest.approx(0.05)
+    assert len(data.notes) == is_behind_a_device_axis * len(keys) and len(data.coordinates["t"]) == FRAMES
+    strided = open_data(tmp_path / name, task, space_stride=2, time_stride=3)
+    assert np.array_equal(strided.read(1, 3), u[(slice(1, 3), slice(None, None, 3), slice(None), *[slice(None, None, 2)] * len(axes))])
+
+
+@pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
+def test_darcys_coefficient_has_no_time_and_its_answer_one(is_behind_a_device_axis, tmp_path):
+    nu, u = numbers(NUM, 6, 8), numbers(NUM, 1, 6, 8)
+    with h5py.File(tmp_path / "2D_DarcyFlow_beta0.1_Train.hdf5", "w") as file:
+        file["nu"], file["tensor"] = (nu[None], u[None]) if is_behind_a_device_axis else (nu, u)
+        coordinates(file, "xy", times=0)
+        file.attrs["beta"] = 0.1
+    data = open_data(tmp_path / "2D_DarcyFlow_beta0.1_Train.hdf5", "darcy2d")
+    assert np.array_equal(data.read(0, NUM), np.stack([nu[:, None], u], 2)) and data.space == (6, 8)
+    assert len(data.notes) == 2 * is_behind_a_device_axis
+
+
+@pytest.mark.parametrize("config", ["group", "root", None])
+@pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
+@pytest.mark.parametrize("task", MULT)
+def test_a_group_per_trajectory_with_channels_last(task, is_behind_a_device_axis, config, tmp_path):
+    name, axes, channels = MULT[task]
+    u = numbers(NUM, FRAMES, channels, *[SIZES[axis] for axis in axes])
+    with h5py.File(tmp_path / name, "w") as file:
+        for i in range(NUM):
+            group = file.create_group(f"{i:04d}")
+            values = np.moveaxis(u[i], 1, -1)
+            group.create_dataset("data", data=values[None] if is_behind_a_device_axis else values, compression="lzf")
+            coordinates(group, axes, "grid/{}", FRAMES)
+            where, key = (group.attrs, "config") if config == "group" else (file.attrs, f"{i:04d}/config")
+            if config:
+                where[key] = f"sim: {{seed: {i}, k: 0.005, n: 1}}\nname: test"   # variable length, as h5py writes it
+    data = open_data(tmp_path / name, task)
+    assert np.array_equal(data.read(0, NUM), u) and np.array_equal(data.read(2, 4), u[2:4])
+    assert data.space == tuple(SIZES[axis] for axis in axes) and data.dt == pytest.approx(0.05)
+    assert len(data.notes) == is_behind_a_device_axis
+    assert data.attributes == ({"config": "sim: {seed: 0, k: 0.005, n: 1}\nname: test"} if config else {})
+
+
+@pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
+def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(is_behind_a_device_axis, tmp_path):
+    velocity, particles = numbers(NUM, FRAMES, 6, 8, 2), numbers(NUM, FRAMES, 6, 8, 1)
+    path, lead = tmp_path / "ns_incom_inhom_2d_512-0.h5", (1,) * is_behind_a_device_axis
+    with h5py.File(path, "w") as file:
+        for key, values in (("velocity", velocity), ("particles", particles)):
+            file.create_dataset(key, data=values.reshape(*lead, *values.shape), compression="lzf", shuffle=True,
+                                chunks=(*lead, 1, 1, *values.shape[2:]))
+        file["force"] = numbers(NUM, 6, 8, 2)
+        file["t"] = np.tile(0.005 * np.arange(FRAMES, dtype=np.float32), (NUM, 1))
+        file.attrs.update(config="{NU: 0.01, sim_name: test}", latestIndex=FRAMES - 1)
+    data = open_data(path, "ns_incom2d")
+    expected = np.moveaxis(np.concatenate([velocity, particles], -1), -1, 2)
+    assert np.array_equal(data.read(0, NUM), expected) and np.array_equal(data.read(2, 4), expected[2:4])
+    assert data.dt == pytest.approx(0.005) and data.attributes["config"].startswith("{NU: 0.01")
+
+
+@pytest.mark.parametrize(("said", "is_wrong"), [("k: 0.005", False), ("k: 0.01", True), ("[", False), ("just text", False)])
+def test_constants_that_a_file_states_otherwise_are_an_error(said, is_wrong, tmp_path):
+    path = tmp_path / "2D_diff-react_NA_NA.h5"
+    with h5py.File(path, "w") as file:
+        for i in range(NUM):
+            group = file.create_group(f"{i:04d}")
+            group["data"] = np.random.default_rng(i).random((FRAMES, 8, 8, 2), np.float32)
+            coordinates(group, "", "grid/{}", FRAMES)
+            group.attrs["config"] = f"sim:\n  {said}" if ":" in said else said
+    findings = dict(examine([("diff_react2d", path)], val_fraction=0.2, test_fraction=0.2))[path]
+    assert any("the file says k = 0.01, and diff_react2d has 0.005" in finding.what for finding in findings) == is_wrong
+
+
+FULL = {   # published shapes, and what of them is asked for: rows, strides in space and time, bytes asked for
+    "advection1d": (["tensor"], (10000, 201, 1024), (5000, 5100), 1, 1),
+    "darcy2d": (["tensor"], (10000, 1, 128, 128), (9000, 9100), 1, 1),
+    "cfd2d": (["density", "pressure", "Vx", "Vy"], (10000, 21, 128, 128), (9990, 9994), 1, 1),
+    "cfd2d_turb": (["density", "pressure", "Vx", "Vy"], (1000, 21, 512, 512), (998, 999), 4, 5),
+    "cfd3d": (["density", "pressure", "Vx", "Vy", "Vz"], (100, 21, 128, 128, 128), (98, 99), 4, 5),
+}
+
+
+@pytest.mark.parametrize("task", FULL)
+def test_a_file_of_the_published_size_is_read_with_no_more_memory_than_the_batch(task, tmp_path):
+    """Up to 88 GB in size; the files have holes and take no disk. A block of 16 MiB, and twice that where a stride drops most of
+    it, is what reading adds to the batch."""
+    keys, shape, (low, high), space, time = FULL[task]
+    spec = get_task(task)
+    attributes = {"beta": 1.0, "eta": 0.1, "zeta": 0.1}
+    with h5py.File(tmp_path / "full.hdf5", "w") as file:
+        arrays = {key: shape for key in keys} | ({"nu": (shape[0], *shape[2:])} if spec.is_steady else {})
+        for key, size in arrays.items():
+            file.create_dataset(key, size, np.float32, dcpl=allocated())
+            file[key][high - 1, ..., 0] = 3.0
+        if not spec.is_steady:
+            file["t-coordinate"] = np.arange(shape[1] + 1, dtype=np.float32)
+        file.attrs.update({name: attributes[name] for name in spec.parameters if name in attributes})
+    assert (tmp_path / "full.hdf5").stat().st_size > np.prod(shape) * 4 * len(keys)
+    code = f"""
+        import resource
+        from ups.data.pdebench import open_data
+        def peak():
+            return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+        before = peak()
+        data = open_data({str(tmp_path / "full.hdf5")!r}, {task!r}, space_stride={space}, time_stride={time})
+        u = data.read({low}, {high})
+        print(float(u[-1].max()), float(u[0].min()), peak() - before - u.nbytes, u.nbytes)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    largest, smallest, beyond, batch = map(float, result.stdout.split())
+    assert (largest, smallest) == (3.0, 0.0)
+    assert beyond < 48 * 2**20 and batch > 2**20, (beyond / 2**20, batch / 2**20)
