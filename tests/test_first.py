@@ -270,5 +270,4 @@ def test_prepare_data_fetches_the_first_and_whole_files_where_the_layout_asks_fo
     assert prepare_data.main(only) == 0 and len(server.ranges) == asked
     assert "up to date; no MD5" in capsys.readouterr().out
     assert np.array_equal(open_data(config.data_path("advection1d_hidden", 0.4), "advection1d_hidden").read(0, 4)[:, :, 0], u[:4])
-    with pytest.raises(ValueError, match="data.fetch is first with data.source generate; expected whole"):
-        prepare_data.main([*only, "data.source=generate"])
+    assert load_config(overlay, ["data.source=own"]).data_path("advection1d_hidden", 0.4).name == NAME   # like url: of downloads

@@ -82,9 +82,6 @@ def _of_sections(config: Config) -> list[Requirement]:
          f"data.tasks repeats {names[-1]}" if len(names) > len(TASKS)
          else f"data.tasks {names} repeats a task",
          "each task once", "Remove the repetition."),
-        (data.fetch == "whole" or data.source == "published",
-         f"data.fetch is {data.fetch} with data.source {data.source}",
-         "whole, unless files are downloaded (data.source=published)", "Leave data.fetch out."),
         *[(train.micro_batch <= 0 or train.batch_size % train.micro_batch == 0
            or train.micro_batch > train.batch_size,
            f"{stage}.train.batch_size {train.batch_size} is not a multiple of micro_batch "
