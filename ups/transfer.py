@@ -1,4 +1,4 @@
-"""From main memory to a device without a wait: what a step is given travels while the device still computes."""
+"""From main memory to a device without a wait: what a step is given travels while the device computes."""
 
 import torch
 from torch import Tensor

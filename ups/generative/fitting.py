@@ -103,8 +103,9 @@ def loss_of(corrector: Corrector, batches: Batches, noises: int, step: int,
                                                       given.noise, send(given.angle, given.r.device))
     bins = {key: torch.nonzero((low <= given.angle) & (given.angle < high))[:, 0]
             for key, (low, high) in BINS.items()}   # rows, in main memory as the angles are
-    return loss.mean(), {name: loss.mean(), f"{name}/std": given.r.std(), **{
-        f"{name}/angle_{key}": loss[send(rows, loss.device)].mean() for key, rows in bins.items() if len(rows)}}
+    return loss.mean(), {name: loss.mean(), f"{name}/std": given.r.std(),
+                         **{f"{name}/angle_{key}": loss[send(rows, loss.device)].mean()
+                            for key, rows in bins.items() if len(rows)}}
 
 
 def noise_of(corrector: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> Noised:
