@@ -284,7 +284,7 @@ FAULTS: dict[str, Callable[[Fault], None]] = {
     "nan_gradient": in_loss(with_loss(lambda loss: Bad.apply(loss, "nan"))),
     "error_loader": in_loader,
     "error_validation": in_validation(raising(ArithmeticError("injected in validation"))),
-    "error_alone": around(RUN, "keep_best", raising(ArithmeticError("injected where no one looks")),
+    "error_alone": around(RUN, "keep_if", raising(ArithmeticError("injected where no one looks")),
                           lambda fault, run, _: run.step >= fault.step),
     "error_saving": around(CHECKPOINTS, "_write", raising(FULL), at_step),
     "full_saving": full_disk(CHECKPOINTS, "_write", lambda _: 500),
