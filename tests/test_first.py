@@ -1,9 +1,12 @@
 """The first trajectories of a published file, fetched alone from a server on 127.0.0.1."""
 
 import contextlib
+import gc
 import http.server
+import io
 import re
 import threading
+import urllib.request
 
 import h5py
 import numpy as np
@@ -99,6 +102,28 @@ def part(server, folder, num=4, **options):
     path = folder / f"1D_Advection_Sols_beta0.4.first{num}.hdf5"
     fetch_first(server.url, path, "advection1d", num, MD5, **{"patience": QUICK, **options})
     return path
+
+
+def test_garbage_of_hdf5_is_not_collected_by_the_thread_that_asks(served, tmp_path, monkeypatch):
+    """HDF5 holds its lock while it reads from the server: another thread that frees one of its objects waits for ever."""
+    answered, urlopen = first.answered, urllib.request.urlopen
+
+    def with_garbage(request, timeout_s):
+        ring = [h5py.File(io.BytesIO(), "w")]
+        ring.append(ring)
+        del ring
+        return answered(request, timeout_s)
+
+    def collecting(request, timeout):
+        if gc.isenabled():   # as Python does by itself at any allocation
+            gc.collect()
+        return urlopen(request, timeout=timeout)
+
+    monkeypatch.setattr(first, "answered", with_garbage)
+    monkeypatch.setattr(urllib.request, "urlopen", collecting)
+    server, u = served
+    path = part(server, tmp_path, patience=Patience(retries=0, pause_s=0.01, timeout_s=2.0))
+    assert np.array_equal(open_data(path, "advection1d").read(0, 4)[:, :, 0], u[:4]) and gc.isenabled()
 
 
 def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(served, tmp_path):

@@ -7,6 +7,7 @@ published MD5 is that of the whole file; nothing here can be compared with it.
 """
 
 import contextlib
+import gc
 import io
 import re
 import urllib.request
@@ -28,6 +29,19 @@ from ups.tasks import get_task
 BLOCK_BYTES = 2**18    # of small reads: what HDF5 asks for to find its way lies close together
 KEPT = 16              # such blocks
 CHUNK_BYTES = 2**26    # of trajectories fetched before they count as done
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Inside, no cyclic garbage is collected. HDF5 holds its lock while it reads from us, and we wait for
+    another thread: were that to collect a file or data set of h5py, it would wait for the lock, for ever."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class RemoteFile(io.RawIOBase):
@@ -58,18 +72,22 @@ class RemoteFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         num = max(0, min(len(buffer), self.size - self.at))
         try:
-            if num < BLOCK_BYTES:
-                first, last = self.at // BLOCK_BYTES, (self.at + num - 1) // BLOCK_BYTES
-                start = self.at - first * BLOCK_BYTES
-                found = b"".join(map(self._block, range(first, last + 1)))[start:start + num]
-            else:
-                found = self._range(self.at, self.at + num)
+            with _uncollected():
+                found = self._bytes(num)
         except Exception as error:
             self.error = error
             raise
         buffer[:num] = found
         self.at += num
         return num
+
+    def _bytes(self, num: int) -> bytes:
+        """The next `num` bytes."""
+        if num >= BLOCK_BYTES:
+            return self._range(self.at, self.at + num)
+        first, last = self.at // BLOCK_BYTES, (self.at + num - 1) // BLOCK_BYTES
+        start = self.at - first * BLOCK_BYTES
+        return b"".join(map(self._block, range(first, last + 1)))[start:start + num]
 
     def _block(self, number: int) -> bytes:
         """Bytes of an aligned block, the latest kept."""
