@@ -21,7 +21,7 @@ from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.models.choose import fit_base, spread
-from ups.models.loss import operator_loss, pooled, score_of, squared_errors
+from ups.models.loss import is_better, operator_loss, pooled, score_of, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
 from ups.setup import opened, started
@@ -30,6 +30,7 @@ from ups.training.ranks import main_guard
 from ups.training.run import Run
 
 STAGE = "operator"
+JUDGED = 4   # times as many trajectories decide whether the network serves as judge it on the way
 
 
 def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
@@ -40,14 +41,19 @@ def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
     return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
 
 
-def validate(operator: Operator, caches: dict[str, Cache], config: Config,
-             run: Run) -> dict[str, dict[str, float]]:
-    """Task -> pooled nRMSE of validation rollouts by the network and by its base alone. A collective."""
-    count = config.operator.train.validate_trajectories
-    sums = run.agreed(lambda: [
-        squared_errors(operator, cache, spread(cache, "val", count)[run.rank :: run.world],
-                       config.context(name), run.device) for name, cache in caches.items()], "validating")
-    return {name: pooled(run.ranks.reduce_sum(part)) for name, part in zip(caches, sums, strict=True)}
+def validate(operator: Operator, caches: dict[str, Cache], config: Config, run: Run,
+             count: int) -> dict[str, Tensor]:
+    """Task -> `squared_errors` of rollouts of at most `count` validation trajectories, by the network and by
+    its base alone. A collective."""
+    def errors(name: str, cache: Cache) -> Tensor:
+        rows, own = spread(cache, "val", count), slice(run.rank, None, run.world)
+        part = squared_errors(operator, cache, rows[own], config.context(name), run.device)
+        whole = part.new_zeros(len(rows), *part.shape[1:])
+        whole[own] = part
+        return whole
+
+    parts = run.agreed(lambda: [errors(*one) for one in caches.items()], "validating")
+    return {name: run.ranks.reduce_sum(part) for name, part in zip(caches, parts, strict=True)}
 
 
 @main_guard
@@ -83,18 +89,22 @@ def main() -> None:
         run.update(partial(loss_of, operator, windows, batch, step), len(batch))
         if run.is_due(train.validate_every):
             with run.ema_weights():
-                errors = validate(operator, caches, config, run)
+                found = validate(operator, caches, config, run, train.validate_trajectories)
+            errors = {name: pooled(sums) for name, sums in found.items()}
             run.validated({"score": score_of(errors),
                            **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}},
                           "validation nRMSE " + ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
                                                           for name, e in errors.items()))
             run.keep_best(score_of(errors))
 
-    # ---- finish: the network serves a task only where it helps
+    # ---- finish: the network serves a task only where it helps by more than chance
     run.take_best()
-    errors = validate(operator, caches, config, run)
-    for name, error in errors.items():
-        operator.heads[name].description["is_network_used"] = error["network"] < error["base"]
+    num_judged = JUDGED * train.validate_trajectories
+    found = validate(operator, caches, config, run, num_judged)
+    for name, sums in found.items():
+        groups = caches[name].trajectory[spread(caches[name], "val", num_judged)]
+        operator.heads[name].description["is_network_used"] = is_better(sums, groups, seed)
+    errors = {name: pooled(sums) for name, sums in found.items()}
     run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"]
                                                 for name, (fact, _) in bases.items()}}, operator.description)
 

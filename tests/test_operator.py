@@ -31,7 +31,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Known
 from ups.models.choose import spread
 from ups.models.head import describe_tokenizer
-from ups.models.loss import FLOOR, operator_loss, relative_error, relative_field_error, score_of, squared_errors
+from ups.models.loss import FLOOR, is_better, operator_loss, relative_error, relative_field_error, score_of, squared_errors
 from ups.models.operator import BOUNDARIES, Operator, load_operator
 from ups.models.rollout import rollout
 from ups.models.windows import Windows, augment
@@ -610,10 +610,11 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        assert operator.heads[name].is_network_used == (error["network"] < error["base"])
+        rows, is_used = spread(cache, "val", 4), operator.heads[name].is_network_used   # four times the one it is validated on
         operator.heads[name].description["is_network_used"] = True   # as it was validated
-        context = 0 if cache.task.is_steady else config.evaluate.context_frames
-        truth, *squares = squared_errors(operator, cache, spread(cache, "val", 1), context, torch.device("cpu"))
+        sums = squared_errors(operator, cache, rows, config.context(name), torch.device("cpu"))
+        assert is_used == is_better(sums, cache.trajectory[rows], config.run.seed)
+        truth, *squares = sums.sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
 
@@ -650,6 +651,35 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference
     assert numbers[0] == numbers[1]
 
 
+def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
+    """`squared_errors` of a network whose error is `ratio` (rows,) times its base's, row by row: (rows, 3, 6, 1)."""
+    base = 0.01 * noise(len(ratio), 6, 1, seed=seed).exp().double()
+    return torch.stack([torch.ones_like(base), ratio.double().view(-1, 1, 1).square() * base, base], 1)
+
+
+def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
+    alone = torch.arange(64)
+    luck = (0.5 * noise(64, seed=3)).exp()          # as often better as worse, and by as much
+    ratio = 0.98 * luck / luck.mean()               # on these rows a little better in the mean: that was enough before
+    network, base = (part.sqrt().mean() for part in rollout_squares(ratio).unbind(1)[1:])
+    assert network < base and not is_better(rollout_squares(ratio), alone, 0)
+    assert is_better(rollout_squares(0.8 * luck.clamp(0.8, 1.2)), alone, 0)
+    # a few starts at many parameter values are a few: what looks sure of 64 is not of 4
+    shared = torch.tensor([0.6, 0.7, 0.7, 1.3]).repeat(16)
+    assert is_better(rollout_squares(shared), alone, 0) and not is_better(rollout_squares(shared), alone % 4, 0)
+
+
+def test_a_network_that_blows_up_on_one_start_does_not_serve():
+    ratio = torch.full((64,), 0.5)
+    assert is_better(rollout_squares(ratio), torch.arange(64), 0)
+    for large in (60.0, math.inf, math.nan):     # 60: by the median it is still the better of the two
+        ratio[7] = large
+        assert not is_better(rollout_squares(ratio), torch.arange(64), 0)
+    equal = rollout_squares(torch.ones(64))
+    assert not is_better(equal, torch.arange(64), 0)
+    assert not is_better(torch.zeros_like(equal), torch.arange(64), 0)   # nothing to be told by
+
+
 def test_without_validation_the_averaged_weights_are_exported_and_judged(caches, tmp_path):
     code, log = train(caches, tmp_path, "operator.train.validate_every=0", "operator.train.steps=3", "data.tasks=[burgers1d]")
     assert code == 0, log
@@ -660,7 +690,7 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path))
     cache, operator = open_cache(config, "burgers1d"), load_operator(directory)
     operator.heads["burgers1d"].description["is_network_used"] = True   # as it was validated
-    truth, network, _ = squared_errors(operator, cache, spread(cache, "val", 1), 10, torch.device("cpu"))
+    truth, network, _ = squared_errors(operator, cache, spread(cache, "val", 4), 10, torch.device("cpu")).sum(0)
     recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]["network"]
     assert float((network / truth).sqrt().mean()) == pytest.approx(recorded, rel=1e-6)
 
@@ -750,7 +780,8 @@ def test_no_rows_give_no_error_in_the_right_shape(caches, reference):
     cache, operator = open_cache(config, "diff_react2d"), load_operator(reference / "smoke" / "operator")
     nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10, torch.device("cpu"))
     something = squared_errors(operator, cache, cache.split["val"], 10, torch.device("cpu"))
-    assert nothing.shape == something.shape == (3, 4, 2) and not nothing.any() and something.dtype == nothing.dtype
+    assert nothing.shape[1:] == something.shape[1:] == (3, 4, 2) and len(nothing) == 0 < len(something) == len(cache.split["val"])
+    assert something.dtype == nothing.dtype
 
 
 def test_every_boundary_of_a_task_is_known_to_the_condition():

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from ups.data.cache import Cache
+from ups.metrics.errors import ERROR
+from ups.metrics.intervals import compare
 from ups.models.bases.base import Known
 from ups.models.operator import Operator
 
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 FLOOR = 1e-4
+NUM_BOOTSTRAP = 1000
 PARTS = {"network": "full", "base": "base"}   # of the operator: name in the log -> part of a rollout
 
 
@@ -65,29 +68,43 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, known
 @torch.no_grad()
 def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
                    device: torch.device) -> Tensor:
-    """Sums over `rows` and space of u_ref^2 and of the squared rollout errors of operator and base: (3, T,
-    C), float64."""
+    """Sums over space of u_ref^2 and of the squared rollout errors of operator and base: (rows, 3, T, C),
+    float64."""
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     if len(rows) == 0:   # fewer trajectories than processes
-        return torch.zeros(1 + len(PARTS), num_frames, head.codec.num_channels, dtype=torch.float64,
+        return torch.zeros(0, 1 + len(PARTS), num_frames, head.codec.num_channels, dtype=torch.float64,
                            device=device)
     given = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, 0, context, device)
     u_ref = head.physical(cache.batch(rows, context, num_frames, device)).double()
-    over = (0, *range(3, u_ref.ndim))
+    over = tuple(range(3, u_ref.ndim))
     sums = [u_ref.square().sum(over)]
     for part in PARTS.values():
         z_pred = operator.rollout(given, head.name, cache.parameters[rows], num_frames, part)
         sums.append((head.physical(z_pred).double() - u_ref).square().sum(over))
-    return torch.stack(sums)
+    return torch.stack(sums, 1)
 
 
 def pooled(sums: Tensor) -> dict[str, float]:
     """Pooled nRMSE of network and base, mean over frames and channels, from `squared_errors`; inf where one
     blew up."""
-    reference, *squares = sums
+    reference, *squares = sums.sum(0)
     values = [float((square / reference).sqrt().mean()) for square in squares]
     return {name: value if math.isfinite(value) else math.inf
             for name, value in zip(PARTS, values, strict=True)}
+
+
+def is_better(sums: Tensor, groups: Tensor, seed: int) -> bool:
+    """Whether the network's rollouts, by `squared_errors`, are better than its base's by more than chance:
+    the whole 95 % interval of the ratio of their errors is below 1, by the mean of relative errors and by the
+    pooled one.
+
+    groups (rows,): trajectories of one initial condition, drawn together. Paired: both on the same draws.
+    """
+    reference, network, base = (part.sqrt().cpu() for part in sums.unbind(1))
+    ratios = [compare(ERROR[name], {"rmse": network, "ref_rms": reference},
+                      {"rmse": base, "ref_rms": reference}, NUM_BOOTSTRAP, seed, groups)
+              for name in ("nrmse", "nrmse_pooled")]
+    return all(ratio["high"] is not None and ratio["high"] < 1 for ratio in ratios)
 
 
 def score_of(errors: dict[str, dict[str, float]]) -> float:
