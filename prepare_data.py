@@ -16,6 +16,8 @@ run continues where it stopped; a finished file is kept; a file made otherwise i
 """
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from tqdm import tqdm
@@ -28,6 +30,13 @@ from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
 from ups.tasks import TASKS, get_task
+
+
+@contextmanager
+def progress(name: str, num: int) -> Iterator[Callable[[int], None]]:
+    """A bar of `num` trajectories, moved by a call with how many are done."""
+    with tqdm(total=num, desc=name, unit="trajectory") as bar:
+        yield lambda done: bar.update(done - bar.n)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -108,9 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
             url = f"{config.data.url}/{source[0]}" if is_published else ""
             if is_published and source[2]:
                 was_there = holds_first(path, task, source[2], source[1])
-                with tqdm(total=source[2], desc=path.name, unit="trajectory") as bar:
-                    fetch_first(url, path, task, source[2], source[1],
-                                on_progress=lambda done, bar=bar: bar.update(done - bar.n))
+                with progress(path.name, source[2]) as on_progress:
+                    fetch_first(url, path, task, source[2], source[1], on_progress=on_progress)
                 print(f"{path}: {'up to date' if was_there else f'the first {source[2]} trajectories'}; no "
                       "MD5 to compare them with")
             elif is_published:
@@ -120,9 +128,9 @@ def main(arguments: list[str] | None = None) -> int:
             elif num_done(path, source) and path.exists():
                 print(f"{path}: up to date")
             else:
-                with tqdm(total=source["num_trajectories"], desc=path.name, unit="trajectory") as bar:
+                with progress(path.name, source["num_trajectories"]) as on_progress:
                     write_data(path, task, partial(solver, task), source, chunk=config.data.chunk,
-                               on_progress=lambda done, bar=bar: bar.update(done - bar.n))
+                               on_progress=on_progress)
                 print(f"{path}: generated", flush=True)
     return 0
 

@@ -93,7 +93,8 @@ EXPLOSION = ((1.0, 1000.0, 0.0), (1.0, 0.01, 0.0))
 
 
 @pytest.mark.parametrize(("sides", "t", "limit"), [
-    (SOD, 0.4, 0.006), (COLLISION, 0.06, 0.02), (APART, 0.2, 0.01), (EXPLOSION, 0.02, 0.05)],
+    (SOD, 0.4, 0.006), pytest.param(COLLISION, 0.06, 0.02, marks=pytest.mark.faults), (APART, 0.2, 0.01),
+    (EXPLOSION, 0.02, 0.05)],
     ids=["sod", "collision", "apart", "explosion"])
 def test_riemann_problems_are_solved_to_first_order(sides, t, limit):
     errors = []
@@ -158,6 +159,7 @@ def vortex(num_cells: int, t: float) -> Tensor:
     return torch.stack([heat ** (1 / (GAMMA - 1)), heat ** (GAMMA / (GAMMA - 1)), 1 - around * y, 0.5 + around * x])
 
 
+@pytest.mark.faults
 def test_a_vortex_in_the_wind_converges_at_second_order():
     errors = []
     for num_cells in (32, 64, 128):
@@ -185,7 +187,7 @@ def test_a_shear_wave_decays_as_the_viscosity_says(axis, eta):
     assert abs(grid / k**2 - 1) < 1e-3
 
 
-@pytest.mark.parametrize(("eta", "zeta"), [(0.02, 0.01), (0.005, 0.1)])
+@pytest.mark.parametrize(("eta", "zeta"), [(0.02, 0.01), pytest.param(0.005, 0.1, marks=pytest.mark.faults)])
 def test_sound_is_damped_by_both_viscosities(eta, zeta):
     """u_tt = c^2 u_xx + (4 eta / 3 + zeta) u_xxt from a standing wave at its fastest, heat not conducted."""
     k, c = 2 * math.pi, math.sqrt(GAMMA * 2.0 / 1.5)
@@ -384,7 +386,7 @@ def test_waves_have_the_documented_spectrum(ndim, n, power):
     torch.testing.assert_close(fine[(slice(None), *[slice(1, None, 3)] * ndim)], Waves(random_stream(3, 0), 2, ndim)(n))
 
 
-@pytest.mark.parametrize(("ndim", "num"), [(2, 300), (3, 40)])
+@pytest.mark.parametrize(("ndim", "num"), [(2, 300), pytest.param(3, 40, marks=pytest.mark.faults)])
 def test_random_fields_have_the_documented_means_and_boxes(ndim, num):
     starts = torch.stack([random_fields(random_stream(5, index), 64, ndim=ndim, mach=0.3) for index in range(num)])
     density, pressure, velocity = starts[:, 0].flatten(1), starts[:, 1].flatten(1), starts[:, 2:]

@@ -1,14 +1,11 @@
 """prepare_data.py, the downloader (against a server on 127.0.0.1) and the data doctor."""
 
-import contextlib
 import hashlib
-import http.server
 import os
 import re
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from local_server import PlannedHandler, serving
 
 import prepare_data
 from ups import dry_run, files
@@ -105,16 +103,11 @@ def test_a_parameter_that_is_not_published_lists_those_that_are():
 # -------------------------------------------------------------------------------------------------------------- download
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT; `server.plan` holds one behaviour per request, then "ok"."""
+class Handler(PlannedHandler):
+    """Serves CONTENT."""
 
-    def do_GET(self):
-        plan = self.server.plan.pop(0) if self.server.plan else "ok"
+    def answer(self, plan):
         wanted = self.headers.get("Range")
-        self.server.ranges.append(wanted)
-        if isinstance(plan, int):
-            self.send_error(plan)
-            return
         if plan in ("drip", "drip in the head"):
             self.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" if plan == "drip" else b"HTTP/1.1 200 O")
             return
@@ -134,28 +127,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         cut = {"cut": 2**20, "nothing": 0, "no range, cut": 2**20 // (1 + len(self.server.ranges) % 2)}
         self.wfile.write(body[:cut.get(plan)])
 
-    def drip(self, first):
-        """A byte every 20 ms until the client or the test ends it."""
-        with contextlib.suppress(OSError):
-            self.wfile.write(first)
-            while not self.server.is_over.wait(0.02):
-                self.wfile.write(b"x")
-
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def server():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.plan, running.ranges, running.url = [], [], f"http://127.0.0.1:{running.server_port}/api/1"
-        running.is_over = threading.Event()
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(Handler) as running:
         yield running
-        running.is_over.set()
-        running.shutdown()
-        thread.join()
 
 
 def get(server, path, md5=MD5, **patience):

@@ -1,17 +1,15 @@
 """The first trajectories of a published file, fetched alone from a server on 127.0.0.1."""
 
-import contextlib
 import gc
-import http.server
 import io
 import re
-import threading
 import urllib.request
 
 import h5py
 import numpy as np
 import pytest
 import yaml
+from local_server import PlannedHandler, serving
 
 import prepare_data
 from ups.config import load_config
@@ -29,18 +27,11 @@ ROW = 4 * FRAMES * CELLS
 QUICK = Patience(retries=2, pause_s=0.001, timeout_s=2.0)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves server.content in parts; `server.plan` holds one behaviour per request, then "ok"."""
+class Handler(PlannedHandler):
+    """Serves server.content in parts."""
 
-    def do_GET(self):
-        server = self.server
-        plan = server.plan.pop(0) if server.plan else "ok"
-        server.ranges.append(self.headers.get("Range"))
-        if isinstance(plan, int):
-            with contextlib.suppress(OSError):
-                self.send_error(plan)
-            return
-        content, start, stop = server.content, 0, len(server.content)
+    def answer(self, plan):
+        server, content, start, stop = self.server, self.server.content, 0, len(self.server.content)
         if plan != "no range" and self.headers.get("Range"):
             low, high = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups()
             start, stop = int(low), min(int(high) + 1, stop)
@@ -53,30 +44,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("ETag", server.mark.pop(0) if len(server.mark) > 1 else server.mark[0])
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        with contextlib.suppress(OSError):
-            if plan == "drip":
-                while not server.is_over.wait(0.02):
-                    self.wfile.write(b"x")
-            body = content[start:stop]
-            self.wfile.write(body[:len(body) // 2] if plan == "cut" else body)
-            server.sent += len(body)
-
-    def log_message(self, *_):
-        pass
+        if plan == "drip":
+            self.drip()
+        body = content[start:stop]
+        self.wfile.write(body[:len(body) // 2] if plan == "cut" else body)
+        server.sent += len(body)
 
 
 @pytest.fixture
 def server():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.plan, running.ranges, running.mark, running.sent = [], [], ['"a"'], 0
-        running.url, running.is_over = f"http://127.0.0.1:{running.server_port}/api/1", threading.Event()
-        running.daemon_threads = True
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(Handler, mark=['"a"'], sent=0) as running:
         yield running
-        running.is_over.set()
-        running.shutdown()
-        thread.join()
 
 
 def whole(folder, u=None, **tensor):

@@ -107,7 +107,7 @@ def test_an_independent_scheme_of_finite_differences_gives_the_same_to_second_or
 # ---------------------------------------------------------------- trajectories
 
 
-@pytest.mark.parametrize(("nu", "rho"), [(0.5, 1.0), (5.0, 10.0), (0.01, 10.0)])
+@pytest.mark.parametrize(("nu", "rho"), [(0.5, 1.0), pytest.param(5.0, 10.0, marks=pytest.mark.faults), (0.01, 10.0)])
 def test_finer_starts_and_steps_change_less_than_a_millionth(nu, rho, monkeypatch):
     settings = SETTINGS | {"parameter": nu, "t_end": 1.0}
     coarse = solver_of(rho)(range(3), **settings)

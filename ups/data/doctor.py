@@ -208,8 +208,7 @@ def _wall_noise(data: Trajectories) -> Iterator[Finding]:
     elsewhere."""
     if data.task.boundary == PERIODIC or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
         return
-    chosen = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
-    u = np.concatenate([data.read(i, i + 1) for i in chosen.tolist()])
+    _, u = data.spread(LOOKED_AT)
     u = u[:, data.num_frames // 2:].astype(np.float64)
     limit = ROUGH * np.ptp(u, axis=tuple(range(3, u.ndim)), keepdims=True)
     wall, inside = [], []   # shares of windows that alternate

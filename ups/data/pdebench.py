@@ -79,7 +79,7 @@ class Trajectories:
     the space axes, float64) are those after striding. parameter: first file-level parameter or None.
     attributes: what the file says about itself. notes: oddities that were put right, for the user to see.
     groups: those of the trajectories, where they have any. A reader of another format has all of these but
-    `groups`, and `read`.
+    `groups`, `read` and `spread`.
     """
 
     path: Path
@@ -107,6 +107,11 @@ class Trajectories:
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         with opened(self.path, self.task.name) as file:
             return self.read_from(file, first, last)
+
+    def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers (n,) of at most `num` trajectories spread over the file, and what `read` gives of them."""
+        rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))
+        return rows, np.concatenate([self.read(row, row + 1) for row in rows.tolist()])
 
     def read_from(self, file: h5py.File, first: int, last: int) -> np.ndarray:
         """`read` from the open file."""

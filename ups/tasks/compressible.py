@@ -174,11 +174,10 @@ def simulation(start: Callable[["np.random.Generator", int], Tensor], ndim: int,
 def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether density and pressure are positive and the mass of a closed domain stays, in a few
     trajectories."""
-    chosen = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
-    u = np.concatenate([data.read(i, i + 1) for i in chosen.tolist()])
+    rows, u = data.spread(LOOKED_AT)
     space = tuple(range(2, u.ndim - 1))
     if (u[:, :, :2] <= 0).any():
-        wrong = chosen[(u[:, :, :2] <= 0).reshape(len(u), -1).any(1)].tolist()
+        wrong = rows[(u[:, :, :2] <= 0).reshape(len(u), -1).any(1)].tolist()
         yield Finding("error", "a density or pressure is not positive", f"trajectories {wrong}",
                       data.task.remedy)
     mass = u[:, :, 0].mean(space, dtype=np.float64)
