@@ -35,7 +35,7 @@ from ups.generative.student import (
     words_of,
 )
 from ups.models.operator import load_operator
-from ups.setup import opened, started
+from ups.setup import begun, opened, started
 from ups.training.ranks import main_guard
 
 STAGE, TUNING = "consistency", "tuning.json"
@@ -75,7 +75,7 @@ def main() -> None:
 
     # ---- model: starts as the teacher
     run.seed_all()
-    student = run.attach(twin_of(teacher, mid_angle=section.mid_angle))
+    student = run.attach(begun(run, twin_of(teacher, mid_angle=section.mid_angle), config))
     given = (student, batches, pool, section.members, tuned_from)
     run.probe(partial(loss_of, *given, train.steps - 1, batches.largest, 0), batches.share)   # as it is tuned
 

@@ -20,7 +20,7 @@ from functools import partial
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.models.operator import load_operator
-from ups.setup import opened, started
+from ups.setup import begun, opened, started
 from ups.training.ranks import main_guard
 
 STAGE = "diffusion"
@@ -41,7 +41,7 @@ def main() -> None:
     # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
     # leave
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
-    corrector = run.attach(corrector)
+    corrector = run.attach(begun(run, corrector, config))
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 

@@ -24,7 +24,7 @@ from ups.models.choose import fit_base, spread
 from ups.models.loss import is_better, operator_loss, pooled, score_of, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
-from ups.setup import opened, started
+from ups.setup import begun, opened, started
 from ups.training.fit import fit_once
 from ups.training.ranks import main_guard
 from ups.training.run import Run
@@ -77,7 +77,7 @@ def main() -> None:
 
     # ---- model
     run.seed_all()
-    operator = run.attach(over_bases(bases, config.operator.model, train.precision))
+    operator = run.attach(begun(run, over_bases(bases, config.operator.model, train.precision), config))
 
     largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
     batch = windows.schedule.batch(largest).share(run.rank, run.world)

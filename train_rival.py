@@ -20,7 +20,7 @@ from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import ends_of, metrics_of, score_noise, scores, twin_of, validate, words_of
 from ups.models.operator import load_operator
-from ups.setup import opened, started
+from ups.setup import begun, opened, started
 from ups.training.ranks import main_guard
 
 STAGE = "rival"
@@ -51,7 +51,7 @@ def main() -> None:
 
     # ---- model: starts as the corrector
     run.seed_all()
-    network = run.attach(twin_of(corrector))
+    network = run.attach(begun(run, twin_of(corrector), config))
     run.probe(partial(loss_of, network, batches, section.members, batches.largest), batches.share)
 
     # ---- loop

@@ -18,7 +18,7 @@ from functools import partial
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
 from ups.models.operator import load_operator
-from ups.setup import opened, started
+from ups.setup import begun, opened, started
 from ups.training.ranks import main_guard
 
 STAGE = "steady"
@@ -41,7 +41,7 @@ def main() -> None:
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
-    corrector = run.attach(corrector)
+    corrector = run.attach(begun(run, corrector, config))
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 

@@ -42,7 +42,7 @@ from ups.training.optim import build_optimizer, split_parameters
 
 MODEL = ModelConfig(kind="flat", width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)
 OPTIM = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, adamw_lr=0.01, adamw_betas=[0.9, 0.99],
-                    adamw_weight_decay=0.0, warmup_steps=10, decay_fraction=0.7, clip_norm=1.0, ema_decay=0.99)
+                    adamw_weight_decay=0.0, warmup_steps=10, decay_fraction=0.7, clip_norm=1.0, ema_decay=0.99, trunk_factor=1.0)
 TASKS = [{"name": "burgers1d_hidden", "dim": 3, "num_conditions": 5}, {"name": "diff_react2d", "dim": 4, "num_conditions": 2}]
 TOKENS = {"burgers1d_hidden": (8,), "diff_react2d": (6, 4)}
 

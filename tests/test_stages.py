@@ -53,6 +53,7 @@ from ups.generative.residuals import (
 from ups.models.choose import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, rollout
+from ups.models.warm import is_trunk
 from ups.models.windows import augment
 from ups.seeds import generator
 from ups.training.folder import finished_stage
@@ -266,6 +267,18 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(chain, tmp_path, 
     assert numbers[0] == numbers[1]
     results = [json.loads((root / "smoke" / stage / "done.json").read_text())["results"] for root in (chain, tmp_path)]
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("stage", ["consistency", "steady"])
+def test_a_stage_starts_from_another_run_with_its_trunk_frozen(chain, tmp_path, stage):
+    root = with_parents(chain, tmp_path, stage)
+    codes, logs = start(stage, chain, root, f"{stage}.init={chain / 'smoke'}", f"{stage}.optim.trunk_factor=0",
+                        f"{stage}.train.steps=2")
+    assert codes == [0] and f"heads: {STEADY if stage == 'steady' else HIDDEN} as it was" in logs[0], logs
+    given, own = (load_file(folder / "smoke" / stage / "model.safetensors") for folder in (chain, root))
+    same = {name for name in own if torch.equal(own[name], given[name])}
+    assert {name for name in own if is_trunk(name)} <= same
+    assert not {name for name in own if ".out." in name or ".into." in name} & same
 
 
 def test_no_stage_reads_test_rows_and_a_corrector_only_what_the_operator_never_saw(chain, config):

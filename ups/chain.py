@@ -14,7 +14,7 @@ import h5py
 
 from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
 from ups.evaluation.bench_rows import data_key, find_bench_rows
-from ups.files import DamagedError, file_hash, read_sealed, value_hash
+from ups.files import DamagedError, file_hash, read_record, read_sealed, value_hash
 from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
 
 TO_DO = 3   # exit status
@@ -29,7 +29,33 @@ def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = No
     """
     return {**{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
             **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
-               for name in config.served(stage)}}
+               for name in config.served(stage)},
+            **init_of(config, stage)}
+
+
+def init_of(config: Config, stage: str) -> dict[str, str]:
+    """The fingerprint of the finished stage whose weights `stage` starts from, as "init"; nothing if from
+    none.
+
+    Raises FileNotFoundError or ValueError where there is none or its network is not the one asked for.
+    """
+    if (folder := config.init_dir(stage)) is None:
+        return {}
+    key, own = f"{stage}.init", config.run_dir / stage
+    done = finished_stage(folder) if folder.resolve() != own.resolve() else None
+    if done is None or (done["stage"] == "operator") != (stage == "operator"):
+        raise FileNotFoundError(f"{key} leads to {folder}, which is no finished {stage} stage of another "
+                                f"run; expected one with {DONE}, or its run's folder. Name one with {key}=, "
+                                f"or leave it empty to start afresh.")
+    found = read_record(folder / "config.json", "the description of a network", "Name another.", model=dict)
+    section = stage if hasattr(getattr(config, stage), "model") else "diffusion"
+    if different := [f"{section}.model.{name} {value} (there {found['model'].get(name, 'none')})"
+                     for name, value in to_dict(config.model_of(stage)).items()
+                     if found["model"].get(name) != value]:
+        raise ValueError(f"{key} leads to {folder}, whose network is another: {', '.join(different)}; "
+                         "expected the same, as its weights are to be taken over. Set the keys to what is "
+                         f"there, or name another with {key}=.")
+    return {"init": done["fingerprint"]}
 
 
 def cache_fingerprint(config: Config, task: str) -> str:

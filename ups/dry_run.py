@@ -53,7 +53,7 @@ def _work(config: Config, stage: str) -> tuple[float, float, int]:
 def print_training_plan(config: Config, stage: str) -> None:
     """Batch, parents, parameters, memory, disk and time of a training stage."""
     names, section = config.served(stage), getattr(config, stage)
-    train, model = section.train, getattr(section, "model", config.diffusion.model)
+    train, model = section.train, config.model_of(stage)
     trained, evaluated, fitted = _work(config, stage)
     if not names:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
@@ -61,6 +61,8 @@ def print_training_plan(config: Config, stage: str) -> None:
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
     parents = ({config.run_dir / parent / DONE: parent for parent in STAGES[stage]}
                or {config.cache_path(name): "cache" for name in names})
+    if start := config.init_dir(stage):
+        parents[start / DONE] = "the run to start from"
     missing = [path for path in parents if not path.is_file()]
     more = f"; {missing[0]} is missing: make {parents[missing[0]]}" if missing else ""
     print(f"  {len(parents) - len(missing)} of {len(parents)} parents are there{more}")

@@ -4,6 +4,8 @@ from ups.chain import parents_of
 from ups.config import Config, parse_arguments
 from ups.data.cache import Cache, open_cache
 from ups.dry_run import print_training_plan
+from ups.models.backbone import TaskNetwork
+from ups.models.warm import start_from
 from ups.training.run import Run
 
 
@@ -22,6 +24,15 @@ def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
         raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve "
                          "above 0 for at least one of data.tasks. Set it and train the operator again.")
     return config, {name: open_cache(config, name) for name in names}
+
+
+def begun(run: Run, network: TaskNetwork, config: Config) -> TaskNetwork:
+    """The same network, with the weights of the stage that `run` is to start from, if of any. A
+    collective."""
+    if (folder := config.init_dir(run.stage)) is not None:
+        run.print(run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor),
+                             f"taking over {folder}"))
+    return network
 
 
 def started(config: Config, stage: str, caches: dict[str, Cache]) -> Run:

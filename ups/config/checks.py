@@ -68,7 +68,7 @@ def _of_bounds(section: Any, where: str) -> Iterator[Requirement]:
 def _of_sections(config: Config) -> list[Requirement]:
     """What the sections must be together, but for those of tasks."""
     data, evaluate, names = config.data, config.evaluate, config.data.tasks
-    trains = {stage: getattr(config, stage).train for stage in STAGES}
+    sections = {stage: getattr(config, stage) for stage in STAGES}
     held_out = data.val_fraction + data.test_fraction
     strange = [name for name in evaluate.tasks if name not in names]
     return [
@@ -82,11 +82,15 @@ def _of_sections(config: Config) -> list[Requirement]:
          f"data.tasks repeats {names[-1]}" if len(names) > len(TASKS)
          else f"data.tasks {names} repeats a task",
          "each task once", "Remove the repetition."),
-        *[(train.micro_batch <= 0 or train.batch_size % train.micro_batch == 0
-           or train.micro_batch > train.batch_size,
-           f"{stage}.train.batch_size {train.batch_size} is not a multiple of micro_batch "
-           f"{train.micro_batch}",
-           "micro-batches of equal size", "Change one of the two.") for stage, train in trains.items()],
+        *[(section.train.micro_batch <= 0 or section.train.batch_size % section.train.micro_batch == 0
+           or section.train.micro_batch > section.train.batch_size,
+           f"{stage}.train.batch_size {section.train.batch_size} is not a multiple of micro_batch "
+           f"{section.train.micro_batch}",
+           "micro-batches of equal size", "Change one of the two.") for stage, section in sections.items()],
+        *[(bool(section.init) or section.optim.trunk_factor == 1,
+           f"{stage}.optim.trunk_factor is {section.optim.trunk_factor} of a trunk that is not trained yet",
+           "1 without init", f"Name the run to start from with {stage}.init, or change the rates themselves.")
+          for stage, section in sections.items()],
         (0 < data.val_fraction and 0 < data.test_fraction and held_out < 1,
          f"data.val_fraction + data.test_fraction is {held_out}", "both above 0 and their sum below 1",
          "Lower one of them."),

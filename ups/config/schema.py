@@ -117,6 +117,7 @@ class OptimConfig:
     decay_fraction: Annotated[float, WholeShare]
     clip_norm: Annotated[float, Positive]
     ema_decay: Annotated[float, Share]
+    trunk_factor: Annotated[float, Bound(lambda value: value >= 0, "0 (frozen) or more", "Use 0.1.")]
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class DdpConfig:
 
 @dataclass(frozen=True)
 class NetworkConfig:
+    init: str
     model: ModelConfig
     optim: OptimConfig
     train: TrainConfig
@@ -173,6 +175,7 @@ class DiffusionConfig(SteadyConfig):
 
 @dataclass(frozen=True)
 class RivalConfig:
+    init: str
     optim: OptimConfig
     train: TrainConfig
     members: Annotated[int, Members]
@@ -255,6 +258,17 @@ class Config:
         """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names."""
         wanted = {stage: self.served(stage, self.evaluated) for stage in STAGES}
         return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
+
+    def init_dir(self, stage: str) -> Path | None:
+        """The folder of the stage whose weights `stage` starts from, if from any: its init names that folder
+        or its run's."""
+        section = getattr(self, stage)
+        inside = Path(section.init) / stage
+        return (inside if inside.is_dir() else Path(section.init)) if section.init else None
+
+    def model_of(self, stage: str) -> ModelConfig:
+        """The network of a stage; student and rival have the corrector's."""
+        return getattr(getattr(self, stage), "model", self.diffusion.model)
 
     def cache_path(self, task: str) -> Path:
         return Path(self.cache.root) / f"{task}.h5"

@@ -161,6 +161,12 @@ class Tokenizer(nn.Module):
                           - torch.eye(self.dim, dtype=torch.float64, device=product.device)).abs().max()
                          < 1e-3))
 
+    def is_same(self, other: "Tokenizer") -> bool:
+        """Whether both are maps of the same fields by the same numbers, on whatever device."""
+        return self.meta() == other.meta() and all(
+            one.shape == two.shape and torch.equal(one.cpu(), two.cpu())
+            for one, two in zip(self.buffers(), other.buffers(), strict=True))
+
     def meta(self) -> dict:
         """What `state_dict()` does not hold, as JSON-able values; `from_state(state_dict(), meta())` restores
         the codec."""

@@ -24,6 +24,7 @@ from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearGuess
 from ups.models.backbone import BACKBONES, TaskNetwork, zero_linear
+from ups.models.warm import take_maps
 from ups.tasks import get_task
 from ups.training.checkpoint import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
@@ -86,6 +87,11 @@ class CorrectorHead(nn.Module):
     def largest(self) -> float:
         """largest_std, read once, when it is fitted: no step waits for the device to say it."""
         return float(self.largest_std)
+
+    def take(self, parent: "CorrectorHead") -> str:
+        """Take over the maps of another head of this task; statistics and Gaussian are those of its own
+        residuals. In words, "" if it cannot serve."""
+        return take_maps(self, parent)
 
     def condition(self, tokens: Tensor, facts: Tensor) -> Condition:
         """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `whiten`, `unwhiten` and

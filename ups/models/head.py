@@ -11,6 +11,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import zero_linear
 from ups.models.bases import BASES
 from ups.models.bases.base import Known
+from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import get_task
 from ups.transfer import send
 
@@ -88,6 +89,23 @@ class TaskHead(nn.Module):
                              f"task.{self.name}.parameters and train, or choose another base.")
         spread = trained.std(correction=0) if len(values) > 1 else 1.0
         return Known(send(((logs - trained.mean()) / spread).float(), device), send(nearest, device))
+
+    def take(self, parent: "TaskHead") -> str:
+        """Take over another head of this task, as `ups.models.warm` says; in words, "" if it cannot serve:
+        another history, bundle or patch. The base comes with it where all that is known of both is the same.
+        """
+        pairs = [(self.codec, parent.codec), (self.input_codec, parent.input_codec)]
+        if ((self.history, self.bundle) != (parent.history, parent.bundle)
+                or not all(can_translate(*pair) for pair in pairs)):
+            return ""
+        if not all(one.is_same(other) for one, other in pairs):
+            translate_maps(self, parent)
+            return TRANSLATED
+        known, given = ({**head.description, "is_network_used": True} for head in (self, parent))
+        if known == given:
+            self.load_state_dict(parent.state_dict())
+            return AS_IT_WAS
+        return take_maps(self, parent)
 
     def predict_base(self, z: Tensor, known: Known) -> Tensor:
         """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""

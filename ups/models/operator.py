@@ -59,10 +59,7 @@ class Operator(TaskNetwork):
         now, then = flat_facts(describe_data(cache)), flat_facts(head.description)
         wrong = [(f"the {fact} {now[fact]}", then[fact]) for fact in now if now[fact] != then[fact]]
         for here, there in ((cache.tokenizer, head.codec), (cache.input_tokenizer, head.coefficient_codec)):
-            if here is not None and not wrong and not all(
-                    torch.equal(a.cpu(), b.cpu())
-                    for a, b in zip(here.buffers(), there.buffers(), strict=True)
-            ):
+            if here is not None and not wrong and not here.is_same(there):
                 wrong = [("another codec", "the codec of its cache")]
         if wrong:
             raise ValueError(f"{cache.path} holds {head.name} with {wrong[0][0]}; expected {wrong[0][1]}, as "

@@ -59,7 +59,8 @@ def dotted(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
     """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
-    free = FREE_KEYS | {f"{section}.train.{name}" for name in FREE_TRAIN_KEYS}
+    # where a start is read from is free as well: the fingerprint of what lies there is a parent
+    free = FREE_KEYS | {f"{section}.init", *(f"{section}.train.{name}" for name in FREE_TRAIN_KEYS)}
     found = [("run.seed", config["run"]["seed"]),
              *(pair for name in (*SECTIONS, section) for pair in dotted(config[name], name))]
     return {key: value for key, value in found if key not in free
@@ -147,9 +148,12 @@ class StageFolder:
         now = self.relevant
         if changed := [f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
                        for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]:
+            is_longer = (self.path / DONE).is_file() and len(changed) == 1 and "train.steps" in changed[0]
+            longer = (f"To train on from its end, choose another run.name (RUN= of make) and give "
+                      f"{self.stage}.init={self.path} and the number of further steps. ") * is_longer
             raise FileExistsError(f"{self.path} was started with another configuration "
                                   f"({'; '.join(changed)}); expected the "
-                                  f"same one, to continue. {self.remedy}")
+                                  f"same one, to continue. {longer}{self.remedy}")
 
     def take(self, wait_s: float) -> str:
         """Lock the folder, made if it is missing; what speaks against it, or "".

@@ -170,22 +170,26 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
     """The optimizer of `model`; vectors and scalars (biases, gains) do not decay.
 
-    A parameter for AdamW whose builder set `parameter.lr_factor` learns at that multiple of the rate.
+    A parameter whose builder set `parameter.lr_factor` learns at that multiple of the rate.
     """
     muon, rest = split_parameters(model)
     if not muon and not rest:
         raise ValueError("the model has no parameter that requires a gradient; expected at least one. Check "
                          "the model.")
-    groups: dict[tuple, dict[str, Any]] = {
-        (): {"kind": "muon", "params": muon, "lr": optim.muon_lr, "momentum": optim.muon_momentum,
-             "weight_decay": optim.muon_weight_decay}}
+    groups: dict[tuple, dict[str, Any]] = {}
+    for parameter in muon:
+        factor = getattr(parameter, "lr_factor", 1.0)
+        group = groups.setdefault(("muon", factor), {
+            "kind": "muon", "params": [], "lr": factor * optim.muon_lr, "momentum": optim.muon_momentum,
+            "weight_decay": optim.muon_weight_decay})
+        group["params"].append(parameter)
     for parameter in rest:
         factor, decays = getattr(parameter, "lr_factor", 1.0), parameter.ndim >= 2
         group = groups.setdefault((factor, decays), {
             "kind": "adamw", "params": [], "lr": factor * optim.adamw_lr, "betas": tuple(optim.adamw_betas),
             "fused": True, "weight_decay": optim.adamw_weight_decay if decays else 0.0})
         group["params"].append(parameter)
-    return MuonAdamW([group for group in groups.values() if group["params"]])
+    return MuonAdamW(list(groups.values()))
 
 
 def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> Tensor:

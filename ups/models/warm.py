@@ -1,0 +1,90 @@
+"""A network that starts from another's weights: the trunk as it is, the heads of tasks that both know.
+
+The trunk is all that the tasks share. A head is in the terms of its task's codec, and codecs are fitted to
+data: where the data are the same it is taken as it is; where they are others, in the terms of the new codec:
+
+    z = A z' + a  between the codecs, both linear in the normalised field,  so  W z + b = (W A) z' + (W a + b)
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ups.data.tokenizer import Tokenizer
+from ups.models.backbone import TaskNetwork
+from ups.training.checkpoint import load_stage
+
+AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
+
+
+def start_from(network: TaskNetwork, directory: Path, trunk_factor: float) -> str:
+    """Give `network` the weights of the finished stage in `directory`, in place; what was taken, in words.
+
+    trunk_factor: multiple of the learning rates at which the trunk goes on; 0: it stays as it is. Raises
+    FileNotFoundError or DamagedError for a stage that cannot be read.
+    """
+    parent = load_stage(directory, type(network), "stage", "Name another with init.")
+    own, given = network.state_dict(), parent.state_dict()
+    for name in filter(is_trunk, own):
+        own[name].copy_(given[name])
+    for name, parameter in network.named_parameters():
+        if is_trunk(name):
+            parameter.lr_factor = trunk_factor
+            parameter.requires_grad_(trunk_factor > 0)
+    taken = {name: network.heads[name].take(parent.heads[name]) for name in network.names
+             if name in parent.names}
+    for name in taken:
+        row, from_row = network.names.index(name), parent.names.index(name)
+        own["task_embedding"][row].copy_(given["task_embedding"][from_row])
+    heads = ", ".join(f"{name} {taken.get(name) or 'anew'}" for name in network.names)
+    rate = f"learns at {trunk_factor:g} of the rates" if trunk_factor else "stays as it is"
+    return f"starts from {directory}: the trunk {rate}; heads: {heads}"
+
+
+def is_trunk(name: str) -> bool:
+    """Whether a tensor of a `TaskNetwork`, by its name, is shared by the tasks."""
+    return not name.startswith(("heads.", "task_embedding"))
+
+
+def take_maps(head: nn.Module, parent: nn.Module) -> str:
+    """Copy `into` and `out` of a head from another's; in words, "" where their shapes differ."""
+    pairs = list(zip((*head.into.parameters(), *head.out.parameters()),
+                     (*parent.into.parameters(), *parent.out.parameters()), strict=True))
+    if any(one.shape != other.shape for one, other in pairs):
+        return ""
+    with torch.no_grad():
+        for one, other in pairs:
+            one.copy_(other)
+    return AS_IT_WAS
+
+
+def can_translate(codec: Tokenizer, parent: Tokenizer) -> bool:
+    """Whether latents of both are maps of the same patches of the same fields."""
+    return ((codec.fields, codec.positive, codec.ndim, codec.patch)
+            == (parent.fields, parent.positive, parent.ndim, parent.patch))
+
+
+def translation(codec: Tokenizer, parent: Tokenizer) -> tuple[Tensor, Tensor]:
+    """(A (dim of parent, dim of codec), a) with z_parent = A z_codec + a, for the same field in physical
+    units."""
+    cells = codec.patch**codec.ndim
+    scale = (codec.std / parent.std).repeat_interleave(cells)
+    offset = ((codec.mean - parent.mean) / parent.std).repeat_interleave(cells)
+    return parent.basis.T @ (scale[:, None] * codec.basis), parent.basis.T @ offset
+
+
+@torch.no_grad()
+def translate_maps(head: nn.Module, parent: nn.Module) -> None:
+    """Give a `TaskHead` the maps of another of the same task, history and bundle, over other codecs."""
+    pairs = [(head.input_codec, parent.input_codec)] * head.history + [(head.codec, parent.codec)]
+    maps = [translation(*pair) for pair in pairs]
+    parts = parent.into.weight.split([matrix.shape[0] for matrix, _ in maps], 1)
+    head.into.weight.copy_(torch.cat([part @ matrix for part, (matrix, _) in zip(parts, maps, strict=True)],
+                                     1))
+    head.into.bias.copy_(parent.into.bias + sum(part @ offset for part, (_, offset)
+                                                in zip(parts, maps, strict=True)))
+    back, _ = translation(parent.codec, head.codec)   # of changes, which have no offset
+    for name in ("weight", "bias"):
+        change = getattr(parent.out, name).detach().unflatten(0, (parent.bundle, -1))
+        getattr(head.out, name).copy_(torch.einsum("ij,bj...->bi...", back, change).flatten(0, 1))
