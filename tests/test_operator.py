@@ -328,7 +328,8 @@ def test_one_batch_can_be_overfitted(name):
     if name != "darcy2d":
         z_ref = z_ref + z
     settings = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, adamw_lr=0.01, adamw_betas=[0.9, 0.95],
-                           adamw_weight_decay=0.0, warmup_steps=0, decay_fraction=0.5, clip_norm=1.0, ema_decay=0.9, trunk_factor=1.0)
+                           adamw_weight_decay=0.0, warmup_steps=0, decay_fraction=0.5, clip_norm=1.0, ema_decay=0.9,
+                           trunk_factor=1.0)
     optimizer = build_optimizer(operator, settings)
     first = None
     for step in range(120):
