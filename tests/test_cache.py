@@ -762,11 +762,11 @@ def test_header_is_plain_json_that_says_what_the_cache_is(built):
 def test_a_figure_is_told_the_axes_and_cell_centres_of_the_data(built):
     cache, task = open_cache(built, "diff_react2d"), get_task("diff_react2d")
     size = cache.tokenizer.space[0]
-    assert task.domain == (-1, 1) and task.centres(2) == [-0.5, 0.5]
+    assert task.domain == (-1, 1) and task.centres(2, task.axes[0]) == [-0.5, 0.5]
     for _ in ("as the file says", "as the task says, where the file has none"):
         scene = cache.scene()
         assert scene["fields"] == ["u", "v"] and scene["axes"] == ["y", "x"]
-        assert len(scene["coordinates"]) == 2 and np.allclose(scene["coordinates"], [task.centres(size)] * 2)
+        assert len(scene["coordinates"]) == 2 and np.allclose(scene["coordinates"], [task.centres(size, axis) for axis in task.axes])
         cache.header["coordinates"] = {}
 
 

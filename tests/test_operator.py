@@ -25,6 +25,7 @@ from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
+from ups.boundary import BOUNDARIES
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ from ups.models.bases.base import Known
 from ups.models.choose import spread
 from ups.models.head import describe_tokenizer
 from ups.models.loss import FLOOR, is_better, operator_loss, relative_error, relative_field_error, score_of, squared_errors
-from ups.models.operator import BOUNDARIES, Operator, load_operator
+from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
 from ups.models.windows import Windows, augment
 from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff

@@ -62,7 +62,7 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
                              f"and back, or train on the other.")
         shown = on_grid(u, codec.space, boundary)
         lost = float((on_grid(shown, space, boundary) - u).norm() / (u - u.mean()).norm().clamp_min(1e-30))
-        waves = "Fourier" if boundary == PERIODIC else "cosine"
+        waves = "Fourier" if boundary == PERIODIC else "mixed" if PERIODIC in boundary else "cosine"
         warnings.warn(f"{task}: resampled from the grid {space} to the trained grid {codec.space} and back "
                       f"({waves} interpolation). {lost:.1e} of the variation of the field given is finer "
                       f"than the trained grid and was left out; no forecast holds anything finer.",
@@ -155,13 +155,15 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float) -> np.ndarra
         raise ValueError(f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected "
                          f"{', '.join(task.axes)}, and besides time and channel one more at most, the batch. "
                          "Rename or select them.")
-    low, high = task.domain
-    wanted = {axis: (high - low) / u.sizes[axis] for axis in task.axes} | ({"time": dt} if dt else {})
+    spans = dict(zip(task.axes, task.spans, strict=True))
+    wanted = {axis: (high - low) / u.sizes[axis] for axis, (low, high) in spans.items()}
+    wanted |= {"time": dt} if dt else {}
     for name, step in wanted.items():
         found = np.diff(u[name].values.astype(float)) if name in u.coords and name in u.dims else np.empty(0)
         if found.size and np.abs(found - step).max() > CLOSE * step * max(1, u.sizes[name] / 100):
             raise ValueError(f"{task.name} was given the coordinate {name} with steps of {found.min():g} to "
-                             f"{found.max():g}; expected {step:g}, as it was trained on [{low:g}, {high:g}]. "
+                             f"{found.max():g}; expected {step:g}, as it was trained on "
+                             f"{', '.join(f'[{low:g}, {high:g}]' for low, high in {*task.spans})}. "
                              "Put the field on such cells, or mend it.")
     return u.transpose(*others, *[name for name in ("time",) if name in u.dims], "channel", *task.axes).values
 

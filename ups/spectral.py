@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, PERIODIC
+from ups.boundary import DIRICHLET, PERIODIC, along
 
 
 def fourier_pairs(n: int, modes: int) -> Tensor:
@@ -74,40 +74,53 @@ def resample(u: Tensor, space: Sequence[int], boundary: str) -> Tensor:
     """u (..., *own space) on the grid `space` of the same domain: `interpolation` of every axis, in
     float64."""
     own = u.shape[-len(space) :]
-    matrices = [interpolation(n, m, boundary).to(u.device) for n, m in zip(own, space, strict=True)]
+    matrices = [interpolation(n, m, end).to(u.device)
+                for n, m, end in zip(own, space, along(boundary, len(space)), strict=True)]
     return apply_axes(u.double(), matrices).to(u.dtype)
 
 
 class FieldTransform(nn.Module):
-    """Full orthonormal transform of a field (..., *space) into (..., modes) and back: Fourier if periodic,
-    sine for a Dirichlet wall, else cosine.
+    """Full orthonormal transform of a field (..., *space) into (..., modes) and back, axis by axis: Fourier
+    if periodic, sine for Dirichlet walls, else cosine.
 
-    modes: number of (flattened) modes. A periodic field uses the half spectrum of a real transform. Nothing
-    is learnt or saved; the matrices move with the module.
+    modes: number of (flattened) modes, complex if any axis is periodic: then the last periodic one uses the
+    half spectrum of a real transform. Nothing is learnt or saved; the matrices move with the module.
     """
 
     def __init__(self, space: tuple[int, ...], boundary: str):
         super().__init__()
-        self.space, self.is_periodic = tuple(space), boundary == PERIODIC
-        make = sine if boundary == DIRICHLET else cosine
-        for axis, n in enumerate(() if self.is_periodic else self.space):
-            self.register_buffer(f"matrix{axis}", make(n).float(), persistent=False)
-        self.shape = (*self.space[:-1], self.space[-1] // 2 + 1) if self.is_periodic else self.space
+        self.space, ends = tuple(space), along(boundary, len(space))
+        self.periodic = [axis for axis, end in enumerate(ends) if end == PERIODIC]
+        self.walls = [axis for axis, end in enumerate(ends) if end != PERIODIC]
+        for axis in self.walls:
+            make = sine if ends[axis] == DIRICHLET else cosine
+            self.register_buffer(f"matrix{axis}", make(self.space[axis]).float(), persistent=False)
+        self.is_complex, shape = bool(self.periodic), list(self.space)
+        for axis in self.periodic[-1:]:
+            shape[axis] = shape[axis] // 2 + 1
+        self.shape = tuple(shape)
         self.modes = math.prod(self.shape)
 
     def forward(self, u: Tensor) -> Tensor:
-        """(..., *space) to (..., modes), complex if periodic; float32 or float64 as given."""
+        """(..., *space) to (..., modes); float32 or float64 as given."""
         ndim = len(self.space)
-        if self.is_periodic:
-            return torch.fft.rfftn(u, dim=tuple(range(-ndim, 0)), norm="ortho").flatten(-ndim)
-        return apply_axes(u, self._matrices(u)).flatten(-ndim)
+        u = self._across_walls(u, False)
+        if self.periodic:
+            u = torch.fft.rfftn(u, dim=[axis - ndim for axis in self.periodic], norm="ortho")
+        return u.flatten(-ndim)
 
     def inverse(self, u_hat: Tensor) -> Tensor:
         """(..., modes) to (..., *space)."""
-        u_hat = u_hat.unflatten(-1, self.shape)
-        if self.is_periodic:
-            return torch.fft.irfftn(u_hat, s=self.space, dim=tuple(range(-len(self.space), 0)), norm="ortho")
-        return apply_axes(u_hat, [m.mT for m in self._matrices(u_hat)])
+        u = u_hat.unflatten(-1, self.shape)
+        if self.periodic:
+            u = torch.fft.irfftn(u, s=[self.space[axis] for axis in self.periodic],
+                                 dim=[axis - len(self.space) for axis in self.periodic], norm="ortho")
+        return self._across_walls(u, True)
 
-    def _matrices(self, like: Tensor) -> list[Tensor]:
-        return [getattr(self, f"matrix{axis}").to(like) for axis in range(len(self.space))]
+    def _across_walls(self, u: Tensor, is_back: bool) -> Tensor:
+        """u with the modes of every axis that has walls in place of its cells, or the other way."""
+        for axis in self.walls:
+            matrix = getattr(self, f"matrix{axis}").to(u)
+            u = (u.movedim(axis - len(self.space), -1) @ (matrix if is_back else matrix.mT)).movedim(
+                -1, axis - len(self.space))
+        return u

@@ -129,7 +129,7 @@ class Cache:
         (as the data file has them, else spread over the task's domain)."""
         stored, task = self.header["coordinates"], self.task
         return {"fields": list(task.fields), "axes": list(task.axes),
-                "coordinates": [np.array(stored.get(axis) or task.centres(num_cells))
+                "coordinates": [np.array(stored.get(axis) or task.centres(num_cells, axis))
                                 for axis, num_cells in zip(task.axes, self.tokenizer.space, strict=True)]}
 
     def batch(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from ups.boundary import PERIODIC
+from ups.boundary import PERIODIC, along
 from ups.data.download import edition, md5_of
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.tasks import Finding
@@ -206,13 +206,14 @@ def _edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
 def _wall_noise(data: Trajectories) -> Iterator[Finding]:
     """Whether the second half of some trajectories alternates from cell to cell next to a wall, and not
     elsewhere."""
-    if data.task.boundary == PERIODIC or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
+    ends = along(data.task.boundary, data.task.ndim)
+    if {*ends} == {PERIODIC} or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
         return
     _, u = data.spread(LOOKED_AT)
     u = u[:, data.num_frames // 2:].astype(np.float64)
     limit = ROUGH * np.ptp(u, axis=tuple(range(3, u.ndim)), keepdims=True)
     wall, inside = [], []   # shares of windows that alternate
-    for axis in range(3, u.ndim):
+    for axis in (axis for axis, end in enumerate(ends, 3) if end != PERIODIC):
         bend = np.diff(np.moveaxis(u, axis, -1), 2)
         large = np.abs(bend) > np.moveaxis(limit, axis, -1)
         turns = (bend[..., 1:] * bend[..., :-1] < 0) & large[..., 1:] & large[..., :-1]

@@ -54,8 +54,8 @@ class Layout:
 
     def grid(self, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
         """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
-        centres = self.task.centres(settings["resolution"])
-        grid = {axis: np.array(centres, np.float32) for axis in sorted(self.task.axes)}
+        grid = {axis: np.array(self.task.centres(settings["resolution"], axis), np.float32)
+                for axis in sorted(self.task.axes)}
         if not self.task.is_steady:
             grid["t"] = (np.arange(num_times) * settings["t_end"]
                          / max(1, settings["num_frames"] - 1)).astype(np.float32)
@@ -160,10 +160,9 @@ class Groups(Layout):
         """Nothing: the file grows by groups."""
 
     def store(self, file: h5py.File, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
-        low, high = self.task.domain
         sim = {**dict(self.task.constants), "t": settings["t_end"], "tdim": settings["num_frames"],
                "seed": settings["seed"]}
-        for axis in self.task.axes:
+        for axis, (low, high) in zip(self.task.axes, self.task.spans, strict=True):
             sim |= {f"{axis}_min": low, f"{axis}_max": high, f"{axis}dim": settings["resolution"]}
         for index, (key, _, values) in enumerate(self.placed(first, u), first):
             name, _, array = key.partition("/")

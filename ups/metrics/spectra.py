@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC
-from ups.spectral import apply_axes, cosine
+from ups.boundary import PERIODIC, along
+from ups.spectral import cosine
 
 # share of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
 ROUNDING = 1e-13
@@ -65,17 +65,22 @@ def error_shells(error: Tensor) -> Tensor:
 def energy_spectrum(u: Tensor, boundary: str) -> Tensor:
     """Radial energy spectrum E_k -> (n, T, C, shells), with sum_k E_k = <u^2>_x (Parseval).
 
-    Periodic: |u_hat|^2 / N^2 summed over floor(|k|) = shell, every quadrant. Any other boundary: the
-    orthonormal cosine transform (an even extension), whose mode m has m/2 cycles per box, because a Fourier
-    transform would see a jump at the edge as a false 1/k^2 tail. Ours; shells reach the corner of the grid,
-    plot them up to min(n_i)/2.
+    Periodic axes: |u_hat|^2 / N^2 summed over floor(|k|) = shell, every quadrant. Any other: the orthonormal
+    cosine transform (an even extension), whose mode m has m/2 cycles per box, because a Fourier transform
+    would see a jump at the edge as a false 1/k^2 tail. Ours; shells reach the corner of the grid, plot them
+    up to min(n_i)/2.
     """
-    u = u.double()
-    if boundary == PERIODIC:
-        return _shells(*_fourier(u))
-    space = u.shape[3:]
-    power = apply_axes(u, [cosine(n).to(u.device) for n in space]).square() / math.prod(space)
-    return _shells(power, [torch.arange(n, dtype=torch.float64, device=u.device) / 2 for n in space])
+    u, space = u.double(), u.shape[3:]
+    ends = along(boundary, len(space))
+    waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device) if end == PERIODIC
+             else torch.arange(n, dtype=torch.float64, device=u.device) / 2
+             for n, end in zip(space, ends, strict=True)]
+    for axis, (n, end) in enumerate(zip(space, ends, strict=True), 3):
+        if end != PERIODIC:
+            u = (u.movedim(axis, -1) @ cosine(n).to(u.device).mT).movedim(-1, axis)
+    periodic = [axis for axis, end in enumerate(ends, 3) if end == PERIODIC]
+    power = torch.fft.fftn(u, dim=periodic, norm="ortho").abs() if periodic else u
+    return _shells(power.square() / math.prod(space), waves)
 
 
 def octaves(u: Tensor, boundary: str) -> Tensor:

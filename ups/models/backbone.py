@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, PERIODIC
+from ups.boundary import DIRICHLET, PERIODIC, along
 from ups.config import ModelConfig
 from ups.spectral import cosine, fourier_pairs
 
@@ -53,9 +53,9 @@ class SpectralMixing(nn.Module):
     def forward(self, x: Tensor, boundary: str) -> Tensor:
         """(batch, *tokens, width) to the same shape."""
         total = torch.zeros_like(x)
-        for axis in range(1, x.ndim - 1):
+        for axis, end in enumerate(along(boundary, x.ndim - 2), 1):
             h = x.movedim(axis, 0)                                                 # (n, *others, width)
-            basis = self._basis(len(h), boundary == PERIODIC, x)                   # (1 or 2, modes, n)
+            basis = self._basis(len(h), end == PERIODIC, x)                        # (1 or 2, modes, n)
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
             hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
             real, imag = self.weight[0, :modes], self.weight[1, :modes]
@@ -76,13 +76,13 @@ class LocalMixing(nn.Module):
         self.weight = nn.Parameter(torch.randn(width, 1, kernel_size) / kernel_size)
 
     def forward(self, x: Tensor, boundary: str) -> Tensor:
-        mode = {PERIODIC: "circular", DIRICHLET: "constant"}.get(boundary, "replicate")
         # a channels-last image to the convolution: on a CPU five times as fast as lines
         h = x.movedim(-1, 1) if x.ndim > 3 else x.movedim(-1, 1).unsqueeze(2)
         ndim, weight, total = h.ndim - 2, self.weight.to(x.dtype), 0.0
         width, _, kernel_size = weight.shape
         convolve, pad = (nn.functional.conv3d if ndim == 3 else nn.functional.conv2d), nn.functional.pad
-        for axis in range(x.ndim - 2):          # counted from the last, as nn.functional.pad does
+        for axis, end in enumerate(along(boundary, x.ndim - 2)[::-1]):   # from the last, as nn.functional.pad
+            mode = {PERIODIC: "circular", DIRICHLET: "constant"}.get(end, "replicate")
             pads, sizes = [0] * (2 * ndim), [1] * ndim
             pads[2 * axis : 2 * axis + 2], sizes[ndim - 1 - axis] = (self.side, self.side), kernel_size
             total = total + convolve(pad(h, pads, mode=mode), weight.view(width, 1, *sizes), groups=width)

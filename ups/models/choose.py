@@ -42,7 +42,7 @@ def base_settings(cache: Cache) -> dict[str, Any]:
     task = cache.settings
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
             "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
-            "space": list(cache.tokenizer.space),
+            "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
             "boundary": cache.task.boundary, "degree": task.degree, "history": task.history,
             "reach": task.reach}
 

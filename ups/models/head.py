@@ -30,7 +30,7 @@ class TaskHead(nn.Module):
         super().__init__()
         self.name = description["name"]
         self.task = get_task(self.name)
-        known = {"boundary": self.task.boundary, "domain": list(self.task.domain)}
+        known = {"boundary": self.task.boundary, "domain": plain(self.task.domain)}
         if wrong := [key for key in (*known, "dt", "parameters", "is_network_used") if key not in description
                      or description[key] != known.get(key, description[key])]:
             raise ValueError(f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
@@ -117,6 +117,11 @@ class TaskHead(nn.Module):
         return self.codec.encode(torch.stack(frames, 1))
 
 
+def plain(domain: tuple) -> list:
+    """A domain as JSON gives it back."""
+    return [list(span) if isinstance(span, tuple) else span for span in domain]
+
+
 def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
     """A codec of the right shape whose tensors a state_dict fills."""
     return Tokenizer.from_state({name: torch.zeros(size) for name, size in meta["shape"].items()},
@@ -139,7 +144,7 @@ def describe_data(cache: Cache) -> dict[str, Any]:
     """
     return {"codec": describe_tokenizer(cache.tokenizer),
             "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer else None,
-            "boundary": cache.task.boundary, "domain": list(cache.task.domain), "dt": cache.dt,
+            "boundary": cache.task.boundary, "domain": plain(cache.task.domain), "dt": cache.dt,
             "parameters": {name: [float(column.min()), float(column.max())]
                            # none where they are hidden
                            for name, column in zip(cache.task.parameters, cache.parameters.unbind(1),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.boundary import BOUNDARIES, PERIODIC, along
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.models.backbone import TaskNetwork
@@ -24,7 +24,6 @@ from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
 from ups.models.rollout import rollout
 from ups.training.checkpoint import load_stage
 
-BOUNDARIES = (PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW)
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 Part = Literal["full", "base"]   # of the operator: network and base, or the base alone
 
@@ -39,8 +38,11 @@ class Operator(TaskNetwork):
         super().__init__(description, lambda task, model: TaskHead(task, model.width))
         kernel_size = description["model"]["kernel_size"]
         for head in self.heads.values():
-            if head.task.boundary == PERIODIC and min(head.codec.tokens) < kernel_size // 2:
-                raise ValueError(f"{head.name} has {min(head.codec.tokens)} tokens along an axis; expected "
+            ends = along(head.task.boundary, head.task.ndim)
+            fewest = min((n for n, end in zip(head.codec.tokens, ends, strict=True) if end == PERIODIC),
+                         default=kernel_size)
+            if fewest < kernel_size // 2:
+                raise ValueError(f"{head.name} has {fewest} tokens along an axis; expected "
                                  f"at least half of operator.model.kernel_size = {kernel_size}. Lower it, or "
                                  f"task.{head.name}.patch.")
         self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), self.width), nn.SiLU(),
@@ -115,7 +117,8 @@ class Operator(TaskNetwork):
         facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)
         facts[:, : standard.shape[1]] = standard
         facts[:, MAX_PARAMETERS] = head.log_dt
-        facts[:, MAX_PARAMETERS + 1 + BOUNDARIES.index(head.task.boundary)] = 1.0
+        for end in along(head.task.boundary, head.task.ndim):
+            facts[:, MAX_PARAMETERS + 1 + BOUNDARIES.index(end)] += 1 / head.task.ndim
         return self.task_embedding[self.names.index(head.name)] + self.condition(facts)
 
 

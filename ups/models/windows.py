@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC
+from ups.boundary import PERIODIC, along
 from ups.config import OperatorConfig, SamplingConfig, TaskConfig
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
@@ -25,17 +25,21 @@ def stay(w: Tensor, codec: Tokenizer) -> Tensor:
 
 
 def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Move:
-    """A random symmetry of the equation on a grid: a shift if periodic, and one of the cube's where mirror
-    images of solutions are solutions; `stay` where there is neither.
+    """A random symmetry of the equation on a grid: a shift along periodic axes where shifted solutions are
+    solutions, and a mirror image where that is one, on a cube with its axes exchanged; `stay` where there is
+    neither.
 
     The components of `task.vector` turn with the space: exchanged with the axes, negated with a mirror.
     """
     axes, shifts, flips, order = list(range(-task.ndim, 0)), [], [], list(range(task.ndim))
-    if task.boundary == PERIODIC:
-        shifts = [int(torch.randint(0, n, (), generator=generator)) for n in space]
+    ends = along(task.boundary, task.ndim)
+    if task.is_shifted and PERIODIC in ends:
+        shifts = [int(torch.randint(0, n, (), generator=generator)) if end == PERIODIC else 0
+                  for n, end in zip(space, ends, strict=True)]
     if task.is_symmetric:
         flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
-        order = torch.randperm(task.ndim, generator=generator).tolist()
+        is_cube = len({*zip(space, ends, task.spans, strict=True)}) == 1
+        order = torch.randperm(task.ndim, generator=generator).tolist() if is_cube else order
     if not shifts and not task.is_symmetric:
         return stay
 

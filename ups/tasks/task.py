@@ -45,7 +45,8 @@ class Task:
     fields: physical channels in our order; for steady tasks the unknown only (`inputs` holds the
     coefficient).
     inputs: coefficient fields a(x) of a steady task, empty for a time-dependent one.
-    ndim: space dimensions. boundary: one of those of ups/boundary.py. domain: every axis runs over it.
+    ndim: space dimensions. boundary: as in ups/boundary.py. domain: every axis runs over it; or one such pair
+    per axis.
     axes: names of the stored space axes in storage order.
     parameters: names of the file-level parameters, as the HDF5 attribute spells them; `filename` is the
         published file's name as a function of the first. constants: equation constants that all files of the
@@ -58,7 +59,8 @@ class Task:
     equation: what is solved, in the names of fields, inputs, parameters and constants; lap is the Laplacian.
     conserved: channels whose mean over space stays; is_bounded: no value leaves the range of the initial
     state.
-    is_symmetric: mirror images and exchanged axes of solutions are solutions. vector: the fields that are the
+    is_shifted: along periodic axes a shifted solution is a solution. is_symmetric: mirror images and, on a
+    cube, exchanged axes of solutions are solutions. vector: the fields that are the
     components of a vector along `axes` and turn with them; the others are scalars.
     layout: "arrays" (one array per channel, trajectories on axis 0) or "groups" (one HDF5 group per
     trajectory).
@@ -93,7 +95,7 @@ class Task:
     respell: tuple[str, str] = ("", "")
     inputs: tuple[str, ...] = ()
     positive: tuple[str, ...] = ()
-    domain: tuple[float, float] = (0.0, 1.0)
+    domain: tuple[float, float] | tuple[tuple[float, float], ...] = (0.0, 1.0)
     axes: tuple[str, ...] = ()
     t_end: float = 1.0
     num_frames: int = 101
@@ -104,6 +106,7 @@ class Task:
     equation: str = ""
     conserved: tuple[str, ...] = ()
     is_bounded: bool = False
+    is_shifted: bool = True
     is_symmetric: bool = False
     vector: tuple[str, ...] = ()
     has_own_times: bool = False
@@ -163,9 +166,14 @@ class Task:
         return replace(self, name=f"{self.name}_hidden", hides=True, of=self.name,
                        defaults={**self.defaults, "history": 1, "reserve": 0.5, **defaults})
 
-    def centres(self, num_cells: int) -> list[float]:
+    @property
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        """(low, high) of every axis."""
+        return self.domain if isinstance(self.domain[0], tuple) else (self.domain,) * self.ndim
+
+    def centres(self, num_cells: int, axis: str) -> list[float]:
         """Centres of `num_cells` equal cells along an axis of the domain."""
-        low, high = self.domain
+        low, high = self.spans[self.axes.index(axis)]
         return [low + (cell + 0.5) * (high - low) / num_cells for cell in range(num_cells)]
 
     def file_for(self, parameter: float | None) -> str:

@@ -1,13 +1,13 @@
 """The elliptic solve: a steady task as the answer of a linear system whose coefficients are learnt."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, PERIODIC
+from ups.boundary import DIRICHLET, PERIODIC, along
 from ups.models.bases.base import Known, Learnt, Samples, Window
 from ups.spectral import FieldTransform
 
@@ -36,9 +36,9 @@ class Elliptic(Learnt):
     LEARNING_RATE = 4e-2
 
     def __init__(self, num_parameters: int, num_channels: int, num_inputs: int, space: tuple[int, ...],
-                 boundary: str, **_: Any):
+                 boundary: str, lengths: Sequence[float] = (), **_: Any):
         super().__init__()
-        self.ndim, self.num_channels, self.boundary = len(space), num_channels, boundary
+        self.ndim, self.num_channels, self.ends = len(space), num_channels, along(boundary, len(space))
         hidden = self.HIDDEN
         self.face = nn.Sequential(nn.Linear(2 * num_inputs + 2, hidden), nn.GELU(), nn.Linear(hidden, hidden),
                                   nn.GELU(), nn.Linear(hidden, num_channels))
@@ -47,12 +47,13 @@ class Elliptic(Learnt):
         self.log_source = nn.Parameter(torch.zeros(num_parameters))
         self.register_buffer("zero", torch.zeros(num_channels))
         self.register_buffer("gain", torch.ones(num_channels))
-        h2 = [float(n) ** 2 for n in space]
+        lengths = lengths or [1.0] * len(space)   # of the axes; all alike where nothing is said
+        h2 = [(n * lengths[0] / length) ** 2 for n, length in zip(space, lengths, strict=True)]
         self.num_cells, self.mean_square = space[0], sum(h2) / len(h2)
         self.transform, total = FieldTransform(space, boundary), torch.zeros((), dtype=torch.float64)
-        for n, num_modes, square in zip(space, self.transform.shape, h2, strict=True):
+        for n, num_modes, square, end in zip(space, self.transform.shape, h2, self.ends, strict=True):
             k = torch.arange(num_modes, dtype=torch.float64)
-            wave = 2 * k if boundary == PERIODIC else k + (boundary == DIRICHLET)
+            wave = 2 * k if end == PERIODIC else k + (end == DIRICHLET)
             total = total[..., None] + (2 - 2 * torch.cos(math.pi * wave / n)) * (square / self.mean_square)
         inverse = 1 / total.clamp_min(float(total[total > 0].min()) / 4)
         self.register_buffer("inverse", inverse.flatten().float(), persistent=False)
@@ -61,19 +62,20 @@ class Elliptic(Learnt):
     def _precondition(self, r: Tensor) -> Tensor:
         return self.transform.inverse(self.transform.forward(r) * self.inverse)
 
-    def _neighbours(self, x: Tensor, axis: int, mirror: float) -> tuple[Tensor, Tensor]:
-        """Cells left and right of every face of an axis; beyond a wall lies the cell before it, times
-        `mirror`."""
+    @staticmethod
+    def _neighbours(x: Tensor, axis: int, end: str, mirror: float) -> tuple[Tensor, Tensor]:
+        """Cells left and right of every face of an axis that ends so; beyond a wall lies the cell before it,
+        times `mirror`."""
         first, last = x.narrow(axis, 0, 1), x.narrow(axis, x.shape[axis] - 1, 1)
-        before, after = (last, first) if self.boundary == PERIODIC else (mirror * first, mirror * last)
+        before, after = (last, first) if end == PERIODIC else (mirror * first, mirror * last)
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         a = u[:, 0].float().movedim(1, -1)                                     # batch, *space, C_in
         marked = torch.cat([a, torch.ones_like(a[..., :1])], -1)
         faces = []
-        for axis in range(1, self.ndim + 1):
-            left, right = self._neighbours(marked, axis, 0.0)
+        for axis, end in enumerate(self.ends, 1):
+            left, right = self._neighbours(marked, axis, end, 0.0)
             value = self.face(torch.cat([left, right], -1)) + self.face(torch.cat([right, left], -1))
             faces.append(value.exp().movedim(-1, 1) * self.scales[axis - 1])
         source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
@@ -83,8 +85,8 @@ class Elliptic(Learnt):
 
         def operator(x: Tensor) -> Tensor:
             y = reaction * x
-            for axis in range(self.ndim):
-                left, right = self._neighbours(x, axis + 2, -1.0 if self.boundary == DIRICHLET else 1.0)
+            for axis, end in enumerate(self.ends):
+                left, right = self._neighbours(x, axis + 2, end, -1.0 if end == DIRICHLET else 1.0)
                 y = y - ((right - left) * faces[axis]).diff(dim=axis + 2)
             return y
 

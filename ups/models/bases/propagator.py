@@ -54,7 +54,7 @@ class Propagator(Base):
         terms = len(monomials(num_channels, degree)) * history
         shape = (num_values, self.transform.modes, terms, num_channels)
         self.register_buffer("weight_real", torch.zeros(shape))
-        if self.transform.is_periodic:
+        if self.transform.is_complex:
             self.register_buffer("weight_imag", torch.zeros(shape))
 
     def features(self, u: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Propagator(Base):
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         phi = self.features(u.float()).permute(2, 0, 1)                        # modes, batch, terms
-        weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_periodic
+        weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_complex
                   else self.weight_real)
         change = phi @ weight[0]
         # one product of all rows per parameter value: its shape does not depend on which values they have
@@ -103,7 +103,7 @@ class Propagator(Base):
                     eye = torch.eye(len(keep), dtype=a.dtype, device=a.device) * (ridge * n)
                     weight = torch.linalg.solve(a + eye, b[:, keep])
                     fitted.weight_real[value] = weight.real.float()
-                    if fitted.transform.is_periodic:
+                    if fitted.transform.is_complex:
                         fitted.weight_imag[value] = weight.imag.float()
                 yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
 
@@ -112,7 +112,7 @@ class Propagator(Base):
         """What the normal equations of all parameter values take."""
         terms = len(monomials(settings["num_channels"], degree)) * history
         transform = FieldTransform(settings["space"], settings["boundary"])
-        return settings["num_values"] * transform.modes * terms**2 * (16 if transform.is_periodic else 8)
+        return settings["num_values"] * transform.modes * terms**2 * (16 if transform.is_complex else 8)
 
     def _normal_equations(self, samples: Samples, value: int) -> tuple[Tensor, Tensor, int]:
         """(Phi^H Phi, Phi^H (u_next - u), windows) of a parameter value, mode by mode."""

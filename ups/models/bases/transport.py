@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import PERIODIC
+from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Known, Learnt
 
 
@@ -30,7 +30,7 @@ class Transport(Learnt):
     def __init__(self, num_parameters: int, num_channels: int, space: tuple[int, ...], boundary: str,
                  reach: int, **_: Any):
         super().__init__()
-        self.ndim, self.reach, self.is_periodic = len(space), reach, boundary == PERIODIC
+        self.ndim, self.reach, self.ends = len(space), reach, along(boundary, len(space))
         self.stencil = nn.Parameter(torch.zeros(self.ndim, num_channels, self.TAPS))
         self.log_amplitude = nn.Parameter(torch.zeros(self.ndim, num_parameters))
         self.drift = nn.Parameter(torch.zeros(self.ndim, 1 + num_parameters))
@@ -38,20 +38,21 @@ class Transport(Learnt):
         width[:, 0] = math.log(reach / 8)
         self.log_width = nn.Parameter(width)
 
-    def _pad(self, u: Tensor, cells: int) -> Tensor:
+    @staticmethod
+    def _pad(u: Tensor, cells: int, end: str) -> Tensor:
         """Extend the last axis of (batch, channel, n) by the boundary condition (even mirror unless
         periodic)."""
-        if self.is_periodic:
+        if end == PERIODIC:
             return torch.cat([u[..., -cells:], u, u[..., :cells]], -1)
         return torch.cat([u[..., :cells].flip(-1), u, u[..., -cells:].flip(-1)], -1)
 
     def _along_last(self, u: Tensor, parameters: Tensor, axis: int) -> Tensor:
         """One pass along the last axis: u (batch, C, n), parameters (batch, P)."""
-        n, reach, side = u.shape[-1], self.reach, self.TAPS // 2
-        rate = (nn.functional.conv1d(self._pad(u, side), self.stencil[axis][None])[:, 0]
+        n, reach, side, end = u.shape[-1], self.reach, self.TAPS // 2, self.ends[axis]
+        rate = (nn.functional.conv1d(self._pad(u, side, end), self.stencil[axis][None])[:, 0]
                 * self.RATE_SCALE / reach)
         rate = rate * torch.exp(parameters @ self.log_amplitude[axis])[:, None]
-        rate = self._pad(rate[:, None], reach)[:, 0]
+        rate = self._pad(rate[:, None], reach, end)[:, 0]
         potential = rate.cumsum(-1) - rate / 2
         k = torch.arange(-reach, reach + 1, device=u.device, dtype=u.dtype)
         drift = self.drift[axis, 0] + parameters @ self.drift[axis, 1:]
@@ -59,7 +60,7 @@ class Transport(Learnt):
         bias = drift[:, None] * k - 0.5 * (k / width[:, None]) ** 2
         logits = potential.unfold(-1, 2 * reach + 1, 1) - potential[:, reach:reach + n, None] + bias[:, None]
         kernel = logits.softmax(-1)                                                # batch, n, 2 reach + 1
-        return torch.einsum("bnk,bcnk->bcn", kernel, self._pad(u, reach).unfold(-1, 2 * reach + 1, 1))
+        return torch.einsum("bnk,bcnk->bcn", kernel, self._pad(u, reach, end).unfold(-1, 2 * reach + 1, 1))
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         u, parameters = u[:, -1].float(), known.standard.float()
