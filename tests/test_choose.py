@@ -34,6 +34,8 @@ from ups.models.choose import (
     spread,
 )
 from ups.models.head import TaskHead
+from ups.models.loss import squared_errors
+from ups.models.operator import over_bases
 from ups.training.fit import find_fit, fit_once
 
 CPU = torch.device("cpu")
@@ -129,6 +131,35 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
     expected = float(error.sqrt().mean())
     assert base_error(head, cache, context) == pytest.approx(expected, rel=1e-5)
     assert facts["advection1d"]["validation_nrmse"]["persistence"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["advection1d", "darcy2d"])
+def test_rollouts_are_decoded_in_parts_of_so_many_bytes_and_the_errors_stay(config, facts, name, monkeypatch):
+    cache, context = open_cache(config, name), config.context(name)
+    operator = over_bases({name: (facts[name], find_fit(stage_folder(config, "operator"), f"bases/{name}")[1])},
+                          config.operator.model, "no")
+    rows, batch, taken = torch.arange(7), Cache.batch, []
+    frame = 8 * math.prod(cache.tokenizer.space)
+
+    def watched(self: Cache, some: torch.Tensor, start: int, length: int, device: torch.device) -> torch.Tensor:
+        taken.append(len(some) * length * frame)
+        return batch(self, some, start, length, device)
+
+    monkeypatch.setattr(Cache, "batch", watched)
+
+    def found() -> tuple[float, torch.Tensor]:
+        taken.clear()
+        return (base_error(operator.heads[name], cache, context), squared_errors(operator, cache, rows, context, CPU))
+
+    error, squares = found()
+    together, bound = len(taken), 2 * frame * cache.num_frames + frame - 1   # small fields go together
+    monkeypatch.setattr("ups.data.cache.PART_BYTES", bound)
+    error_of_parts, squares_of_parts = found()
+    assert max(taken) <= bound and together <= 3 < len(taken) and squares_of_parts.shape == squares.shape
+    assert error_of_parts == pytest.approx(error, rel=1e-5)
+    torch.testing.assert_close(squares_of_parts, squares, rtol=1e-4, atol=1e-9)
+    monkeypatch.setattr("ups.data.cache.PART_BYTES", 1)   # one trajectory is more: alone
+    assert [len(some) for some in cache.parts(rows, cache.num_frames, 3)] == [1] * 7
 
 
 def test_the_chosen_base_scores_what_was_recorded_after_loading(config, facts):

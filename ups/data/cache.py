@@ -41,6 +41,8 @@ MAGIC = b"UPS latent cache "
 SEAL_BYTES = 4096         # a page, so that the latents can be page-aligned behind it
 # opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
 FULL_BYTES = 2**29
+# of decoded fields in float64, at a time; a rollout holds some of that size
+PART_BYTES = 2**28
 # keys of task.TASK that decide what a cache holds
 USED_SETTINGS = ("num_trajectories", "resolution", "num_frames", "t_end", "parameters", "space_stride",
                  "time_stride", "first_frame", "patch", "dim", "energy")
@@ -140,6 +142,12 @@ class Cache:
         rows: row numbers of the file (take them from `split`); starts: one frame per row, or one for all.
         """
         return self._state.gather(rows, starts, length, torch.device(device))
+
+    def parts(self, rows: Tensor, num_frames: int, most: int) -> tuple[Tensor, ...]:
+        """`rows` in parts of at most `most`, so many that `num_frames` frames of their fields in float64 take
+        at most PART_BYTES, one at least: three-dimensional fields go alone, small ones together."""
+        each = 8 * num_frames * self.tokenizer.num_channels * math.prod(self.tokenizer.space)
+        return rows.split(max(1, min(most, PART_BYTES // each)))
 
     def inputs(self, rows: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Latents (B, 1, *tokens, dim) of the coefficient of a steady task."""

@@ -27,7 +27,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     parts: dict[str, list[Scores]] = {}
     seconds = []
     constant = truth.future(cache.split["train"]).mean(0, keepdim=True) if task.is_steady else None
-    for some in rows.split(settings.batch_size):
+    for some in cache.parts(rows, cache.num_frames, settings.batch_size):
         u_ref = truth.future(some)
         predictions, took = forecasts(operator, truth, some, device)
         seconds.append(took / (len(some) * truth.num_frames))

@@ -13,6 +13,7 @@ of means taken over all trajectories instead of within a batch. `ERRORS` has a r
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -77,13 +78,17 @@ def nrmse_global(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     return ratio(rmse(u_pred, u_ref).square().sum((1, 2)).sqrt(), rms(u_ref).square().sum((1, 2)).sqrt())
 
 
-def nrmse_pooled(u_pred: Tensor, u_ref: Tensor) -> Tensor:
+def nrmse_pooled(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """sqrt(mean_n <e^2>_x) / sqrt(mean_n <u_ref^2>_x) -> (T, C): pooled over trajectories before the roots
-    (ours).
+    (ours); parts: their (u_pred, u_ref), some at a time.
 
     Insensitive to near-zero frames of single trajectories; dominated by the hardest ones.
     """
-    return ratio(rmse(u_pred, u_ref).square().mean(0).sqrt(), rms(u_ref).square().mean(0).sqrt())
+    squares, count = 0.0, 0
+    for u_pred, u_ref in parts:
+        both = torch.stack([rmse(u_pred, u_ref), rms(u_ref)])
+        squares, count = squares + both.square().sum(1), count + len(u_ref)
+    return ratio(*(squares / count).sqrt())
 
 
 def bias(u_pred: Tensor, u_ref: Tensor) -> Tensor:

@@ -60,14 +60,19 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
 def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task); inf if it
     blows up."""
-    rows, device = spread(cache, "val", NUM_ROLLOUTS), head.scale.device
-    u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
-    known = head.known(cache.parameters[rows])
-    given, u_ref = u[:, :context_frames], u[:, context_frames:]
-    if head.task.is_steady:
-        given, u_ref = head.input_codec.decode(cache.inputs(rows, device)), u
-    u_pred = rollout(lambda window: head.base(window, known)[:, None], given, u_ref.shape[1], head.history)
-    error = float(nrmse_pooled(u_pred, u_ref).mean())
+    device = head.scale.device
+
+    def forecasts(rows: Tensor) -> tuple[Tensor, Tensor]:
+        u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
+        given, u_ref = u[:, :context_frames], u[:, context_frames:]
+        if head.task.is_steady:
+            given, u_ref = head.input_codec.decode(cache.inputs(rows, device)), u
+        known = head.known(cache.parameters[rows])
+        return rollout(lambda window: head.base(window, known)[:, None], given, u_ref.shape[1],
+                       head.history), u_ref
+
+    parts = cache.parts(spread(cache, "val", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS)
+    error = float(nrmse_pooled(map(forecasts, parts)).mean())
     return error if math.isfinite(error) else math.inf
 
 

@@ -74,14 +74,18 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
     if len(rows) == 0:   # fewer trajectories than processes
         return torch.zeros(0, 1 + len(PARTS), num_frames, head.codec.num_channels, dtype=torch.float64,
                            device=device)
-    given = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, 0, context, device)
-    u_ref = head.physical(cache.batch(rows, context, num_frames, device)).double()
-    over = tuple(range(3, u_ref.ndim))
-    sums = [u_ref.square().sum(over)]
-    for part in PARTS.values():
-        z_pred = operator.rollout(given, head.name, cache.parameters[rows], num_frames, part)
-        sums.append((head.physical(z_pred).double() - u_ref).square().sum(over))
-    return torch.stack(sums, 1)
+
+    def sums(some: Tensor) -> Tensor:
+        given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)
+        u_ref = head.physical(cache.batch(some, context, num_frames, device)).double()
+        over = tuple(range(3, u_ref.ndim))
+        squares = [u_ref.square().sum(over)]
+        for part in PARTS.values():
+            z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part)
+            squares.append((head.physical(z_pred).double() - u_ref).square().sum(over))
+        return torch.stack(squares, 1)
+
+    return torch.cat([sums(some) for some in cache.parts(rows, cache.num_frames, len(rows))])
 
 
 def pooled(sums: Tensor) -> dict[str, float]:
