@@ -1,6 +1,6 @@
-"""What each part of the operator is worth: change one thing, train for the same wall-clock, compare on validation.
+"""What each part of the operator is worth: change one thing, train for the same processor time, compare on validation.
 
-    taskset -c 0 python -m bench.ablate --task burgers1d diff_react2d darcy2d --budget 60 --seeds 0 1 --threads 1
+    python -m bench.ablate --task burgers1d diff_react2d darcy2d --budget 60 --seeds 0 1
 
 Reads the latent cache of the configuration (`make cache`); writes bench/out/ablate_*.json after every run. Training is that of
 bench/ours.py, but the bases are fitted once per task and seed and shared: the budget pays for gradient steps only.
@@ -161,7 +161,7 @@ def ablate(task: str, args: argparse.Namespace) -> dict[str, Any]:
     names = [n for n in VARIANTS if n in ("standard", *args.variants) and not (n == "no_unroll" and data.task.is_steady)]
     result = {"kind": "ablate", **vars(args), "task": task, "config": str(args.config), "torch": torch.__version__,
               "load": os.getloadavg()[0], "runs": []}
-    print(f"{task}: {len(names) * len(args.seeds) * args.budget / 60:.0f} min of gradient steps, {args.threads} threads")
+    print(f"{task}: {len(names) * len(args.seeds) * args.budget / 60:.0f} min of gradient steps, processor seconds of one thread")
     for seed in args.seeds:
         head, scores = choose_base(data, config.operator.base_steps, config.context(task), seed, torch.device("cpu"))
         for name in names:
@@ -188,11 +188,10 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--budget", type=float, required=True, help="seconds of gradient steps per variant and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS, help="standard is always run")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small.yaml")
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     args = parser.parse_args([text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides))
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)   # the clock counts all threads
     return [ablate(task, args) for task in args.task]
 
 

@@ -35,16 +35,17 @@ def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int, part:
 
 
 def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",
-               fitted: tuple[TaskHead, float] | None = None, modify: Callable[[Operator], None] | None = None) -> Trained:
-    """Train on one task for `budget_seconds` of wall-clock, fits included, validation not; weights chosen on validation.
+               clock: Callable[[], float] = time.process_time, fitted: tuple[TaskHead, float] | None = None,
+               modify: Callable[[Operator], None] | None = None) -> Trained:
+    """Train on one task for `budget_seconds` of `clock`, fits included, validation not; weights chosen on validation.
 
-    For bench/ablate.py: fitted is the head of `choose_base` and its validation error, then nothing is fitted here; modify
-    changes the operator before its first step.
+    fitted: the head of `choose_base` and its validation error, then nothing is fitted here; modify changes the operator
+    before its first step.
     """
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, tasks=[task]),
                                  run=dataclasses.replace(config.run, seed=seed))
     cache, place = open_cache(config, task), torch.device(device)
-    watch, cpu_before = Stopwatch(), time.process_time()
+    watch, cpu_before = Stopwatch(clock), time.process_time()
     head, best = fitted or (None, float("inf"))
     for _, candidate in candidates(cache, config.operator.base_steps, seed, place) if fitted is None else ():
         with watch:
@@ -65,7 +66,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=SHARES))
     windows = Windows({task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed)
 
-    history, chosen, times = [{"share": 0.0, "error": best, "base": best}], None, []
+    history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
 
     def shares() -> Iterator[int]:
         """Steps until the budget is spent, each by its share of it; validates at the marks."""
@@ -74,15 +75,15 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         while marks:
             share = min(watch() / budget_seconds, 1.0)
             if share < 1.0:
-                begun = time.perf_counter()
+                begun = clock()
                 yield int(share * SHARES)
-                times.append(time.perf_counter() - begun)
+                times.append(clock() - begun)
             if share >= marks[0]:
                 marks.pop(0)
                 with watch, ema.swap():
                     rows = spread(cache, "val", settings.train.validate_trajectories)
                     found = pooled(squared_errors(operator, cache, rows, config.context(task), place))
-                history.append({"share": share, "error": min(found.values()), **found})
+                history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:
                     chosen = (min(found.values()), found["network"] < found["base"], ema.snapshot())
 

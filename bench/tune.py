@@ -1,0 +1,282 @@
+"""Settings for a task, found on validation by the same search for our operator, the FNO and the U-Net.
+
+    make tune TASK=cfd1d BUDGET=180
+    python -m bench.tune --config configs/small_11task.yaml --task cfd1d --budget 180 --models ours fno unet
+
+A search takes SEARCH times the budget that one training is meant to get (or --search seconds), by processor seconds of one
+thread. Of ours it tries history, patch, base candidates, depth, width, modes, kernel, rates, batch and unrolling, around what
+the configuration says; of the rivals what bench/networks.py lists, around its start. The test split is not looked at.
+
+Prints the settings; of ours as an overlay that train_operator.py takes. Keeps them in bench/out/tuned/ with every trial; what
+is there for the same data, start, clock and seed and no shorter a search is not searched again. bench/compare.py does so itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from bench.baselines import CLOCKS, Problem, Trained, train
+from bench.networks import Settings, settings_for
+from bench.score import Split, headline, load, rollout
+from bench.search import Changes, Trial, search
+from ups.config import ROOT, Config, load_config, to_dict
+from ups.data.build_cache import build_cache, is_up_to_date
+from ups.data.cache import open_cache
+from ups.evaluation.bench_rows import FOLDER
+from ups.models.bases import BASES
+
+OUT = FOLDER
+SEARCH = 3.0   # seconds of a search per second of a training
+BASELINES = ("fno", "fno_library", "unet")
+
+
+# ---- what is tried -------------------------------------------------------------------------------------------------------
+
+
+COMMON = ({}, {"lr": 1e-3}, {"lr": 2e-3}, {"lr": 4e-3}, {"lr": 8e-3}, {"loss": "change"}, {"loss": "field"},
+          {"weight_decay": 1e-2}, {"decay_start": 0.0}, {"ema": 0.995})
+TRANSIENT = ({"history": 2}, {"history": 4}, {"unroll_fraction": 0.0}, {"is_scored_only": True}, {"is_scored_only": False})
+FOLDED = ({"patch": 1, "width": 24, "depth": 4}, {"patch": 2, "width": 32, "depth": 3}, {"patch": 2, "width": 32, "depth": 4},
+          {"patch": 4, "width": 48, "depth": 3}, {"patch": 4, "width": 64, "depth": 3})
+RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
+    ("fno", 1): ({"width": 32}, {"width": 64}, {"modes": 12}, {"modes": 16}, {"modes": 24}, {"modes": 40},
+                 {"modes": 64, "width": 32}, {"depth": 3}, {"depth": 5}, {"kernel": 5}, {"mlp": True}, {"batch_size": 8},
+                 {"batch_size": 32}),
+    ("fno", 2): ({"width": 24}, {"width": 48}, {"modes": 8}, {"modes": 12}, {"modes": 16}, {"modes": 24}, {"basis": "dct"},
+                 {"basis": "dst"}, {"basis": "dft", "padding": 8, "modes": 12}, {"depth": 3}, {"depth": 5}, {"kernel": 3},
+                 {"mlp": True}, {"batch_size": 2}, {"batch_size": 4}, {"batch_size": 8}),
+    ("fno", 3): ({"width": 12}, {"width": 32}, {"modes": 3}, {"modes": 6}, {"modes": 8, "width": 16}, {"depth": 2}, {"depth": 4},
+                 {"kernel": 3}, {"mlp": True}, {"batch_size": 2}, {"batch_size": 8}),
+    ("unet", 1): (*FOLDED, {"batch_size": 8}, {"batch_size": 32}),
+    ("unet", 2): (*FOLDED, {"batch_size": 4}, {"batch_size": 8}),
+    ("unet", 3): ({"patch": 1, "width": 12, "depth": 2}, {"patch": 1, "width": 16, "depth": 3},
+                  {"patch": 2, "width": 24, "depth": 2}, {"patch": 2, "width": 32, "depth": 3},
+                  {"patch": 4, "width": 48, "depth": 2}, {"batch_size": 2}, {"batch_size": 8}),
+}
+PATCHES = (1, 2, 4, 8)
+OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
+
+
+def rival_changes(family: str, problem: Problem) -> list[Changes]:
+    """One change at a time to where the search starts, what changes the network most first."""
+    start, seen, out = settings_for(family, problem.name, problem.ndim), [], []
+    for change in ({}, *RIVALS[family, problem.ndim], *COMMON, *(() if problem.is_steady else TRANSIENT)):
+        settings = settings_for(family, problem.name, problem.ndim, change)
+        is_idle = change.get("loss") == "change" and problem.is_steady
+        if settings not in seen and not is_idle and not (change and settings == start):
+            seen.append(settings)
+            out.append(change)
+    return out
+
+
+def our_changes(config: Config, problem: Problem) -> list[Changes]:
+    """One change at a time to the configuration, by dotted key, what changes most first.
+
+    The first are changed together: fewer frames pay where no base fits, and only without the bases that want them (measured
+    on compressible flow in 1D).
+    """
+    now, space, key = config.task[problem.name], problem.train.shape[3:], f"task.{problem.name}"
+    batch, kernel = config.operator.train.batch_size, config.operator.model.kernel_size
+    frames = [] if problem.is_steady else [{f"{key}.history": 1, f"{key}.base": ["persistence"]}, {f"{key}.history": 1},
+                                           {f"{key}.history": 2}, {f"{key}.history": 4}]
+    bases = [{f"{key}.base": names} for names in (
+        ["persistence"], *([*now.base, name] for name in BASES if name not in now.base))]
+    patches = [{f"{key}.patch": size} for size in PATCHES if size != now.patch and not any(n % size for n in space)]
+    sizes = [{f"operator.model.{name}": value for name, value in change.items()} for change in (
+        {"width": 64, "depth": 3}, {"width": 128, "depth": 3}, {"depth": 2}, {"depth": 6}, {"modes": 8}, {"modes": 32},
+        {"kernel_size": 3}, {"kernel_size": 15 if kernel < 15 else 7})]
+    rates = [{name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM} for factor in (0.5, 2.0)]
+    batches = [{"operator.train.batch_size": size, "operator.train.micro_batch": size}
+               for size in (batch // 2, 2 * batch) if size]
+    unrolled = [] if problem.is_steady else [{"operator.unroll_fraction": 0.0}]
+    return [{}, *frames, *bases, *patches, *sizes, *batches, *rates, *unrolled]
+
+
+# ---- one training --------------------------------------------------------------------------------------------------------
+
+
+def changed(args: argparse.Namespace, changes: Changes) -> Config:
+    """The configuration with `changes` laid over it, and a latent cache of its own where they ask for another patch."""
+    texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    config = load_config(args.config, [*args.overrides, *texts])
+    if (patch := changes.get(f"task.{args.task}.patch")) is not None:
+        config = dataclasses.replace(config, cache=dataclasses.replace(
+            config.cache, root=str(Path(config.cache.root) / f"patch{patch}")))
+        if not is_up_to_date(config, args.task)[0]:
+            build_cache(config, args.task, progress=False)
+    return config
+
+
+def train_rival(args: argparse.Namespace, config: Config, problem: Problem, val: Split, settings: Settings, seed: int,
+                budget: float) -> Trained:
+    """One rival, with the weights that validation prefers."""
+    def score(trained: Trained) -> float:
+        errors, _ = rollout(trained, val, config.evaluate.batch_size)
+        return float(headline(errors.moments(problem.is_steady).mean(0, keepdim=True), problem.is_steady)[0])
+
+    return train(problem, settings, budget, seed, score, CLOCKS[args.clock], args.device)
+
+
+def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float, **given: Any) -> Trained:
+    """Our operator with `changes` to the configuration; see bench/ours.py."""
+    from bench.ours import train_ours as train_operator  # it imports the operator, which the rivals do not need
+
+    return train_operator(changed(args, changes), args.task, budget, seed, args.device, CLOCKS[args.clock], **given)
+
+
+def best_error(run: Trained) -> float:
+    """The validation error that a training ended with; inf where it diverged."""
+    return min(point["val"] if math.isfinite(point["val"]) else math.inf for point in run.history)
+
+
+class OurTrials:
+    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates: a short trial is charged for
+    the fit that it made, a whole one for the fit that it would have made."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.fits = args, {}
+
+    def fitted(self, config: Config) -> tuple[Any, float, float]:
+        """(head, its validation error, seconds of the fit)."""
+        from ups.models.choose import choose_base
+
+        task, clock = config.task[self.args.task], CLOCKS[self.args.clock]
+        key = (task.history, task.patch, *task.base)
+        if key not in self.fits:
+            begun = clock()
+            head, scores = choose_base(open_cache(config, self.args.task), config.operator.base_steps,
+                                       config.context(self.args.task), self.args.seeds[0], torch.device(self.args.device))
+            self.fits[key] = (head, min(scores.values()), clock() - begun)
+        return self.fits[key]
+
+    def __call__(self, changes: Changes, seconds: float, is_whole: bool) -> Trial:
+        begun = len(self.fits)
+        head, error, cost = self.fitted(changed(self.args, changes))
+        budget = max(seconds - cost, 1e-3) if is_whole else seconds
+        run = train_ours(self.args, changes, self.args.seeds[0], budget, fitted=(copy.deepcopy(head), error))
+        is_charged = is_whole or len(self.fits) > begun
+        return Trial(best_error(run), run.steps, run.seconds + (cost if is_charged else 0.0))
+
+
+def rival_trial(family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split, changes: Changes,
+                seconds: float, is_whole: bool) -> Trial:
+    settings = settings_for(family, problem.name, problem.ndim, changes)
+    run = train_rival(args, config, problem, val, settings, args.seeds[0], seconds)
+    return Trial(best_error(run), run.steps, run.seconds)
+
+
+# ---- found once ----------------------------------------------------------------------------------------------------------
+
+
+def family_of(model: str) -> str:
+    """Whose settings a model takes: ours, fno or unet."""
+    return model.split("_")[0]
+
+
+def found(family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split) -> dict[str, Any]:
+    """The record of the search for `family` on these data: read where it is kept, else made."""
+    start = to_dict(config.operator) | to_dict(config.task[args.task]) if family == "ours" else \
+        dataclasses.asdict(settings_for(family, args.task, problem.ndim))
+    seconds = args.search or SEARCH * args.budget
+    asked = {"data": open_cache(config, args.task).fingerprint, "clock": args.clock, "seed": args.seeds[0],
+             "start": hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest()[:16]}
+    grid = "x".join(map(str, problem.train.shape[3:]))
+    path = OUT / "tuned" / f"{args.task}-{grid}-{family}.json"
+    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
+        run: Callable[..., Trial] = OurTrials(args) if family == "ours" else partial(
+            rival_trial, family, args, config, problem, val)
+        changes = our_changes(config, problem) if family == "ours" else rival_changes(family, problem)
+        first = {} if family == "ours" else fitting_start(family, problem)
+        print(f"{family}: {len(changes)} changes for {seconds:g} s of {args.clock}, on validation", flush=True)
+        record = asked | {"search_s": seconds} | search(first, changes, run, seconds, partial(print, flush=True))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+        if family == "ours":
+            path.with_suffix(".yaml").write_text(overlay(record, args), encoding="utf-8")
+    print(f"{family}: chosen on validation in {record['seconds']:.0f} s, {record['tried']} trials: "
+          f"{record['changes'] or 'as it starts'} ({path})", flush=True)
+    return record
+
+
+def fitting_start(family: str, problem: Problem) -> Changes:
+    """Fewer modes than the start has, where the grid holds fewer."""
+    most = min(problem.train.shape[3:]) // 2
+    return {"modes": most} if family == "fno" and most < settings_for(family, problem.name, problem.ndim).modes else {}
+
+
+def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:
+    """What was found of ours as YAML to lay over the configuration, with how it was chosen."""
+    tree: dict[str, Any] = {}
+    for key, value in record["changes"].items():
+        *sections, name = key.split(".")
+        part = tree
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[name] = value
+    return (f"# {args.task}: chosen on the validation split (error {record['val']:.3g}) by {record['tried']} trials in "
+            f"{record['seconds']:.0f} of {record['search_s']:g} s of {record['clock']},\n# seed {record['seed']}, data "
+            f"{record['data'][:12]}, {record['made']}; laid over {args.config}\n" + yaml.safe_dump(tree, sort_keys=False))
+
+
+# ---- command -------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command of the bench that trains is told."""
+    parser.add_argument("--budget", type=float, required=True, help="seconds of training per model and seed")
+    parser.add_argument("--search", type=float, default=0.0,
+                        help=f"seconds of a search per model ({SEARCH:g} times the budget)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the first is that of the search")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--clock", choices=tuple(CLOCKS), help="cpu: seconds of one thread, where no GPU computes; else wall")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small.yaml")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Settle the clock and the threads. Raises ValueError for times that are not positive or a clock that misses the work."""
+    args.clock = args.clock or ("cpu" if args.device == "cpu" else "wall")
+    if args.budget <= 0 or args.search < 0:
+        raise ValueError(f"--budget {args.budget:g} --search {args.search:g}; expected both above zero. Change them.")
+    if args.clock == "cpu" and args.device != "cpu":
+        raise ValueError(f"--clock cpu misses what {args.device} computes; expected wall there. Leave --clock out.")
+    torch.set_num_threads(1)   # processor seconds count all threads, and two runs side by side have a core each
+
+
+def main(argv: list[str] | None = None) -> dict[str, dict]:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=("ours", "fno", "unet"))
+    add_arguments(parser)
+    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
+    args = parser.parse_args([text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides))
+    prepare(args)
+    config = load_config(args.config, overrides)
+    problem, splits = load(config, args.task)
+    print(f"{args.task}: {len(splits['val'].truth)} validation trajectories, seed {args.seeds[0]}, "
+          f"{time.strftime('%Y-%m-%d %H:%M')}")
+    records = {family: found(family, args, config, problem, splits["val"]) for family in args.models}
+    for family, record in records.items():
+        print(f"\n# {family}, validation error {record['val']:.3g}")
+        print(overlay(record, args) if family == "ours" else
+              " ".join(f"{family}.{key}={value}" for key, value in record["changes"].items()) or "as it starts")
+    return records
+
+
+if __name__ == "__main__":
+    main()
