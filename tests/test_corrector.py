@@ -35,7 +35,8 @@ from ups.generative.student import (
     pool_number,
 )
 from ups.metrics.proper import energy_score, fair_crps
-from ups.models.rollout import conserve, ensemble_rollout, member_noise, rollout
+from ups.models.conserve import conserve
+from ups.models.rollout import ensemble_rollout, member_noise, rollout
 from ups.seeds import generator
 from ups.tasks import get_task
 from ups.training.optim import build_optimizer, split_parameters

@@ -69,7 +69,8 @@ def describe(name: str, kind: str = "persistence", history: int = 1, bundle: int
             "parameter_values": list(VALUES[name]), "dt": 0.05, "boundary": task.boundary,
             "domain": list(task.domain),
             "parameters": {key: [min(VALUES[name]), max(VALUES[name])] for key in task.parameters},
-            "base": {"kind": kind, "settings": {**geometry, **settings}}, "is_network_used": True}, codecs
+            "base": {"kind": kind, "settings": {**geometry, **settings}}, "is_network_used": True,
+            "is_conservative": False}, codecs
 
 
 def build(*heads: tuple[dict, dict], precision: str = "no", is_awake: bool = True) -> Operator:

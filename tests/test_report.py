@@ -287,12 +287,13 @@ def test_the_networks_share_is_judged_on_paired_trajectories(ratio, kind, words,
 def test_a_conserved_mean_that_the_network_loses_is_named():
     results, _, _ = example()
     task = results["tasks"]["advection1d"]
-    task["models"]["operator"]["crmse"], task["models"]["base"]["crmse"] = interval(0.027, 0.02, 0.03), interval(2.1e-7)
-    task["comparisons"][PAIR]["crmse"] = interval(1.3e5, 1.1e5, 1.5e5)
-    words = "On advection1d the equation keeps the mean of u; the base keeps it to 2.10×10⁻⁷, the operator to 0.0270."
-    assert words in verdict(results)
-    task["conserved"] = []
+    task["models"]["operator"]["drift"], task["models"]["codec_floor"]["drift"] = interval(0.027, 0.02, 0.03), interval(2.1e-7)
+    words = "On advection1d the equation keeps the mean of u; the operator moves it by 0.0270 of its RMS, the data by 2.10×10⁻⁷."
+    assert words in verdict(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
+    task["models"]["operator"]["drift"] = interval(3e-7)
     assert words not in verdict(results)
+    del task["models"]["operator"]["drift"]       # of an equation that keeps nothing
+    assert words not in verdict(results) and "conserved:" not in overview(results)
 
 
 def columns(text):

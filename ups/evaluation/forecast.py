@@ -13,6 +13,7 @@ from ups.evaluation.truth import Truth
 from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
 from ups.metrics.intervals import Scores, compare, merge
 from ups.models.operator import Operator
+from ups.tasks import Task
 
 COMPARED = ("nrmse", "crmse")
 SPECTRA = ("operator", *BASELINES)   # models whose energy spectra are kept
@@ -31,10 +32,12 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         u_ref = truth.future(some)
         predictions, took = forecasts(operator, truth, some, device)
         seconds.append(took / (len(some) * truth.num_frames))
-        trivial = truth.frames(some, truth.context - 1, 1) if constant is None else constant
+        start = None if task.is_steady else truth.frames(some, truth.context - 1, 1)
+        trivial = start if constant is None else constant
         predictions[BASELINES[task.is_steady]] = trivial.expand_as(u_ref)
         for model, u_pred in predictions.items():
-            parts.setdefault(model, []).append(score(u_pred, u_ref, task.boundary))
+            parts.setdefault(model, []).append({**score(u_pred, u_ref, task.boundary),
+                                                **drift(task, u_pred, start)})
     scores = {model: merge(part) for model, part in parts.items()}
 
     times = torch.zeros(1) if task.is_steady else cache.dt * torch.arange(1, truth.num_frames + 1)
@@ -63,6 +66,19 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     shown = {"median error": rows[order[len(order) // 2]], "worst error": rows[order[-1]]}
     return entry, [{**sample_of(operator, truth, row[None], device), "times": times.numpy(), "label": label}
                    for label, row in shown.items()]
+
+
+def drift(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
+    """{"drift": (n, T, K)}: how far the mean of each thing that the equation keeps has moved from that of
+    u_start (n, 1, C, *space), over its RMS there; inf where the prediction is not finite. {} where nothing is
+    kept."""
+    if u_start is None or not task.conserved:
+        return {}
+    now, then = (task.densities(u) if task.densities else u[:, :, [*map(task.fields.index, task.conserved)]]
+                 for u in (u_pred.double(), u_start.double()))
+    space = tuple(range(3, now.ndim))
+    moved = (now.mean(space) - then.mean(space)) / then.square().mean(space).sqrt()
+    return {"drift": moved.masked_fill(~now.mean(space).isfinite(), torch.inf)}
 
 
 def forecasts(operator: Operator, truth: Truth, rows: Tensor,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ups.evaluation.bench_rows import NETWORKS
-from ups.evaluation.gates import PAIR, network_share, trivial_of
+from ups.evaluation.gates import network_share, trivial_of
 from ups.evaluation.tables import cell, label, number, table
 
 SHARE = {"less": "<b>{} %</b>", "tie": "tie", "more": "<b>{} %</b> the base is better",
@@ -21,8 +21,8 @@ ON_THE_BASE = {"less": "Of its base's error the network takes off {}.",
                "off": "The network is switched off, as validation was no better with it, on {}.",
                "more": "The base alone is better on {}.",
                "unknown": "What the network is worth is not known on {}."}
-# times the base's error of a conserved mean, from which the page says that the network does not keep it
-LOST = 2.0
+# of its RMS, that a conserved mean moves: from there the page says that the operator does not keep it
+LOST = 1e-4
 
 
 def _nrmse(task: dict, model: str) -> float | None:
@@ -66,11 +66,11 @@ def _on_the_base(tasks: dict) -> list[str]:
     out = _by_kind([(kind, f"{number(share[0])} % on {name}" if kind == "less" else name)
                     for name, (kind, share) in shares.items()], ON_THE_BASE)
     for name, task in tasks.items():
-        ratio = task["comparisons"].get(PAIR, {}).get("crmse")
-        if task["conserved"] and ratio and ratio["low"] is not None and ratio["low"] > LOST:
-            ours, base = (number(task["models"][model]["crmse"]["value"]) for model in ("operator", "base"))
-            out.append(f"On {name} the equation keeps the mean of {_listed(task['conserved'])}; the base "
-                       f"keeps it to {base}, the operator to {ours}.")
+        found = task["models"]["operator"].get("drift")
+        if found and found["low"] is not None and found["low"] > LOST:
+            data = task["models"]["codec_floor"]["drift"]["value"]
+            out.append(f"On {name} the equation keeps the mean of {_listed(task['conserved'])}; the operator "
+                       f"moves it by {number(found['value'])} of its RMS, the data by {number(data)}.")
     return out
 
 
@@ -135,8 +135,9 @@ def overview(results: dict) -> str:
         share += f"<small>{number(shares[1])} – {number(shares[2])} %</small>" if shares else ""
         beside = f"{cell(models[other]['nrmse'])}<i>{_origin(other, models[other])}</i>" if other else (
             f"not trained<i>make bench TASK={text} RUN={html.escape(results['run'])}</i>")
-        kept = (f"<i>conserved: {html.escape(', '.join(task['conserved']))}</i>" if task.get("conserved")
-                else "")
+        drift = models["operator"].get("drift")
+        kept = (f"<i>conserved: {html.escape(', '.join(task['conserved']))}, to {number(drift['value'])}</i>"
+                if drift else "")
         rows.append([f'<a href="#{text}">{text}</a>', cell(models["operator"]["nrmse"]),
                      cell(base.get("nrmse")),
                      share, beside, f"{cell(models[trivial]['nrmse'])}<i>{label(trivial)}</i>",

@@ -23,8 +23,9 @@ from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
 from ups.generative.residuals import FieldConditions, StateConditions
 from ups.generative.student import sample_student
+from ups.models.conserve import conserve
 from ups.models.operator import Operator
-from ups.models.rollout import conserve, ensemble_rollout, member_noise
+from ups.models.rollout import ensemble_rollout, member_noise
 from ups.transfer import send
 
 STATES = 512          # states in one call of a network

@@ -18,6 +18,7 @@ from ups.data.cache import Cache
 from ups.metrics.errors import nrmse_pooled
 from ups.models.bases import BASES
 from ups.models.bases.base import Samples
+from ups.models.conserve import correction
 from ups.models.head import TaskHead, describe_data
 from ups.models.rollout import rollout
 from ups.progress import note
@@ -25,6 +26,7 @@ from ups.progress import note
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
+KEPT = 1e-4   # of a channel's spread, RMS: less is left alone when training too (ups/models/loss.py)
 
 
 def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +36,7 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
         "name": cache.task.name, "history": 1 if is_steady else task.history,
         "bundle": 1 if is_steady else task.bundle,
         **describe_data(cache), "base": {"kind": kind, "settings": settings}, "is_network_used": True,
+        "is_conservative": False,
     }
 
 
@@ -68,7 +71,7 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(rows, device)), u
         known = head.known(cache.parameters[rows])
-        return rollout(lambda window: head.base(window, known)[:, None], given, u_ref.shape[1],
+        return rollout(lambda window: head.next_frame(window, known)[:, None], given, u_ref.shape[1],
                        head.history), u_ref
 
     parts = cache.parts(spread(cache, "val", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS)
@@ -86,6 +89,18 @@ def spread(cache: Cache, split: str, count: int) -> Tensor:
     return torch.stack(picked[:count])
 
 
+def data_keep(head: TaskHead, cache: Cache) -> bool:
+    """Whether the training data, on the grid of the cache, keep what the task's equation keeps, from the
+    first frame to the middle and the last. A front that is read at every fourth cell does not."""
+    if not cache.task.conserved:
+        return False
+    rows, last = spread(cache, "train", NUM_ROLLOUTS), cache.num_frames - 1
+    start, *later = (head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in
+                     (0, last // 2, last))
+    moved = torch.cat([correction(cache.task, u, start[:, 0]) for u in later], 1) / head.codec.std
+    return bool(moved.square().mean((0, 1)).sqrt().max() <= KEPT)
+
+
 def candidates(cache: Cache, base_steps: int, seed: int,
                device: torch.device) -> Iterator[tuple[str, TaskHead]]:
     """Yield (name, head on `device` with a fitted base) for every base in task.TASK.base; heads are of width
@@ -97,11 +112,13 @@ def candidates(cache: Cache, base_steps: int, seed: int,
     """
     settings = base_settings(cache)
     samples = Samples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
+    is_conservative = data_keep(samples.head, cache)
     for kind in cache.settings.base:
         note(f"{cache.task.name}: {kind}")
         for name, fitted, base in BASES[kind].fit(samples, settings):
             head = head_with(cache, kind, fitted, device)
             head.base.load_state_dict(base.state_dict())
+            head.description["is_conservative"] = is_conservative
             yield name, head
 
 
@@ -112,7 +129,7 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     scales, samples = [], Samples(head, cache, seed + 1)
     for value in range(len(head.scale)):
         windows = (read() for read in samples.batches(4 * BATCH, BATCH, value))
-        squares = [head.codec.encode(u_next - head.base(u, known)).square().mean()
+        squares = [head.codec.encode(u_next - head.next_frame(u, known)).square().mean()
                    for u, known, u_next in windows]
         scales.append(torch.stack(squares).mean().sqrt())
     # float32 rounding of a normalised field: nothing below it can be learnt

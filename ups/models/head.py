@@ -11,10 +11,12 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import zero_linear
 from ups.models.bases import BASES
 from ups.models.bases.base import Known
+from ups.models.conserve import correction
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import get_task
 from ups.transfer import send
 
+FOUND = ("is_network_used", "is_conservative")   # of the data, by the stage
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
@@ -23,7 +25,8 @@ class TaskHead(nn.Module):
 
     description (JSON-able; ups/models/choose.py makes it): all that the tensors do not hold. name; history,
     bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings}; is_network_used,
-    by validation. Raises ValueError where that is missing or not the task's.
+    by validation; is_conservative, where the training data keep what the equation keeps. Raises ValueError
+    where that is missing or not the task's.
     """
 
     def __init__(self, description: dict[str, Any], width: int):
@@ -31,7 +34,7 @@ class TaskHead(nn.Module):
         self.name = description["name"]
         self.task = get_task(self.name)
         known = {"boundary": self.task.boundary, "domain": plain(self.task.domain)}
-        if wrong := [key for key in (*known, "dt", "parameters", "is_network_used") if key not in description
+        if wrong := [key for key in (*known, "dt", "parameters", *FOUND) if key not in description
                      or description[key] != known.get(key, description[key])]:
             raise ValueError(f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
                              f"{wrong[0]} they were trained on; expected "
@@ -107,12 +110,31 @@ class TaskHead(nn.Module):
             return AS_IT_WAS
         return take_maps(self, parent)
 
+    def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
+        """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
+        *space): as they are for a task without, or where the data do not keep it."""
+        if not self.description["is_conservative"]:
+            return w
+        u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
+        change = correction(self.task, u, u_start) / self.codec.std
+        return w + change[(...,) + (None,) * self.task.ndim]
+
+    def keep_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
+        """`keep` of latents (batch, T, *tokens, dim), as exactly as the codec holds a constant."""
+        if not self.description["is_conservative"]:
+            return z
+        return self.codec.encode(self.keep(self.codec.decode(z), self.codec.decode(z_start)))
+
+    def next_frame(self, u: Tensor, known: Known) -> Tensor:
+        """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space)."""
+        return self.keep(self.base(u, known)[:, None], u[:, -1])[:, 0]
+
     def predict_base(self, z: Tensor, known: Known) -> Tensor:
         """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""
         u = self.input_codec.decode(z)
         frames = []
         for _ in range(self.bundle):
-            frames.append(self.base(u, known))
+            frames.append(self.next_frame(u, known))
             u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
         return self.codec.encode(torch.stack(frames, 1))
 

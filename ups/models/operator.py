@@ -1,11 +1,12 @@
 """The operator: latents of the past to latents of the next frames, for every task in one network.
 
-    z_next = encode( base(decode z) ) + scale * network(z, base, condition)
+    z_next = keep( encode( base(decode z) ) + scale * network(z, base, condition) )
 
 The base (ups/models/bases/) is cheap and chosen per task; the network is shared, sees the history
 and the base's answer and learns what the base leaves, in units of `scale`, the base's own residual on
 training windows. A base with weights is also trained on its own error, so that it never hides behind the
 network, and the network serves only the tasks where it helps on validation (`TaskHead.is_network_used`).
+Whatever the network says, what the equation keeps, the base and the whole keep (`TaskHead.keep`).
 """
 
 from pathlib import Path
@@ -95,7 +96,7 @@ class Operator(TaskNetwork):
             x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
             out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary))
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-        return z_base + scale * change, z_base
+        return head.keep_latents(z_base + scale * change, z[:, -1]), z_base
 
     def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
         """One call from raw parameters (batch, P): (batch, bundle, *tokens, dim)."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ups.progress import beat
 from ups.seeds import generator
-from ups.tasks import Task
 
 
 @torch.no_grad()
@@ -59,20 +58,3 @@ def ensemble_rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num
     calls, members = iter(range(num_frames)), context.repeat_interleave(num_members, 0)
     frames = rollout(lambda window: step(window, next(calls)), members, num_frames, history)
     return frames.unflatten(0, (-1, num_members))
-
-
-def conserve(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
-    """u (batch, T, C, *space) with what the equation keeps put right; u_start (batch, C, *space), its start;
-    physical.
-
-    Conserved channels get the start's mean over space; a task with a maximum principle is clipped to the
-    start's range. Both are projections that leave a right answer as it is.
-    """
-    space, u_start = tuple(range(3, u.ndim)), u_start[:, None]
-    for channel in (slice(i, i + 1) for i in map(task.fields.index, task.conserved)):
-        drift = u[:, :, channel].mean(space, keepdim=True) - u_start[:, :, channel].mean(space, keepdim=True)
-        u = torch.cat([u[:, :, : channel.start], u[:, :, channel] - drift, u[:, :, channel.stop :]], 2)
-    if task.is_bounded:
-        u = torch.minimum(torch.maximum(u, u_start.amin(space, keepdim=True)),
-                          u_start.amax(space, keepdim=True))
-    return u

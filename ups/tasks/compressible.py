@@ -27,7 +27,7 @@ from typing import Any
 
 from ups.boundary import OUTFLOW, PERIODIC
 from ups.lazy import Tensor, np, torch
-from ups.tasks.gas import GAMMA, Gas, conserved, evolve, primitive
+from ups.tasks.gas import GAMMA, Gas, conserved, densities, evolve, primitive, restore
 from ups.tasks.initial import (
     NOMINAL_POINTS,
     WINDOW_EDGE,
@@ -187,6 +187,7 @@ def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
                                "another boundary", str(data.path), "name the right task in data.tasks")
 
 
+CLOSED = {"conserved": ("mass", "energy", "momentum"), "densities": densities, "restore": restore}
 FIELDS = ("density", "pressure", "Vx", "Vy", "Vz")
 EQUATION = ("density (∂Vi/∂t + V·∇Vi) = -∂i pressure + ∇·(eta density ∇Vi) + ∂i ((zeta + eta/3) density ∂i "
             "Vi), with the conservation of mass and of the energy of an ideal gas (adiabatic index 5/3)")
@@ -202,7 +203,7 @@ def task(name: str, ndim: int, filename: str, start: Callable[..., Tensor], *, b
     return Task(name, fields, ndim, boundary, "arrays", tuple(map(Array, fields)), filename,
                 ("eta", "zeta") if mach is None else ("eta", "zeta", "M"),
                 constants=() if mach is None else (("M", mach),), equation=EQUATION, positive=FIELDS[:2],
-                domain=domain, conserved=FIELDS[:1] if boundary == PERIODIC else (), checks=(is_a_gas,),
+                domain=domain, checks=(is_a_gas,), **(CLOSED if boundary == PERIODIC else {}),
                 simulate=simulation(given, ndim, boundary, domain[1] - domain[0]), is_symmetric=True,
                 vector=fields[2:], **facts)
 

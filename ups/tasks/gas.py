@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from ups.lazy import Tensor, torch
 
 GAMMA = 5 / 3
+MOST_RESTORED = 0.5   # a pressure that is wrong by more is no matter of rounding the energy off
 CFL = 0.4   # of the sum over the axes; HLLC without slopes keeps densities positive up to 0.5
 MAX_HALVINGS = 12   # of a step with stresses: it is then shorter than that of the explicit method
 DENSITY, PRESSURE, VELOCITY = 0, 1, 2   # channels; of a state they are density, energy and momentum
@@ -57,6 +58,28 @@ def primitive(state: Tensor) -> Tensor:
     density, velocity = state[:, :1], state[:, 2:] / state[:, :1]
     pressure = (GAMMA - 1) * (state[:, 1:2] - 0.5 * density * _square(velocity))
     return torch.cat([density, pressure, velocity], 1)
+
+
+def densities(fields: Tensor) -> Tensor:
+    """`conserved` of (n, T, channel, *space)."""
+    return conserved(fields.flatten(0, 1)).unflatten(0, fields.shape[:2])
+
+
+def restore(fields: Tensor, start: Tensor) -> Tensor:
+    """What to add to the logarithms of density and pressure and to the velocity of (n, T, channel, *space),
+    so that mass, energy and momentum of a closed domain are those of start (n, 1, channel, *space): (n, T,
+    channel). Where too little energy is left for that much pressure, it is MOST_RESTORED of what it was.
+    """
+    space = tuple(range(3, fields.ndim))
+    every = (...,) + (None,) * len(space)
+    mass, energy, momentum = densities(start).mean(space).split([1, 1, fields.shape[2] - 2], 2)
+    density, pressure, velocity = fields[:, :, :1], fields[:, :, 1:2], fields[:, :, 2:]
+    thinner = mass / density.mean(space)
+    density = density * thinner[every]
+    faster = (momentum - (density * velocity).mean(space)) / mass
+    motion = 0.5 * (density * (velocity + faster[every]).square()).sum(2, keepdim=True).mean(space)
+    hotter = (GAMMA - 1) * (energy - motion) / pressure.mean(space)
+    return torch.cat([thinner.log(), hotter.clamp(MOST_RESTORED, 1 / MOST_RESTORED).log(), faster], 2)
 
 
 def _square(velocity: Tensor) -> Tensor:

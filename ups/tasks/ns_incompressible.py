@@ -203,7 +203,8 @@ FAMILY = (
          FIRST, constants=(("NU", VISCOSITY),), has_own_times=True,
          equation="∂V/∂t + V·∇V = -∇p + NU lap V + particles force, ∇·V = 0, ∂particles/∂t + "
                   "V·∇particles = 0",
-         t_end=4.995, num_frames=1000, resolution=512, num_trajectories=4, conserved=("particles",),
+         t_end=4.995, num_frames=1000, resolution=512, num_trajectories=4,
+         conserved=("Vx", "Vy", "particles"),   # nothing flows through the walls
          is_symmetric=True, vector=("Vx", "Vy"), simulate=simulate, checks=(is_incompressible,),
          published={name: FILES[name] for name in FILES if name == FIRST},
          further={name: FILES[name] for name in FILES if name != FIRST},

@@ -57,8 +57,10 @@ class Task:
         frames would reveal them): the next state is then truly uncertain. of: the task whose files a variant
         of it reads.
     equation: what is solved, in the names of fields, inputs, parameters and constants; lap is the Laplacian.
-    conserved: channels whose mean over space stays; is_bounded: no value leaves the range of the initial
-    state.
+    conserved: what the equation keeps: channels whose mean over space stays, or words for what `densities`
+    gives, whose means stay. densities: u (n, T, C, *space) -> (n, T, K, *space). restore: u and its start
+    (n, 1, C, *space) -> what to add to each channel, to the logarithm of a positive one, so that they stay,
+    (n, T, C). is_bounded: no value leaves the range of the initial state.
     is_shifted: along periodic axes a shifted solution is a solution. is_symmetric: mirror images and, on a
     cube, exchanged axes of solutions are solutions. vector: the fields that are the
     components of a vector along `axes` and turn with them; the others are scalars.
@@ -105,6 +107,8 @@ class Task:
     of: str = ""
     equation: str = ""
     conserved: tuple[str, ...] = ()
+    densities: Callable[[Any], Any] | None = None
+    restore: Callable[[Any, Any], Any] | None = None
     is_bounded: bool = False
     is_shifted: bool = True
     is_symmetric: bool = False

@@ -1,0 +1,134 @@
+"""What an equation keeps, an operator keeps whatever its network says (ups/models/conserve.py), where its data do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy_codec import fit_codec
+
+from ups.evaluation.forecast import drift
+from ups.models import choose
+from ups.models.conserve import conserve, correction
+from ups.models.head import TaskHead, describe_tokenizer
+from ups.models.operator import Operator
+from ups.tasks import Task, get_task
+
+GAS = ("cfd1d", "cfd2d", "cfd3d")
+MODEL = {"kind": "flat", "width": 8, "depth": 1, "modes": 4, "kernel_size": 3, "mlp_ratio": 2.0}
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def states(task: Task, count: int = 3, frames: int = 4, cells: int = 8, seed: int = 0) -> Tensor:
+    """Any fields (count, frames, C, *space), positive where they have to be, that keep nothing."""
+    u = noise(count, frames, len(task.fields), *[cells] * task.ndim, seed=seed)
+    return torch.stack([(0.3 * part).exp() if name in task.positive else part + 0.5
+                        for name, part in zip(task.fields, u.unbind(2), strict=True)], 2)
+
+
+def operator_of(name: str, is_conservative: bool = True, dim: int = 0) -> Operator:
+    """One whose network says anything."""
+    task = get_task(name)
+    codec = fit_codec([states(task, 8).numpy()], fields=task.fields, positive=task.positive, patch=2, dim=dim)
+    operator = Operator({"model": MODEL, "precision": "no", "tasks": [{
+        "name": name, "history": 1, "bundle": 2, "codec": describe_tokenizer(codec), "input_codec": None, "dt": 0.1,
+        "parameter_values": [], "boundary": task.boundary, "domain": list(task.domain), "parameters": {},
+        "base": {"kind": "persistence", "settings": {}}, "is_network_used": True, "is_conservative": is_conservative}]})
+    operator.heads[name].codec.load_state_dict(codec.state_dict())
+    torch.manual_seed(0)
+    for parameter in operator.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    return operator
+
+
+@pytest.mark.parametrize("name", [*GAS, "burgers1d", "ns_incom2d"])
+def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(name):
+    task, moved = get_task(name), {}
+    u = states(task)
+    for is_conservative in (True, False):
+        operator = operator_of(name, is_conservative)
+        head = operator.heads[name]
+        z = head.codec.encode(head.codec.normalise(u[:, :1]))
+        u_pred = head.physical(operator.rollout(z, name, torch.zeros(len(u), 0), 8))
+        assert all((u_pred[:, :, task.fields.index(field)] > 0).all() for field in task.positive)
+        assert (u_pred[:, -1] - u[:, 0]).abs().max() > 0.05                   # the network does say something
+        moved[is_conservative] = drift(task, u_pred, u[:, :1])["drift"].abs().max()
+    assert moved[True] < 1e-5 and moved[False] > 1e-2
+
+
+def test_the_base_keeps_it_too_and_gradients_pass():
+    operator = operator_of("cfd1d")
+    head, u = operator.heads["cfd1d"], states(get_task("cfd1d"))
+    head.base.forward = lambda u, known: 1.1 * u[:, -1]                       # a base that loses everything
+    z = head.codec.encode(head.codec.normalise(u[:, :1]))
+    full, base = operator.predict(z, "cfd1d", head.known(torch.zeros(len(u), 0)))
+    assert drift(head.task, head.physical(base), u[:, :1])["drift"].abs().max() < 1e-5
+    full.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in head.out.parameters())
+
+
+def test_a_codec_that_is_cut_keeps_the_mean_as_well_as_it_holds_a_constant():
+    moved = {}
+    for dim in (1, 2):
+        operator, u = operator_of("burgers1d", dim=dim), states(get_task("burgers1d"))
+        head = operator.heads["burgers1d"]
+        z = head.codec.encode(head.codec.normalise(u[:, :1]))
+        start = head.physical(z)
+        u_pred = head.physical(operator.rollout(z, "burgers1d", torch.zeros(len(u), 0), 8))
+        moved[dim] = float(drift(head.task, u_pred, start)["drift"].abs().max())
+    assert moved[2] < 1e-5 < moved[1] < 0.2
+
+
+@pytest.mark.parametrize("name", [*GAS, "ns_incom2d"])
+def test_a_right_answer_stays_as_it_is(name):
+    """Solutions of the equation, and the same moved as a whole: what is kept does not notice."""
+    task = get_task(name)
+    value = 0.1 if task.parameters else None
+    u = task.simulate(range(2), seed=0, resolution=16, num_frames=3, parameter=value, t_end=0.1).double()
+    assert correction(task, u, u[:, 0]).abs().max() < 2e-7
+    assert correction(task, u.roll(3, -1), u[:, 0]).abs().max() < 2e-7
+    torch.testing.assert_close(conserve(task, u, u[:, 0]), u, rtol=1e-6, atol=1e-6)
+
+
+def test_a_gas_with_too_little_energy_left_keeps_a_positive_pressure():
+    task = get_task("cfd1d")
+    u = states(task, frames=1)
+    wild = u.clone()
+    wild[:, :, 2] *= 50 * noise(8)                # more energy of motion than there is energy
+    found = conserve(task, wild, u[:, 0])
+    assert found.isfinite().all() and (found[:, :, :2] > 0).all()
+    torch.testing.assert_close(found[:, :, 0].mean(-1), u[:, :, 0].mean(-1))       # the mass is kept all the same
+    torch.testing.assert_close(found[:, :, 1], 0.5 * wild[:, :, 1])
+
+
+def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
+    class Held:
+        """As much of a cache as is asked."""
+
+        def __init__(self, u: Tensor):
+            self.task, self.u, self.num_frames = get_task("burgers1d"), u, u.shape[1]
+            self.split, self.parameter_index = {"train": torch.arange(len(u))}, torch.zeros(len(u), dtype=torch.long)
+            self.codec = fit_codec([u.numpy()], fields=("u",), patch=2)
+
+        def batch(self, rows: Tensor, frame: int, count: int, device: torch.device) -> Tensor:
+            return self.codec.encode(self.codec.normalise(self.u[rows, frame : frame + count]))
+
+    def found(u: Tensor) -> bool:
+        held, codec = Held(u), fit_codec([u.numpy()], fields=("u",), patch=2)
+        description = {**operator_of("burgers1d").heads["burgers1d"].description, "codec": describe_tokenizer(codec)}
+        head = TaskHead(description, 1)
+        head.codec.load_state_dict(codec.state_dict())
+        return choose.data_keep(head, held)
+
+    kept = states(get_task("burgers1d"), 8, 5, 16)
+    kept = kept - kept.mean(-1, keepdim=True)
+    assert found(kept)
+    lost = kept.clone()
+    lost[:, -1] += 1e-3                       # by the last frame, a thousandth of the spread
+    assert not found(lost)
+    front = torch.tanh(8 * (0.4 + torch.sin(torch.arange(64) / 64 * 2 * torch.pi - torch.linspace(0, 1, 5)[:, None])))
+    front = front[None, :, None].expand(8, -1, -1, -1).contiguous()
+    assert found(front) and not found(front[..., ::8].contiguous())    # of few of its cells the mean does not stay
