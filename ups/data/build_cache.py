@@ -29,7 +29,9 @@ from ups.files import completing, partial_path, reserve
 from ups.metrics.errors import nrmse, nrmse_global
 from ups.tasks import Task, get_task
 
-READ_BYTES = 2**25        # of float32 data held at a time (at least one trajectory)
+# of float32 data held at a time (at least one trajectory), with temporaries some 25 times that; with eight
+# times as many it took half as long again (the processor's caches)
+READ_BYTES = 2**22
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
 LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
 

@@ -1,0 +1,128 @@
+"""Files of the published sizes, tens of gigabytes with holes that take no disk: a cache is built from them, and training reads a
+cache of that size, with memory for what is looked at and no more."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.data.layout import allocated
+
+pytestmark = pytest.mark.faults   # half a minute
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY = """
+    def memory(of="VmHWM"):
+        return int(next(line for line in open("/proc/self/status") if line.startswith(of)).split()[1]) * 1024
+"""
+
+
+def run(code: str) -> list[float]:
+    """The numbers that the last line of a process of its own prints."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(MEMORY) + textwrap.dedent(code)], capture_output=True, text=True,
+                          cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return [float(word) for word in done.stdout.splitlines()[-1].split()]
+
+
+def settings(task: str, folder: Path, num: int, *more: str) -> list[str]:
+    return [f"data.tasks=[{task}]", "data.source=own", f"data.root={folder}/data", f"cache.root={folder}/cache",
+            f"task.{task}.num_trajectories={num}", *more]
+
+
+# arrays, name, published shape, last time, trajectories asked for, attributes
+FILES = {
+    "advection1d": (["tensor"], "1D_Advection_Sols_beta1.0.hdf5", (10000, 201, 1024), 2.0, 300, {"beta": 1.0}),
+    "cfd2d": (["density", "pressure", "Vx", "Vy"], "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
+              (10000, 21, 128, 128), 1.0, 16, {"eta": 0.1, "zeta": 0.1, "M": 0.1}),
+}
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_a_cache_is_built_with_memory_for_a_few_megabytes_of_data(task, tmp_path):
+    keys, name, shape, t_end, num, attributes = FILES[task]
+    (tmp_path / "data" / task).mkdir(parents=True)
+    with h5py.File(tmp_path / "data" / task / name, "w") as file:
+        for key in keys:
+            file.create_dataset(key, shape, np.float32, dcpl=allocated())
+            file[key][:num] = np.random.default_rng(0).random((1, *shape[1:]), np.float32) + 0.5
+        file["t-coordinate"] = np.linspace(0, t_end, shape[1], dtype=np.float32)
+        file.attrs.update(attributes)
+    parameter = next(iter(attributes.values()))
+    overrides = settings(task, tmp_path, num, f"task.{task}.parameters=[{parameter}]", f"task.{task}.num_frames={shape[1]}",
+                         *[f"task.{task}.{axis}_stride=1" for axis in ("space", "time")])
+    beyond, size = run(f"""
+        import torch
+        from ups.config import load_config
+        from ups.data.build_cache import build_cache
+        torch.linalg.eigh(torch.eye(64, dtype=torch.float64))
+        config, before = load_config(None, {overrides!r}), memory("VmHWM")
+        path = build_cache(config, {task!r}, progress=False)
+        print(memory("VmHWM") - before, path.stat().st_size)
+    """)
+    assert beyond < 256 * 2**20 and size > 2**26, (beyond / 2**20, size / 2**20)   # 134 and 184 MiB measured
+
+
+def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
+    """A cache of 20000 trajectories at full size, 16 GiB of holes around a small one's facts: 12 batches from all over it."""
+    folder = tmp_path / "data" / "burgers1d"
+    folder.mkdir(parents=True)
+    for nu in (0.01, 0.1):
+        with h5py.File(folder / f"1D_Burgers_Sols_Nu{nu}.hdf5", "w") as file:
+            file["tensor"] = np.random.default_rng(0).random((12, 201, 1024), np.float32)
+            file["t-coordinate"], file.attrs["Nu"] = np.linspace(0, 2, 201), nu
+    overrides = settings("burgers1d", tmp_path, 12, "task.burgers1d.parameters=[0.01,0.1]", "task.burgers1d.num_frames=201",
+                         "task.burgers1d.space_stride=1", "task.burgers1d.time_stride=1", "task.burgers1d.reserve=0")
+    beyond, batch, size, spread = run(f"""
+        import zlib
+        from pathlib import Path
+        import h5py
+        import numpy as np
+        import torch
+        from ups.config import load_config
+        from ups.data.build_cache import LIBVER, _allocate, build_cache, split_rows
+        from ups.data.cache import Cache, write_seal
+        from ups.models.choose import base_settings, head_description
+        from ups.models.operator import Operator
+        from ups.models.windows import Windows
+        config = load_config(None, {overrides!r})
+        small, large, num = build_cache(config, "burgers1d", progress=False), {str(tmp_path / "large.h5")!r}, 10000
+        with h5py.File(small, "r") as file:
+            shape, parts, floor = file["state/latents"].shape, {{}}, file["header"][()]
+            codec = {{key: values[()] for key, values in file["state/tokenizer"].items()}}
+        _allocate(large, {{"state": (2 * num, *shape[1:])}}, "float32")
+        cuts = np.split(np.arange(num), [num // 10, num // 5])
+        with h5py.File(large, "r+", libver=LIBVER) as file:
+            zeros = zlib.crc32(np.zeros(shape[1:], np.float32))
+            arrays = {{"state/checksums": np.full(2 * num, zeros, np.uint32), "header": floor,
+                       "parameters": np.repeat([0.01, 0.1], num)[:, None], "parameter_index": np.arange(2).repeat(num),
+                       "trajectory": np.tile(np.arange(num), 2)}}
+            arrays |= {{f"state/tokenizer/{{key}}": values for key, values in codec.items()}}
+            arrays |= {{f"split/{{name}}": split_rows(cut, 2, num) for name, cut in zip(("val", "test", "train"), cuts)}}
+            for name, values in arrays.items():
+                file.create_dataset(name, data=values)
+        write_seal(Path(large))
+        cache = Cache(large, config.task["burgers1d"])
+        model = {{"kind": "flat", "width": 8, "depth": 1, "modes": 3, "kernel_size": 3, "mlp_ratio": 1.0}}
+        operator = Operator({{"model": model, "precision": "no",
+                              "tasks": [head_description(cache, "persistence", base_settings(cache))]}})
+        windows = Windows({{"burgers1d": cache}}, config.task, {{"burgers1d": 10}}, config.operator, config.sampling, 0)
+        head, last = operator.heads["burgers1d"], config.operator.train.steps - 1
+        torch.set_grad_enabled(False)
+        def draw(step):
+            batch = windows.schedule.batch(step)
+            return windows.draw(head, batch, step, slice(None))[1], batch.rows
+        draw(last)
+        before, most, seen = memory("RssAnon"), 0, []
+        for step in range(last - 12, last):
+            z, rows = draw(step)
+            most = max(most, memory("RssAnon"))
+            seen.append(rows)
+        print(most - before, z.nbytes, Path(large).stat().st_size, len(torch.cat(seen).unique()))
+    """)
+    assert size > 15 * 2**30 and spread > 300 and beyond < 8 * batch
