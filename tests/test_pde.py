@@ -19,8 +19,8 @@ from ups.tasks.initial import (
 SOLVERS = {name: task.simulate for name, task in TASKS.items() if task.simulate and not task.of}
 SIZES = {name: 32 if TASKS[name].ndim < 3 else 8 for name in SOLVERS}
 SHAPES = {name: (len(TASKS[name].channels), *[SIZES[name]] * TASKS[name].ndim) for name in SOLVERS}
-PARAMETERS = {name: {"advection1d": 0.4, "burgers1d": 0.01}.get(name, 1.0 if TASKS[name].parameters else None)
-              for name in SOLVERS}
+SMALL = {"advection1d": 0.4, "burgers1d": 0.01, "burgers1d_forced": 0.02, "vorticity2d_forced": 0.02}
+PARAMETERS = {name: SMALL.get(name, 1.0 if TASKS[name].parameters else None) for name in SOLVERS}
 TIMES = {name: 0.01 if name.startswith("cfd") else 0.2 for name in SOLVERS}   # sound is fast
 
 

@@ -83,6 +83,10 @@ class Task:
         file whose numbers are finite, and what one pass over it gave (ups/data/doctor.py).
     posterior: (observation, num, seed, parameter) -> `num` exact samples (a, u) given a linear observation of
     log a, or None.
+    draw: (u, num, *, seed, rows, num_frames, parameter, dt) -> `num` exact futures (n, num, num_frames,
+        channel, *space), float32, of each state u (n, channel, *space), at dt, 2 dt, ..; draw j of a state is
+        a function of (seed, its number in `rows`, j). None where the state says what follows, or where nobody
+        knows what does.
     """
 
     name: str
@@ -121,6 +125,7 @@ class Task:
     simulate: Callable[..., Any] | None = None
     checks: tuple[Callable[[Any, Any], Iterable[Finding]], ...] = ()
     posterior: Callable[..., Any] | None = None
+    draw: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.axes:
