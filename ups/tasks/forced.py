@@ -5,9 +5,9 @@ With dW = W(h) and H = mean of W(s) - s dW / h over the step, N(0, h) and N(0, h
 
     u(h) = Phi(u(0) + f H) - f H,    Phi: the flow of u_t = L u + N(u) + f dW / h over h,
 
-which has the integral of W over the step right, not W(h) alone. What is left of second order is h^2 / 24 times
-sum_j N''(f_j, f_j), zero where plane waves come in pairs (a cosine and a sine of one size) and N is that of
-Burgers or of the vorticity. Strong order 3/2 then. The flow is taken by one step of ETDRK4
+which has the integral of W over the step right, not W(h) alone. What is left of second order is h^2 / 24
+times sum_j N''(f_j, f_j), zero where plane waves come in pairs (a cosine and a sine of one size) and N is
+that of Burgers or of the vorticity. Strong order 3/2 then. The flow is taken by one step of ETDRK4
 (ups/tasks/modes.py).
 
 Such an equation has no memory: from a state, fresh noise draws exactly what may follow, at any lead

@@ -96,5 +96,5 @@ FAMILY = (
          constants=(("length", LENGTH),), domain=(0.0, LENGTH),
          equation="∂u/∂t + u ∂u/∂x + ∂²u/∂x² + ∂⁴u/∂x⁴ = 0, seen without its short waves", t_end=60.0,
          num_frames=61, resolution=32, num_trajectories=1000, conserved=("u",), simulate=simulate,
-         defaults={"history": 1, "reserve": 0.5}),
+         defaults={"reserve": 0.5}),
 )

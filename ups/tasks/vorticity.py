@@ -104,5 +104,5 @@ FAMILY = (
          equation="∂omega/∂t + V·∇omega = Nu lap omega - drag omega + white noise in waves of length 2π/3",
          t_end=4.0, num_frames=41, resolution=32, num_trajectories=1000, conserved=("omega",),
          simulate=simulate, draw=functools.partial(draws, evolve),
-         defaults={"parameters": [0.02], "history": 1, "reserve": 0.5}),
+         defaults={"parameters": [0.02], "reserve": 0.5}),
 )
