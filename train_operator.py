@@ -86,7 +86,8 @@ def main() -> None:
     # ---- loop
     for step in run.steps():
         batch = windows.schedule.batch(step).share(run.rank, run.world)
-        run.update(partial(loss_of, operator, windows, batch, step), len(batch))
+        run.update(partial(loss_of, operator, windows, batch, step), len(batch),
+                   partial(windows.read_ahead, step + 1, run.rank, run.world, run.device))
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 found = validate(operator, caches, config, run, train.validate_trajectories)

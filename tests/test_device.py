@@ -23,7 +23,7 @@ import train_consistency
 import train_operator
 import train_rival
 from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
-from ups.data.cache import Cache, open_cache, place
+from ups.data.cache import Cache, _Latents, open_cache, place
 from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
@@ -36,7 +36,7 @@ from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.training.strategies import Agreed
-from ups.training.update import Standing, Updates
+from ups.training.update import Standing, Updates, nothing
 from ups.transfer import send
 
 META, SIZE = torch.device("meta"), 4
@@ -153,7 +153,8 @@ def planted(monkeypatch, disturb: Callable[[Tensor], object]) -> Iterator[None]:
         yield
 
 
-def update(config: Config, model: nn.Module, loss_at: Callable, steps: range) -> None:
+def update(config: Config, model: nn.Module, loss_at: Callable, steps: range,
+           meanwhile_at: Callable = lambda step: nothing) -> None:
     """Updates as `Updates.update` makes them, up to the one sum that ranks agree on: of it they are told together."""
     def failed(error: Exception) -> None:
         raise error
@@ -162,10 +163,10 @@ def update(config: Config, model: nn.Module, loss_at: Callable, steps: range) ->
     standing = Standing(micro_batch=SIZE, micro_batch_asked=SIZE)
     updates = Updates(model, Agreed(), ranks, standing, config.operator.train, config.operator.optim, print)
     for step in steps[: len(steps) // 2]:   # tables that are made once are made
-        updates._backward(loss_at(step), SIZE)
+        updates._backward(loss_at(step), SIZE, meanwhile_at(step))
     with Watch():
         for step in steps[len(steps) // 2 :]:
-            metrics, cause = updates._backward(loss_at(step), SIZE)
+            metrics, cause = updates._backward(loss_at(step), SIZE, meanwhile_at(step))
             assert cause is None and metrics and all(value.is_meta for _, value, _ in metrics)
             updates._apply(1.0)
 
@@ -181,6 +182,45 @@ def test_latents_that_lie_on_the_device_are_gathered_without_a_wait(config, name
     caches = {name: open_cache(config, name)}
     assert place(caches.values(), META, "device") == "device"
     update(config, *operator_stage(config, caches, name, config.task[name].base[-1]), range(2))
+
+
+@pytest.mark.parametrize("name", ["burgers1d", "darcy2d"])
+def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name, monkeypatch):
+    """On a device that computes beside the host, here in name: the next step's rows are read once, before they are asked for;
+    a step that is repeated, or cut otherwise, reads them again."""
+    cache, part = open_cache(config, name), slice(0, SIZE)
+    head = operator_over({name: cache}, {name: config.task[name].base[-1]}).heads[name]
+    windows = Windows({name: cache}, config.task, {name: config.context(name)}, config.operator, config.sampling, 0)
+    steps, reads, read = range(config.operator.train.steps - 3, config.operator.train.steps), [], _Latents._read
+    monkeypatch.setattr(_Latents, "_read", lambda self, *asked: (reads.append(self.name), read(self, *asked))[1])
+
+    def drawn(step: int, part: slice) -> list[Tensor]:
+        z, z_ref, known = windows.draw(head, windows.schedule.batch(step).share(1, 2), step, part)
+        return [z, z_ref, known.standard]
+
+    plain = [drawn(step, part) for step in steps]
+    of_one = len(reads) // len(steps)
+    for devices, ahead in ((("cuda",), 0), (("cpu",), of_one)):
+        monkeypatch.setattr("ups.data.cache.BESIDE", devices)
+        for step, expected in zip(steps, plain, strict=True):
+            windows.read_ahead(step, 1, 2, torch.device("cpu"), part)
+            reads.clear()
+            assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == of_one - ahead
+            assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == 2 * of_one - ahead
+    windows.read_ahead(steps[0], 1, 2, torch.device("cpu"), part)
+    assert torch.equal(drawn(steps[0], slice(0, 2))[1], plain[0][1][:2])   # a smaller micro-batch, after a want of memory
+    windows.read_ahead(steps[-1] + 1, 1, 2, torch.device("cpu"), part)   # the end: there is nothing ahead
+
+
+def test_reading_ahead_is_done_once_a_device_has_its_work_and_waits_for_none(config, caches, monkeypatch):
+    monkeypatch.setattr("ups.data.cache.BESIDE", ("meta",))
+    operator, loss_at = operator_stage(config, caches, "advection1d", "propagator")
+    windows, order = loss_at(0).args[1], []
+    backward, ahead = Tensor.backward, Windows.read_ahead
+    monkeypatch.setattr(Tensor, "backward", lambda self, *rest: (order.append("backward"), backward(self, *rest))[1])
+    monkeypatch.setattr(Windows, "read_ahead", lambda self, step, *rest: (order.append(step), ahead(self, step, *rest))[1])
+    update(config, operator, loss_at, range(2), lambda step: partial(windows.read_ahead, step + 1, 0, 1, META))
+    assert order == ["backward", 1, "backward", 2]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -4,6 +4,11 @@ import torch
 from torch import Tensor
 
 
+def pinned(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """`tensor`, from main memory, where a copy to `device` can start without a wait: pinned for a GPU."""
+    return tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
+
+
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """`tensor`, from main memory, on `device`; itself where that is main memory.
 
@@ -11,5 +16,4 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     takes its place in line; torch keeps that memory until it is done.
     """
     assert tensor.device.type == "cpu", tensor.device   # the way back has to wait
-    is_gpu = torch.device(device).type == "cuda"
-    return (tensor.pin_memory() if is_gpu else tensor).to(device, non_blocking=True)
+    return pinned(tensor, device).to(device, non_blocking=True)

@@ -34,13 +34,14 @@ from ups.data.layout import dataset, node
 from ups.data.tokenizer import TENSORS, Tokenizer
 from ups.progress import beat
 from ups.tasks import Task, get_task
-from ups.transfer import send
+from ups.transfer import pinned, send
 
 FORMAT = 1
 MAGIC = b"UPS latent cache "
 SEAL_BYTES = 4096         # a page, so that the latents can be page-aligned behind it
 # opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
 FULL_BYTES = 2**29
+BESIDE = ("cuda",)   # devices that compute while the host reads on
 # of decoded fields in float64, at a time; a rollout holds some of that size
 PART_BYTES = 2**28
 # keys of task.TASK that decide what a cache holds
@@ -154,6 +155,13 @@ class Cache:
         assert self._input is not None, f"{self.task.name} is not steady"
         return self._input.gather(rows, 0, 1, torch.device(device))
 
+    def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int,
+                   device: torch.device | str) -> None:
+        """Read what `batch` (for a steady task also `inputs`) will be asked for next, into pinned memory,
+        while a GPU computes; does nothing for other devices and for latents that lie there."""
+        for part, _ in self._parts.values():
+            part.read_ahead(rows, starts, length, torch.device(device))
+
     def __reduce__(self) -> tuple:
         return Cache, (self.path, self.settings, "quick")
 
@@ -173,6 +181,7 @@ class _Latents:
         with open(self.handle, "rb", closefd=False) as file:
             self.rows = np.memmap(file, latents.dtype, mode="r", offset=self.offset, shape=self.shape)
         self.size, self.is_placed = os.fstat(self.handle).st_size, False
+        self.ahead: dict[tuple, Tensor] = {}   # what was read before it is asked for, by what was asked
         self.checked_at, self.is_checked = None, np.zeros(self.shape[0], bool)   # since when, which rows
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")   # nothing here writes to it
@@ -188,9 +197,21 @@ class _Latents:
 
     def gather(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,
                device: torch.device) -> Tensor:
-        beat()
-        num_rows, num_frames, *token = self.shape
         rows, starts = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(starts, dtype=torch.int64)
+        z = self.ahead.pop(_request(rows, starts, length), None)
+        z = self._read(rows, starts, length) if z is None else z
+        z = z if self.is_placed else send(z, device)
+        return z.to(device, torch.float32).view(len(rows), length, *self.shape[2:])
+
+    def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int, device: torch.device) -> None:
+        if device.type in BESIDE and not self.is_placed:
+            starts = torch.as_tensor(starts, dtype=torch.int64)
+            self.ahead = {_request(rows, starts, length): pinned(self._read(rows, starts, length), device)}
+
+    def _read(self, rows: Tensor, starts: Tensor, length: int) -> Tensor:
+        """Windows (B, length * token), as they are stored, where the frames are."""
+        beat()
+        num_rows, num_frames = self.shape[:2]
         last_row, last_start = num_rows - 1, num_frames - length
         if not (length >= 1 and rows.numel() and _is_within(rows, last_row)
                 and _is_within(starts, last_start)):
@@ -206,8 +227,7 @@ class _Latents:
         z = windows.index_select(0, send(rows * num_frames + starts, self.frames.device))
         if not self.is_placed:
             self.verify(rows.numpy())   # the same rows, if the file was written to meanwhile
-        z = z if self.is_placed else send(z, device)
-        return z.to(device, torch.float32).view(len(rows), length, *token)
+        return z
 
     def verify(self, rows: np.ndarray | None = None) -> None:
         """Compare the checksums of `rows` (None: all), but of those that are known to be right in the file as
@@ -237,6 +257,11 @@ class _Latents:
         frames = self.frames.to(device, copy=True)
         self.verify()   # again, if the file was written to meanwhile
         self.frames, self.is_placed = frames, True
+
+
+def _request(rows: Tensor, starts: Tensor, length: int) -> tuple:
+    """What is asked of latents, by its numbers."""
+    return rows.numpy().tobytes(), starts.numpy().tobytes(), length
 
 
 def _is_within(values: Tensor, last: int) -> bool:

@@ -100,17 +100,31 @@ class Windows:
     def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Known]:
         """(z shown, z_ref to predict, what is known) of the rows `part` of this rank's share of a batch."""
         cache, device = self.caches[batch.task], head.scale.device
-        rows, symmetry = cache.split["train"][batch.rows[part]], generator(self.seed, step, "augment")
+        rows, starts, length = self._asked(batch, step, part)
+        symmetry = generator(self.seed, step, "augment")
         if head.task.is_steady:
             parts = [(cache.inputs(rows, device), head.input_codec),
                      (cache.batch(rows, 0, 1, device), head.codec)]
             z, z_ref = augment(head.task, parts, symmetry)
         else:
-            starts = batch.starts[part] + self.tasks[batch.task].train_from
-            # calls of the operator in a row: one, and unroll_steps in the last share of the training
-            is_unrolled = step >= (1 - self.settings.unroll_fraction) * self.settings.train.steps
-            num_new = head.bundle * (self.settings.unroll_steps if is_unrolled else 1)
-            window = cache.batch(rows, starts, head.history + num_new, device)
+            window = cache.batch(rows, starts, length, device)
             [window] = augment(head.task, [(window, head.codec)], symmetry)
             z, z_ref = window[:, : head.history], window[:, head.history :]
         return z, z_ref, head.known(cache.parameters[rows])
+
+    def _asked(self, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor | int, int]:
+        """(rows, first frames, how many frames) of the rows `part` of a share of a step's batch."""
+        cache, task, settings = self.caches[batch.task], self.tasks[batch.task], self.settings
+        rows = cache.split["train"][batch.rows[part]]
+        if cache.task.is_steady:
+            return rows, 0, 1
+        # calls of the operator in a row: one, and unroll_steps in the last share of the training
+        is_unrolled = step >= (1 - settings.unroll_fraction) * settings.train.steps
+        num_new = task.bundle * (settings.unroll_steps if is_unrolled else 1)
+        return rows, batch.starts[part] + task.train_from, task.history + num_new
+
+    def read_ahead(self, step: int, rank: int, world: int, device: torch.device, part: slice) -> None:
+        """Have `Cache.read_ahead` read what `draw` will want of a coming step; of the last there is none."""
+        if step < self.settings.train.steps:
+            batch = self.schedule.batch(step).share(rank, world)
+            self.caches[batch.task].read_ahead(*self._asked(batch, step, part), device)

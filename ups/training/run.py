@@ -51,7 +51,7 @@ from ups.training.ranks import (
 from ups.training.saving import Log, Saving, seed_everything
 from ups.training.strategies import LossFunction, gathered, plugin_of, strategy_of
 from ups.training.track import Tracker, check_tracker
-from ups.training.update import Standing, Updates
+from ups.training.update import Meanwhile, Standing, Updates, nothing
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their way out
 
@@ -242,14 +242,15 @@ class Run:
         """Whether something done every `every` steps (0: never) is due now; always at the last step."""
         return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
 
-    def update(self, loss_function: LossFunction, size: int) -> bool:
+    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing) -> bool:
         """One optimizer update over the global batch; whether the weights changed (False: skipped as
         non-finite).
 
         loss_function(rows) -> (mean loss over these rows of this rank's share, metrics likewise). It is
         called for the micro-batches of the `size` rows of this rank and may raise anything; it must not
-        communicate. The gradient is that of the mean over the global batch, whatever the shares. Raises
-        StageError on all ranks alike.
+        communicate. The gradient is that of the mean over the global batch, whatever the shares.
+        meanwhile(rows): what the host may do for the first rows of the next step while a GPU computes this
+        one. Raises StageError on all ranks alike.
         """
         if self._is_updated:
             raise RuntimeError("run.update outside run.steps() or twice in a step; expected once in every "
@@ -259,7 +260,7 @@ class Run:
             self.numbers.require_whole()
             return loss_function(rows)
 
-        done = self.updates.update(with_whole_log, size)
+        done = self.updates.update(with_whole_log, size, meanwhile)
         self._is_updated, self.is_preempted = True, done.is_told_to_stop
         self.numbers.count(done)
         if done.is_finite:

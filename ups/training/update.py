@@ -32,9 +32,14 @@ from ups.training.optim import (
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
+Meanwhile = Callable[[slice], object]   # what the host may do with the first rows of the next step
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # behind the gradients; summed over ranks
 WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
+
+
+def nothing(rows: slice) -> None:
+    """A `Meanwhile`: there is nothing to do."""
 
 
 def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
@@ -116,11 +121,11 @@ class Updates:
         self._buffer = place_gradients(model, ranks.device, SQUARES + 1)
         self._gradients, self._counts = self._buffer[: -SQUARES - 1], self._buffer[-SQUARES - 1 :]
 
-    def update(self, loss_function: LossFunction, size: int) -> Update:
+    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
         step = self.standing.step
         metrics, counts, norm = self._try_until_it_fits(
-            lambda: self._try(loss_function, size, f"computing step {step}"),
+            lambda: self._try(loss_function, size, f"computing step {step}", meanwhile),
             f"in step {step}; every rank repeats the batch with")
         loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
         is_finite = math.isfinite(loss) and math.isfinite(norm)
@@ -155,12 +160,13 @@ class Updates:
             set_torch_random_state(random_state, self.ranks.device)
         return tried
 
-    def _try(self, loss_function: LossFunction, size: int, doing: str) -> tuple[list, list[float], float]:
+    def _try(self, loss_function: LossFunction, size: int, doing: str,
+             meanwhile: Meanwhile = nothing) -> tuple[list, list[float], float]:
         """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks, the
         gradient's norm.
         """
         with self.ranks.phase(doing):
-            metrics, cause = self._backward(loss_function, size)
+            metrics, cause = self._backward(loss_function, size, meanwhile)
         with self.ranks.guard.waiting("summing gradients"):
             self._counts[SQUARES] = self.strategy.squares(self._gradients)
             if self.ranks.world > 1:
@@ -172,9 +178,10 @@ class Updates:
             self.ranks.raise_if_any(cause, doing)
         return metrics, counts, norm
 
-    def _backward(self, loss_function: LossFunction, size: int) -> tuple[list, str | None]:
+    def _backward(self, loss_function: LossFunction, size: int,
+                  meanwhile: Meanwhile = nothing) -> tuple[list, str | None]:
         """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a
-        failure.
+        failure. `meanwhile` is called once a GPU has been told all of it.
         """
         self._buffer.zero_()
         metrics, loss_sum, status, cause = [], 0.0, None, None
@@ -189,6 +196,7 @@ class Updates:
                 loss_sum = loss_sum + loss.detach()
                 metrics += [(name, torch.as_tensor(value).detach().float(), num_rows)
                             for name, value in values.items()]
+            meanwhile(slice(0, self.standing.micro_batch))
         except Exception as error:  # told through the buffer: all ranks take part in the all-reduce
             is_memory = is_out_of_memory(error)
             if not self.strategy.is_agreed:
