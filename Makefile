@@ -5,7 +5,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS PYTHON SHELL
+VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS TO PYTHON SHELL
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
   of: $(VARIABLES). `make` alone says what they are))
@@ -29,7 +29,7 @@ export PYTHONUNBUFFERED := 1
 export UPS_CHAIN = data cache $(STAGES) report
 
 # What is asked for is looked at before anything runs.
-ifneq ($(filter-out help test test-faults lint leaderboard remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
+ifneq ($(filter-out help test test-faults lint leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
 $(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard configs/*.yaml), or a \
   file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
 $(if $(wildcard accelerate_configs/$(TOPOLOGY).yaml),,$(error no accelerate_configs/$(TOPOLOGY).yaml; expected TOPOLOGY to \
@@ -63,7 +63,7 @@ ENVIRONMENT := .venv/installed
 endif
 
 .PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench tune dry-run \
-  leaderboard remove clean-smoke
+  leaderboard publish remove clean-smoke
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' Makefile
@@ -144,6 +144,9 @@ dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would c
 
 leaderboard: $(ENVIRONMENT)   ## All runs side by side
 	$(PY) -m ups.evaluation.leaderboard --runs $(RUNS)
+
+publish: $(ENVIRONMENT)       ## Put what travels of a run elsewhere: make publish RUN=small TO=pretrained (a folder, or hf://OWNER/NAME)
+	$(PY) -m ups.travel "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=pretrained))"
 
 remove:                       ## Delete one stage of a run: make remove STAGE=operator RUN=small
 	rm -r "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"

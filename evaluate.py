@@ -2,9 +2,10 @@
 files. evaluate.split=val, for choices: the same on the validation split, apart from the report.
 
 Reads:  data files, cache/TASK.h5, RUN/operator/, and diffusion/, consistency/, rival/, steady/ as
-evaluate.stages asks.
-Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json. Exit
-status 1, with the reasons, when a gate fails (then there is no done.json).
+evaluate.stages asks; of another run's weights (evaluate.weights) their folder.
+Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json, and a model card, README.md,
+beside the weights of every stage. Exit status 1, with the reasons, when a gate fails (then there is no
+done.json).
 
     python evaluate.py --config configs/small.yaml
     python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_hidden]"
@@ -21,10 +22,11 @@ from datetime import UTC, datetime
 
 import torch
 
-from ups.chain import bench_rows, report_parents, report_record, require_stage, why_report
-from ups.config import parse_arguments, run_script, to_dict
-from ups.evaluation import ensemble, forecast, gates, report, steady, transient, truth
+from ups.chain import bench_rows, judged, report_parents, report_record, why_report
+from ups.config import parse_arguments, read_yaml, run_script, to_dict
+from ups.evaluation import card, ensemble, forecast, gates, report, steady, transient, truth
 from ups.files import value_hash, write_sealed
+from ups.forecaster import Forecaster
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
@@ -43,7 +45,7 @@ def main() -> int:
 
     # ---- setup
     settings, seed, directory = config.evaluate, config.run.seed, config.report_dir
-    parents, trained = report_parents(config), require_stage(config, "operator")
+    parents, trained, folder = report_parents(config), judged(config), config.operator_dir
     # whose draws are assessed
     stages = [name for name in config.asked if name in parents and name != "operator"]
     if not why_report(config, parents):
@@ -52,7 +54,7 @@ def main() -> int:
     truths = {name: truth.open_truth(config, name) for name in config.evaluated}
     (directory / DONE).unlink(missing_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    operator = load_operator(config.run_dir / "operator", device)
+    operator, asked = load_operator(folder, device), read_yaml(folder / "config.yaml")   # as it was trained
 
     # ---- forecasts
     tasks, samples, others = {}, {}, bench_rows(config, trained["parents"])
@@ -87,8 +89,8 @@ def main() -> int:
           f"{', '.join(stages) or 'none is there, so the report is on the operator alone'}")
 
     # ---- report
-    log = config.run_dir / "operator" / "metrics.jsonl"
-    history = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    history = [json.loads(line) for line in log.splitlines()]
     results = {
         "run": config.run.name, "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "config_hash": value_hash(to_dict(config)), "environment": describe_environment(1, device),
@@ -96,11 +98,16 @@ def main() -> int:
                      "legacy": settings.legacy, "bootstrap": settings.num_bootstrap},
         "tasks": tasks, "ensembles": ensembles, "steady": priors, "stages": config.asked,
         "training": {"steps": trained["step"], "parameters": sum(p.numel() for p in operator.parameters()),
-                     "precision": operator.precision, "seconds": train_seconds(history)},
+                     "precision": operator.precision, "seconds": train_seconds(history),
+                     "source": asked["data"]["source"], "data_seed": asked["data"]["seed"],
+                     "seed": asked["run"]["seed"], "init": asked["operator"]["init"],
+                     **{key: asked["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")}},
     }
     results |= {"gates": gates.check_gates(results, settings), "verdicts": gates.check_verdicts(results)}
     report.write_results(results, directory / "results.json")
     report.write_report(results, samples, history, directory / "report.html", sections)
+    if settings.split == "test" and not settings.weights:
+        card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
 
     # ---- finish
     print(*[f"{name}: {verdict['words']}" for name, verdict in results["verdicts"].items()], sep="\n")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"files", "progress", "seeds", "spectral", "boundary", "interpreter", "lazy", "transfer"}, {"tasks", "metrics"}, {"config"},
     {"data", "training"}, {"models"}, {"generative"}, {"evaluation"},
-    {"forecaster", "labelled", "chain", "dry_run", "setup", "machine", "devices"},
+    {"forecaster", "labelled", "chain", "dry_run", "setup", "machine", "devices", "travel"},
 ]
 # who may import what of a floor below: rooms of one floor know nothing of each other, and these know less than their floor allows
 NARROW = {

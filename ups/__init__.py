@@ -15,15 +15,23 @@ if TYPE_CHECKING:
 
     from ups.forecaster import Forecaster
 
-__all__ = ["load"]
+__all__ = ["load", "push"]
 __version__ = "0.1.0"
 
 
 def load(folder: "str | Path", device: "str | torch.device" = "cpu") -> "Forecaster":
-    """The model of a run's folder (such as runs/small) or of its operator's; see `ups.forecaster.Forecaster`.
+    """The model of a run's folder (such as runs/small), of its operator's, or of a hub's hf://OWNER/NAME; see
+    `ups.forecaster.Forecaster`.
 
     Raises FileNotFoundError, naming the make target, where there is none, and ValueError where it is damaged.
     """
     from ups.forecaster import Forecaster
 
     return Forecaster.load(folder, device)
+
+
+def push(folder: "str | Path", name: str) -> str:
+    """Put what travels of a run on a model hub as OWNER/NAME; its address. See `ups.travel`."""
+    from ups.travel import push
+
+    return push(folder, name)

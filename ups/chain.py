@@ -112,16 +112,30 @@ def why_to_do(config: Config, stage: str) -> str:
     return "" if folder.examine() else "it is unfinished" if folder.path.is_dir() else "it is missing"
 
 
+def judged(config: Config) -> dict[str, Any]:
+    """The record of the operator that a report judges: this run's, as `require_stage`, or that of
+    evaluate.weights, asked about the caches that are here."""
+    if not config.evaluate.weights:
+        return require_stage(config, "operator")
+    folder = config.operator_dir
+    if (done := finished_stage(folder)) is None:
+        raise FileNotFoundError(f"evaluate.weights leads to {folder}, which is no finished operator; "
+                                f"expected one with {DONE}, or its run's folder. Name one, or leave it empty "
+                                f"to judge this run's.")
+    return done | {"parents": {name: cache_fingerprint(config, name) for name in config.evaluated}}
+
+
 def report_parents(config: Config) -> dict[str, str]:
     """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hashes of how
     they are judged and of the networks of other kinds beside them.
 
     Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
     """
-    there = [stage for stage in STAGES if stage == "operator"
-             or (stage in config.asked and (config.run_dir / stage).is_dir())]
-    found = {stage: require_stage(config, stage) for stage in there}
-    return {**{stage: done["fingerprint"] for stage, done in found.items()},
+    there = [stage for stage in STAGES if stage in config.asked and (config.run_dir / stage).is_dir()
+             and stage != "operator"]
+    found = {"operator": judged(config), **{stage: require_stage(config, stage) for stage in there}}
+    caches = {name: found["operator"]["parents"][name] for name in config.evaluated}
+    return {**caches, **{stage: done["fingerprint"] for stage, done in found.items()},
             "evaluate": value_hash(to_dict(config)["evaluate"]),
             "bench": value_hash(bench_rows(config, found["operator"]["parents"]))}
 

@@ -28,6 +28,7 @@ from ups.models.head import TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.spectral import resample as on_grid
 from ups.tasks import Task
+from ups.travel import HUB, fetch
 
 CLOSE = 1e-3   # relative: published coordinates are float32, and some are off by a rounding of their own
 SAME = 1e-6   # relative: a time step or parameter that differs by less is the same number in float32
@@ -207,9 +208,9 @@ class Forecaster:
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "Forecaster":
-        """Of a run's folder or its operator's. Raises FileNotFoundError or ValueError, which name the make
-        target."""
-        folder = Path(folder)
+        """Of a run's folder, its operator's or a hub's hf://OWNER/NAME. Raises FileNotFoundError or
+        ValueError, which name the make target."""
+        folder = fetch(str(folder)) if str(folder).startswith(HUB) else Path(folder)
         inside = folder / "operator"
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder}; expected a run, such as runs/small, or "

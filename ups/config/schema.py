@@ -191,6 +191,7 @@ class ConsistencyConfig(RivalConfig):
 
 @dataclass(frozen=True)
 class EvaluateConfig:
+    weights: str
     split: Literal["test", "val"]
     tasks: list[str]
     context_frames: int
@@ -255,9 +256,18 @@ class Config:
 
     @property
     def asked(self) -> dict[str, list[str]]:
-        """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names."""
-        wanted = {stage: self.served(stage, self.evaluated) for stage in STAGES}
+        """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names; of
+        weights from elsewhere the operator alone."""
+        wanted = {stage: self.served(stage, self.evaluated) for stage in STAGES
+                  if stage == "operator" or not self.evaluate.weights}
         return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
+
+    @property
+    def operator_dir(self) -> Path:
+        """The folder of the operator that a report judges: this run's, or evaluate.weights."""
+        folder = Path(self.evaluate.weights) if self.evaluate.weights else self.run_dir
+        inside = folder / "operator"
+        return inside if inside.is_dir() or not self.evaluate.weights else folder
 
     def init_dir(self, stage: str) -> Path | None:
         """The folder of the stage whose weights `stage` starts from, if from any: its init names that folder

@@ -108,7 +108,8 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     source, truth, parts = ensembles.residuals, ensembles.truth, []
     num_members = 1 if model == "operator" else num_members
     for some in truth.cache.parts(rows, num_frames * num_members, max(1, STATES // num_members)):
-        z = draw_rollout(source, partial(ensembles.residual, model), truth.given(some, ensembles.device),
+        given = truth.given(some, source.head.codec, ensembles.device)
+        z = draw_rollout(source, partial(ensembles.residual, model), given,
                          truth.cache.parameters[some], num_frames, num_members,
                          partial(ensembles.noise, some, num_members=num_members), ensembles.is_conserved)
         parts.append(source.head.physical(z).cpu())

@@ -24,7 +24,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
                      device: torch.device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The task's entry of results.json and the trajectories the report shows: the median and the worst."""
     cache, task, rows = truth.cache, truth.task, truth.rows
-    head = operator.serve(cache)
+    head = operator.serve(cache, any_codec=bool(settings.weights))
     parts: dict[str, list[Scores]] = {}
     seconds = []
     constant = truth.future(cache.split["train"]).mean(0, keepdim=True) if task.is_steady else None
@@ -58,8 +58,8 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
         "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
         "equation": task.equation,
-        "conserved": list(task.conserved), "latent_dim": cache.tokenizer.dim,
-        "kept_energy": cache.tokenizer.kept_energy,
+        "conserved": list(task.conserved), "latent_dim": head.codec.dim,
+        "kept_energy": head.codec.kept_energy,
     }
     order = torch.argsort(torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf,
                                            posinf=torch.inf))
@@ -86,14 +86,15 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
     """Model -> predicted frames (n, T, C, *space), physical units: operator, its base alone, and the codec of
     the truth; and the seconds that the operator's took, decoding included."""
     name, num_frames, head = truth.task.name, truth.num_frames, operator.head(truth.task.name)
-    given, parameters = truth.given(rows, device), truth.cache.parameters[rows]
+    given = truth.given(rows, head.input_codec, device)
+    parameters = truth.cache.parameters[rows]
     begun = time.perf_counter()
     u_pred = head.physical(operator.rollout(given, name, parameters, num_frames)).cpu()
     seconds = time.perf_counter() - begun
     base = u_pred      # the operator is its base where validation has switched the network off
     if head.is_network_used:
         base = head.physical(operator.rollout(given, name, parameters, num_frames, part="base")).cpu()
-    codec = head.physical(truth.cache.batch(rows, truth.context, num_frames, device)).cpu()
+    codec = head.physical(truth.scored(rows, head.codec, device)).cpu()
     return {"operator": u_pred, "base": base, "codec_floor": codec}, seconds
 
 

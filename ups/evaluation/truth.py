@@ -15,6 +15,7 @@ from ups.config import Config
 from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
 from ups.data.pdebench import Trajectories
+from ups.data.tokenizer import Tokenizer
 
 
 class Truth:
@@ -60,11 +61,21 @@ class Truth:
         """The first `count` (0: all) frames that are scored (n, count, C, *space)."""
         return self.frames(rows, self.context, count or self.num_frames)
 
-    def given(self, rows: Tensor, device: torch.device) -> Tensor:
-        """The latents that a model is shown: the context frames, or the coefficient of a steady task."""
-        if self.task.is_steady:
-            return self.cache.inputs(rows, device)
-        return self.cache.batch(rows, 0, self.context, device)
+    def given(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
+        """The latents that a model with this codec is shown: the context frames, or the coefficient of a
+        steady task. The cache's, where its codec is the same."""
+        is_steady = self.task.is_steady
+        if codec.is_same(self.cache.input_tokenizer if is_steady else self.cache.tokenizer):
+            return (self.cache.inputs(rows, device) if is_steady
+                    else self.cache.batch(rows, 0, self.context, device))
+        u = self.inputs(rows) if is_steady else self.frames(rows, 0, self.context)
+        return codec.encode(codec.normalise(u.to(device)))
+
+    def scored(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
+        """The latents of what is scored, likewise."""
+        if codec.is_same(self.cache.tokenizer):
+            return self.cache.batch(rows, self.context, self.num_frames, device)
+        return codec.encode(codec.normalise(self.future(rows).to(device)))
 
     def one_of_each(self, count: int) -> Tensor:
         """`count` positions (all, if fewer) in the split, each of another initial condition, parameter values

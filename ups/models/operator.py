@@ -26,6 +26,7 @@ from ups.models.rollout import rollout
 from ups.training.checkpoint import load_stage
 
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
+OF_FIELDS = ("grid", "fields", "input grid", "input fields", "boundary", "domain", "dt")   # of `flat_facts`
 Part = Literal["full", "base"]   # of the operator: network and base, or the base alone
 
 
@@ -56,13 +57,17 @@ class Operator(TaskNetwork):
                              f"trained on: {', '.join(self.names)}. Add it to data.tasks and train.")
         return self.heads[task]
 
-    def serve(self, cache: Cache) -> TaskHead:
-        """The head of a cache's task. Raises ValueError, by name, where it was trained on other data."""
+    def serve(self, cache: Cache, any_codec: bool = False) -> TaskHead:
+        """The head of a cache's task. Raises ValueError, by name, where it was trained on other data.
+
+        any_codec: it is asked about fields, not about latents of this cache, and may have a codec of its own.
+        """
         head = self.head(cache.task.name)
         now, then = flat_facts(describe_data(cache)), flat_facts(head.description)
-        wrong = [(f"the {fact} {now[fact]}", then[fact]) for fact in now if now[fact] != then[fact]]
+        wrong = [(f"the {fact} {now[fact]}", then[fact]) for fact in now if now[fact] != then[fact]
+                 and (fact in OF_FIELDS or not any_codec)]
         for here, there in ((cache.tokenizer, head.codec), (cache.input_tokenizer, head.coefficient_codec)):
-            if here is not None and not wrong and not here.is_same(there):
+            if here is not None and not (wrong or any_codec) and not here.is_same(there):
                 wrong = [("another codec", "the codec of its cache")]
         if wrong:
             raise ValueError(f"{cache.path} holds {head.name} with {wrong[0][0]}; expected {wrong[0][1]}, as "

@@ -1,0 +1,222 @@
+"""Weights that travel (ups/travel.py, ups/evaluation/card.py): what is copied, pushed, fetched and judged elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_choose import make_caches
+from test_operator import overrides_of, train
+
+import evaluate
+import ups
+from ups import travel
+from ups.config import ROOT, load_config
+from ups.evaluation.card import card
+from ups.forecaster import Forecaster
+
+RUN = ["data.tasks=[burgers1d,darcy2d]", "task.darcy2d.energy=0.999", "operator.train.steps=4", "operator.base_steps=5",
+       "operator.model.width=16", "operator.model.depth=1", "operator.train.precision='no'", "operator.train.validate_trajectories=1",
+       "evaluate.max_trajectories=4", "evaluate.num_bootstrap=20", "evaluate.max_ratio_to_persistence=1000"]
+
+
+def report_of(monkeypatch, *overrides: str, is_drawn: bool = False) -> tuple[int, dict]:
+    """(exit status, results.json) of evaluate.py in this process."""
+    arguments = ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    if not is_drawn:
+        monkeypatch.setattr(evaluate.report, "write_report", lambda *_: None)
+    status = evaluate.main()
+    return status, json.loads((load_config(ROOT / "configs" / "smoke.yaml", overrides).report_dir / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """Data, caches and runs/smoke, an operator that a report has judged."""
+    root = tmp_path_factory.mktemp("travel")
+    make_caches(root, *RUN)
+    code, log = train(root, root / "runs", *RUN)
+    assert code == 0, log
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        report_of(monkeypatch, *overrides_of(root, root / "runs", *RUN), is_drawn=True)
+    return root
+
+
+def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
+    folder = home / "runs" / "smoke" / "operator"
+    text, results = (folder / "README.md").read_text(), json.loads((folder.parent / "report" / "results.json").read_text())
+    assert text.startswith("---\nlicense: mit\nlibrary_name: ups\n") and "# smoke: the operator, which forecasts" in text
+    assert "| burgers1d | u | 64 | 0 to 1 | periodic | 0.0" in text and "Nu 0.05 to 0.1 |" in text
+    for name, task in results["tasks"].items():
+        error = task["models"]["operator"]["nrmse"]
+        row = re.search(rf"^\| {name} \| {task['num_frames_predicted']} \| {task['num_trajectories']} \| (\S+) \[", text, re.M)
+        assert row and float(row[1].replace("×10⁻", "e-").translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789"))) \
+            == pytest.approx(error["value"], rel=1e-2), name
+    assert "| seed | 0 |" in text and "generate, seed 2022" in text and "gates of this stage passed" in text
+    for picture in re.findall(r"\]\((\S+)\)", text.split("## What was measured")[1]):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+    assert len(list((folder / "images").iterdir())) == 2
+
+
+def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from(home):
+    results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
+    results["gates"][0] |= {"passed": False, "reason": "far off"}
+    results["training"]["source"] = "own"
+    text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
+    assert f"Failed: {results['gates'][0]['name']}, far off." in text
+    assert "license: other" in text and "whose owner says how the weights may be passed on" in text
+
+
+def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path):
+    run, u0 = home / "runs" / "smoke", np.sin(2 * np.pi * np.arange(64) / 64)[None].astype("float32")
+    copy = travel.copy(run, tmp_path / "copy")
+    files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert {f"operator/{name}" for name in ("config.json", "model.safetensors", "done.json", "README.md")} <= files
+    assert not [name for name in files if "state" in name or name.endswith((".pt", ".lock"))]
+    one, two = (ups.load(folder).forecast("burgers1d", u0, {"Nu": 0.05}, num_frames=3) for folder in (run, copy))
+    assert np.array_equal(one, two)
+    (copy / "operator" / "stale.txt").touch()
+    assert not (travel.copy(run, copy) / "operator" / "stale.txt").exists()
+
+
+def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_same(home, tmp_path, monkeypatch):
+    copy = travel.copy(home / "runs" / "smoke", tmp_path / "pretrained")
+    _, there = report_of(monkeypatch, *overrides_of(home, home / "runs", *RUN))
+    _, here = report_of(monkeypatch, *overrides_of(home, tmp_path / "runs", *RUN, f"evaluate.weights={copy}"))
+    for name, task in there["tasks"].items():
+        for model, row in task["models"].items():
+            assert here["tasks"][name]["models"][model]["nrmse"] == row["nrmse"], (name, model)
+    assert here["training"] == there["training"] and not (copy / "report").exists()
+
+
+def test_weights_from_elsewhere_are_judged_on_other_data_in_their_own_codec(home, tmp_path, monkeypatch):
+    """Other trajectories have another codec, which the weights do not speak."""
+    make_caches(tmp_path, *RUN, "data.seed=7")
+    more = overrides_of(tmp_path, tmp_path / "runs", *RUN, "data.seed=7", f"evaluate.weights={home / 'runs' / 'smoke'}")
+    _, results = report_of(monkeypatch, *more)
+    model = ups.load(home / "runs" / "smoke")
+    from ups.evaluation.truth import open_truth
+    truth = open_truth(load_config(ROOT / "configs" / "smoke.yaml", more), "burgers1d")
+    assert not model.operator.heads["burgers1d"].codec.is_same(truth.cache.tokenizer)
+    u_pred = model.forecast("burgers1d", truth.frames(truth.rows, 0, truth.context),
+                            truth.cache.parameters[truth.rows], num_frames=truth.num_frames)
+    u_ref = truth.future(truth.rows)
+    error = ((u_pred - u_ref).square().mean(-1) / u_ref.square().mean(-1)).sqrt().mean()
+    assert results["tasks"]["burgers1d"]["models"]["operator"]["nrmse"]["value"] == pytest.approx(float(error), rel=1e-4)
+
+
+@pytest.mark.parametrize(("weights", "text"), [
+    ("{tmp}", "evaluate.weights leads to .*, which is no finished operator; expected one with done.json, or its run's folder")])
+def test_what_is_no_operator_is_not_judged(home, tmp_path, monkeypatch, weights, text):
+    with pytest.raises(FileNotFoundError, match=text):
+        report_of(monkeypatch, *overrides_of(home, tmp_path / "runs", *RUN, f"evaluate.weights={weights.format(tmp=tmp_path)}"))
+
+
+def test_a_run_without_card_or_operator_does_not_travel(home, tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no finished operator; expected a run's folder, such as runs/small"):
+        travel.copy(tmp_path, tmp_path / "copy")
+    run = travel.copy(home / "runs" / "smoke", tmp_path / "smoke")
+    (run / "operator" / "README.md").unlink()
+    with pytest.raises(FileNotFoundError, match="has no README.md; expected a stage that a report on the test split has judged, "
+                                                "for that writes its card. Run make report RUN=smoke"):
+        travel.copy(run, tmp_path / "copy")
+
+
+# ---------------------------------------------------------------- a hub
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of a model hub as pushing and fetching ask for; `files` are what was committed."""
+
+    files: dict[str, bytes] = {}
+    protocol_version, sha = "HTTP/1.1", "5" * 40
+
+    def _answer(self, body: bytes | dict | list, **headers: str) -> None:
+        body = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
+        self.send_response(200)
+        for name, value in {"Content-Length": str(len(body)), "X-Repo-Commit": self.sha, **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self):
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        here = f"http://127.0.0.1:{self.server.server_port}"
+        if self.path.endswith("/preupload/main"):
+            self._answer({"files": [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                                    for file in json.loads(sent)["files"]]})
+        elif self.path.endswith("/commit/main"):
+            lines = [json.loads(line) for line in sent.splitlines()]
+            assert lines[0]["value"]["summary"] == "Weights of smoke"
+            self.files.update({line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines[1:]})
+            self._answer({"success": True, "commitOid": self.sha, "commitUrl": f"{here}/owner/name/commit/{self.sha}",
+                          "hookOutput": ""})
+        else:   # of the repository, of the card's head
+            self._answer({"url": f"{here}/owner/name", "errors": [], "warnings": []})
+
+    def do_HEAD(self):
+        body = self.files[self.path.split(f"/resolve/{self.sha}/")[1]]
+        self._answer(body, ETag=f'"{hashlib.sha256(body).hexdigest()}"')
+
+    def do_GET(self):
+        if "/resolve/" in self.path:
+            return self.do_HEAD()
+        if "/tree/" in self.path:
+            return self._answer([{"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+                                 for name, body in self.files.items()])
+        self._answer({"id": "owner/name", "modelId": "owner/name", "sha": self.sha, "tags": [], "private": False,
+                      "siblings": [{"rfilename": name} for name in self.files]})
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}"   # as HF_ENDPOINT would say before the import
+    monkeypatch.setattr(constants, "ENDPOINT", here)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", here + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(Hub, "files", {})
+    yield Hub
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_was_pushed_to_a_hub_is_loaded_by_name(home, hub):
+    run = home / "runs" / "smoke"
+    assert ups.push(run, "owner/name").endswith(f"/owner/name/commit/{hub.sha}")
+    assert set(hub.files) == {"README.md", *travel.travelling(run)}
+    root = hub.files["README.md"].decode()
+    assert "](operator/images/" in root and "](images/" not in root
+    hub.files["operator/planted.pt"] = b"never fetched"
+    model = ups.load("hf://owner/name")
+    assert isinstance(model, Forecaster) and not (model.folder / "operator" / "planted.pt").exists()
+    u0 = np.zeros((1, 64), "float32") + 0.3
+    one, two = (found.forecast("burgers1d", u0, {"Nu": 0.1}, num_frames=2) for found in (model, ups.load(run)))
+    assert np.array_equal(one, two)
+
+
+def test_a_name_of_a_hub_without_its_client_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match="a name that begins with hf:// needs huggingface_hub, which is not installed; "
+                                          "expected it, or a folder. Run pip install huggingface_hub"):
+        ups.load("hf://owner/name")
+
+
+def test_a_mistyped_folder_asks_no_network():
+    with pytest.raises(FileNotFoundError, match="there is no folder runs/smal; expected a run, such as runs/small"):
+        ups.load("runs/smal")
