@@ -3,9 +3,9 @@ files. evaluate.split=val, for choices: the same on the validation split, apart 
 
 Reads:  data files, cache/TASK.h5, RUN/operator/, and diffusion/, consistency/, rival/, steady/ as
 evaluate.stages asks; of another run's weights (evaluate.weights) their folder.
-Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json, and a model card, README.md,
-beside the weights of every stage. Exit status 1, with the reasons, when a gate fails (then there is no
-done.json).
+Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json, and a model card,
+README.md, beside the weights of every stage. Exit status 1, with the reasons, when a gate fails (then there
+is no done.json).
 
     python evaluate.py --config configs/small.yaml
     python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_hidden]"
