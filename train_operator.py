@@ -31,6 +31,7 @@ from ups.training.run import Run
 
 STAGE = "operator"
 JUDGED = 4   # times as many trajectories decide whether the network serves as judge it on the way
+SHARES = (1.0, 0.5)   # of what the network says; half is the better where it learnt little (ns_incom2d)
 
 
 def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
@@ -98,14 +99,18 @@ def main() -> None:
                                                           for name, e in errors.items()))
             run.keep_best(score_of(errors))
 
-    # ---- finish: the network serves a task only where it helps by more than chance
+    # ---- finish: the network serves a task only where it helps by more than chance, by half if that is best
     run.take_best()
-    num_judged = JUDGED * train.validate_trajectories
-    found = validate(operator, caches, config, run, num_judged)
-    for name, sums in found.items():
-        groups = caches[name].trajectory[spread(caches[name], "val", num_judged)]
-        operator.heads[name].description["is_network_used"] = is_better(sums, groups, seed)
-    errors = {name: pooled(sums) for name, sums in found.items()}
+    found, errors, num_judged = {}, {}, JUDGED * train.validate_trajectories
+    for share in SHARES:
+        for head in operator.heads.values():
+            head.description["network_share"] = share
+        found[share] = validate(operator, caches, config, run, num_judged)
+    for name, cache in caches.items():
+        best = min(SHARES, key=lambda share, name=name: pooled(found[share][name])["network"])
+        sums, groups = found[best][name], cache.trajectory[spread(cache, "val", num_judged)]
+        operator.heads[name].description["network_share"] = best if is_better(sums, groups, seed) else 0.0
+        errors[name] = pooled(sums)
     run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"]
                                                 for name, (fact, _) in bases.items()}}, operator.description)
 

@@ -97,10 +97,10 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         raise ValueError(f"the gradient of {task} is not finite at step {len(times)}; expected numbers. Lower the learning "
                          f"rates of the operator.")
     operator.load_state_dict(chosen[2], strict=False)
-    operator.heads[task].description["is_network_used"] = chosen[1]
+    operator.heads[task].description["network_share"] = float(chosen[1])
     if best < chosen[0]:                                     # the fitted base before any gradient step was better still
         operator.heads[task].load_state_dict(base, strict=False)
-        operator.heads[task].description["is_network_used"] = False
+        operator.heads[task].description["network_share"] = 0.0
     operator.eval()
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:

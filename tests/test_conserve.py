@@ -36,7 +36,7 @@ def operator_of(name: str, is_conservative: bool = True, dim: int = 0) -> Operat
     operator = Operator({"model": MODEL, "precision": "no", "tasks": [{
         "name": name, "history": 1, "bundle": 2, "codec": describe_tokenizer(codec), "input_codec": None, "dt": 0.1,
         "parameter_values": [], "boundary": task.boundary, "domain": list(task.domain), "parameters": {},
-        "base": {"kind": "persistence", "settings": {}}, "is_network_used": True, "is_conservative": is_conservative}]})
+        "base": {"kind": "persistence", "settings": {}}, "network_share": 1.0, "is_conservative": is_conservative}]})
     operator.heads[name].codec.load_state_dict(codec.state_dict())
     torch.manual_seed(0)
     for parameter in operator.parameters():

@@ -471,13 +471,14 @@ def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "advection1d: 2 file(s), about 0.0 MiB, 0% there" in out and "diff_react2d: 1 file(s)" in out
-    assert re.search(r"3 files, about .* MiB to solve in about .*, by a first trajectory of each begun now; .* MiB free", out)
+    assert re.search(r"3 files, about .* MiB to solve in about .*, by some first trajectories of each begun now; .* free", out)
     assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
 
 
 @pytest.mark.parametrize(("enough", "frames", "seconds"), [(0.5, [2], 88), (1e9, [2, 4, 8, 12], 8)])
 def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(enough, frames, seconds, monkeypatch, tmp_path, capsys):
     asked, clock = [], iter(range(99))   # every call of the solver takes a second
+    monkeypatch.setattr(dry_run, "TOGETHER", 1)
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: next(clock)))
     monkeypatch.setattr(dry_run, "ENOUGH_S", enough)
     monkeypatch.setitem(TASKS, "diff_react2d", replace(
@@ -487,6 +488,22 @@ def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(enough
     assert [given["num_frames"] for given in asked] == frames
     assert f"to solve in about {seconds} s" in capsys.readouterr().out
     assert [given["t_end"] for given in asked] == pytest.approx([0.1 * (num - 1) for num in frames])
+
+
+@pytest.mark.parametrize(("each", "call"), [(1.0, 0.0), (0.0, 4.0), (0.5, 2.0)])
+def test_the_dry_run_counts_what_trajectories_take_together(each, call, monkeypatch, tmp_path, capsys):
+    """A frame takes `call` seconds however many are solved, and `each` for every trajectory."""
+    now = [0.0]
+
+    def simulate(indices, *, num_frames, **_):
+        now[0] += (num_frames - 1) * (call + each * len(indices))
+        return np.zeros((1, 1))
+
+    monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: now[0]))
+    monkeypatch.setitem(TASKS, "diff_react2d", replace(TASKS["diff_react2d"], simulate=simulate))
+    given = ["task.diff_react2d.num_trajectories=4", "task.diff_react2d.num_frames=12"]
+    assert prepare_data.main(["--config", small(tmp_path, tasks=["diff_react2d"]), "--dry-run", "--workers", "1", *given]) == 0
+    assert "to solve in about 44 s" in capsys.readouterr().out    # 11 frames of 4 together take 4 s each, in every case
 
 
 def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_path, fake_solvers, capsys):

@@ -32,7 +32,16 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Known
 from ups.models.choose import spread
 from ups.models.head import describe_tokenizer
-from ups.models.loss import FLOOR, is_better, operator_loss, relative_error, relative_field_error, score_of, squared_errors
+from ups.models.loss import (
+    FLOOR,
+    is_better,
+    operator_loss,
+    pooled,
+    relative_error,
+    relative_field_error,
+    score_of,
+    squared_errors,
+)
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
 from ups.models.windows import Windows, augment
@@ -69,7 +78,7 @@ def describe(name: str, kind: str = "persistence", history: int = 1, bundle: int
             "parameter_values": list(VALUES[name]), "dt": 0.05, "boundary": task.boundary,
             "domain": list(task.domain),
             "parameters": {key: [min(VALUES[name]), max(VALUES[name])] for key in task.parameters},
-            "base": {"kind": kind, "settings": {**geometry, **settings}}, "is_network_used": True,
+            "base": {"kind": kind, "settings": {**geometry, **settings}}, "network_share": 1.0,
             "is_conservative": False}, codecs
 
 
@@ -140,7 +149,7 @@ def test_before_training_and_where_the_network_is_not_used_the_operator_is_its_b
     assert not torch.equal(full, base)
     assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1), full)
     assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1, part="base"), base)
-    trained.heads[name].description["is_network_used"] = False
+    trained.heads[name].description["network_share"] = 0.0
     assert torch.equal(trained(latents(trained, name), name, values(name)), base)
 
 
@@ -506,7 +515,7 @@ def test_a_rollout_without_enough_context_or_frames_is_refused():
 
 def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
     operator = build(*[describe(name, kind, history) for name, kind, history in HEADS])
-    operator.heads["darcy2d"].description["is_network_used"] = False
+    operator.heads["darcy2d"].description["network_share"] = 0.0
     operator.heads["burgers1d"].scale.copy_(torch.tensor([1.0, 2.0, 3.0]))
     (tmp_path / "config.json").write_text(json.dumps(operator.description))
     save_file({name: value.contiguous() for name, value in operator.state_dict().items()}, tmp_path / "model.safetensors")
@@ -613,11 +622,14 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        rows, is_used = spread(cache, "val", 4), operator.heads[name].is_network_used   # four times the one it is validated on
-        operator.heads[name].description["is_network_used"] = True   # as it was validated
-        sums = squared_errors(operator, cache, rows, config.context(name), torch.device("cpu"))
-        assert is_used == is_better(sums, cache.trajectory[rows], config.run.seed)
-        truth, *squares = sums.sum(0)
+        rows, served = spread(cache, "val", 4), operator.heads[name].description["network_share"]   # four times as many
+        found = {}
+        for share in (0.5, 1.0):
+            operator.heads[name].description["network_share"] = share   # as it was validated
+            found[share] = squared_errors(operator, cache, rows, config.context(name), torch.device("cpu"))
+        best = min(found, key=lambda share: pooled(found[share])["network"])
+        assert served == (best if is_better(found[best], cache.trajectory[rows], config.run.seed) else 0.0)
+        truth, *squares = found[best].sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
 
@@ -672,6 +684,18 @@ def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
     assert is_better(rollout_squares(shared), alone, 0) and not is_better(rollout_squares(shared), alone % 4, 0)
 
 
+def test_half_of_what_the_network_says_is_half_way_from_the_base():
+    operator = build(describe("burgers1d", "transport"))
+    head, z = operator.heads["burgers1d"], latents(operator, "burgers1d")
+    known = head.known(values("burgers1d"))
+    found = {}
+    for share in (1.0, 0.5, 0.0):
+        head.description["network_share"] = share
+        found[share], base = operator.predict(z, "burgers1d", known)
+    torch.testing.assert_close(found[0.5], (found[1.0] + base) / 2)
+    assert torch.equal(found[0.0], base) and not head.is_network_used and (found[1.0] - base).abs().max() > 0.05
+
+
 def test_a_network_that_blows_up_on_one_start_does_not_serve():
     ratio = torch.full((64,), 0.5)
     assert is_better(rollout_squares(ratio), torch.arange(64), 0)
@@ -692,10 +716,13 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
     assert all(torch.equal(weights[name], value) for name, value in state["ema"]["averages"].items())
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path))
     cache, operator = open_cache(config, "burgers1d"), load_operator(directory)
-    operator.heads["burgers1d"].description["is_network_used"] = True   # as it was validated
-    truth, network, _ = squared_errors(operator, cache, spread(cache, "val", 4), 10, torch.device("cpu")).sum(0)
+    found = []
+    for share in (0.5, 1.0):
+        operator.heads["burgers1d"].description["network_share"] = share   # as it was validated
+        sums = squared_errors(operator, cache, spread(cache, "val", 4), 10, torch.device("cpu"))
+        found.append(pooled(sums)["network"])
     recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]["network"]
-    assert float((network / truth).sqrt().mean()) == pytest.approx(recorded, rel=1e-6)
+    assert min(found) == pytest.approx(recorded, rel=1e-6)
 
 
 def run_here(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:

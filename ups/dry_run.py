@@ -37,6 +37,9 @@ STATE_COPIES = 6      # weights, gradient, two moments, average, best average; f
 MEASURED = 1024
 REPEATS = 2           # the fastest counts
 ENOUGH_S = 1.0        # of solving, to tell how long a trajectory takes
+# trajectories solved together for so many frames, while they have no more cells: what a small grid's solver
+# spends is mostly on single operations (cfd1d: a tenth of the time each)
+TOGETHER, TIMED, MOST_CELLS = 16, 3, 2**17
 
 
 def _work(config: Config, stage: str) -> tuple[float, float, int]:
@@ -120,23 +123,29 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
             state += f", MD5 of {sum(is_verified(path, made[1]) for path, _, made in mine)} compared"
         print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}")
         missing += total - there
-    how = {"generate": f"to solve in about {duration(seconds)}, by a first trajectory of each begun now",
+    how = {"generate": f"to solve in about {duration(seconds)}, by some first trajectories of each begun now",
            "published": "to download", "own": "to be written by you"}[source]
     print(f"  {len(files)} files, about {missing / 2**20:,.1f} MiB {how}; "
           f"{free_bytes(config.data.root) / 2**20:,.0f} MiB free")
 
 
 def _solver_seconds(solve: Callable[..., object], task: str, made: dict[str, Any]) -> float:
-    """Processor time of a trajectory, by as many frames of the first as take ENOUGH_S: some take hours."""
+    """Processor time of a trajectory, by as many frames of the first as take ENOUGH_S: some take hours; and
+    by how much less each takes of a few that are solved together."""
     steps, frames = made["num_frames"] - 1, min(2, made["num_frames"])
-    while True:
+
+    def spent(num: int, frames: int) -> float:
         started = time.process_time()
-        solve(task, np.arange(1), seed=made["seed"], resolution=made["resolution"], num_frames=frames,
+        solve(task, np.arange(num), seed=made["seed"], resolution=made["resolution"], num_frames=frames,
               parameter=made["parameter"], t_end=made["t_end"] * (frames - 1) / max(steps, 1))
-        spent = time.process_time() - started
-        if frames == made["num_frames"] or spent > ENOUGH_S:
-            return spent * max(steps, 1) / max(frames - 1, 1)
+        return time.process_time() - started
+
+    while (alone := spent(1, frames)) <= ENOUGH_S and frames < made["num_frames"]:
         frames = min(2 * frames, made["num_frames"])
+    alone *= max(steps, 1) / max(frames - 1, 1)
+    cells = made["resolution"] ** get_task(task).ndim * len(get_task(task).channels)
+    num, few = min(TOGETHER, made["num_trajectories"], MOST_CELLS // cells), min(TIMED, frames)
+    return alone if num <= 1 else alone * min(1.0, spent(num, few) / (num * spent(1, few)))
 
 
 def print_report_plan(config: Config) -> None:

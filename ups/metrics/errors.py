@@ -238,8 +238,8 @@ ERRORS = (
     Metric("crmse", "cRMSE", "RMS error of the spatial mean, the conserved quantity",
            lambda scores, _: root_mean(scores["bias"].square())),
     Metric("drift", "drift",
-           "RMS change, since the last known frame, of what the equation keeps, over its RMS there, mean over "
-           "frames and over what is kept",
+           "RMS change, since the last known frame, of what the equation keeps, over its RMS there (mean "
+           "over frames and over what is kept)",
            lambda scores, _: root_mean(scores["drift"].square()) if "drift" in scores else None),
     Metric("max_error", "max error",
            "largest error over cells and trajectories, mean over frames and fields; no interval",

@@ -16,7 +16,7 @@ from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, tra
 from ups.tasks import get_task
 from ups.transfer import send
 
-FOUND = ("is_network_used", "is_conservative")   # of the data, by the stage
+FOUND = ("network_share", "is_conservative")   # of the data, by the stage
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
@@ -24,9 +24,9 @@ class TaskHead(nn.Module):
     """What one task adds to the shared network: codec, base predictor, input and output map, scales.
 
     description (JSON-able; ups/models/choose.py makes it): all that the tensors do not hold. name; history,
-    bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings}; is_network_used,
-    by validation; is_conservative, where the training data keep what the equation keeps. Raises ValueError
-    where that is missing or not the task's.
+    bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings}; network_share of
+    what the network says, by validation; is_conservative, where the training data keep what the equation
+    keeps. Raises ValueError where that is missing or not the task's.
     """
 
     def __init__(self, description: dict[str, Any], width: int):
@@ -61,7 +61,7 @@ class TaskHead(nn.Module):
     def is_network_used(self) -> bool:
         """Whether the network serves the task: it does where it helps on validation, else the base alone
         does."""
-        return self.description["is_network_used"]
+        return self.description["network_share"] > 0
 
     def physical(self, z: Tensor) -> Tensor:
         """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units."""
@@ -104,7 +104,7 @@ class TaskHead(nn.Module):
         if not all(one.is_same(other) for one, other in pairs):
             translate_maps(self, parent)
             return TRANSLATED
-        known, given = ({**head.description, "is_network_used": True} for head in (self, parent))
+        known, given = ({**head.description, "network_share": 1.0} for head in (self, parent))
         if known == given:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS

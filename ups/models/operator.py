@@ -101,7 +101,8 @@ class Operator(TaskNetwork):
             x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
             out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary))
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-        return head.keep_latents(z_base + scale * change, z[:, -1]), z_base
+        z_full = z_base + head.description["network_share"] * scale * change
+        return head.keep_latents(z_full, z[:, -1]), z_base
 
     def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
         """One call from raw parameters (batch, P): (batch, bundle, *tokens, dim)."""
