@@ -65,7 +65,7 @@ class Trained:
     predict(given, parameters, num_steps): physical fields (batch, num_steps, channel, *space) after the context frames
     `given` (batch, context, channel, *space), or (steady) from the coefficient, with num_steps 1.
     seconds: of the budget spent; cpu_seconds: of all threads over it (far below seconds * threads: the machine was busy).
-    history: validation error at every point where weights could be selected.
+    history: validation error at every point where weights could be selected. predict_base: of ours, by its base alone.
     """
 
     predict: Callable[[Tensor, Tensor, int], Tensor]
@@ -76,6 +76,7 @@ class Trained:
     cpu_seconds: float = float("nan")
     skipped: int = 0
     history: list[dict] = dataclasses.field(default_factory=list)
+    predict_base: Callable[[Tensor, Tensor, int], Tensor] | None = None
 
 
 def channels_last(u: Tensor, ndim: int) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ups.boundary import NO_FLUX, PERIODIC
+from ups.boundary import NO_FLUX
 from ups.config import ROOT, Config, load_config
 from ups.data.generate import generation_settings, write_data
 from ups.tasks import darcy, diff_react, diff_sorp, gas, get_task, ns_incompressible, reacdiff, shallow_water
@@ -304,7 +304,8 @@ def diffusion_reaction(indices: Sequence[int], *, seed: int, resolution: int, nu
     def advance(state: Tensor) -> Tensor:
         for _ in range(num_steps):
             near = F.pad(state, (1, 1, 1, 1), mode="replicate")
-            change = spread * (near[..., 2:, 1:-1] + near[..., :-2, 1:-1] + near[..., 1:-1, 2:] + near[..., 1:-1, :-2] - 4 * state)
+            across, along = near[..., 2:, 1:-1] + near[..., :-2, 1:-1], near[..., 1:-1, 2:] + near[..., 1:-1, :-2]
+            change = spread * (across + along - 4 * state)
             u, v = state.unbind(1)
             state = state + change + step * torch.stack([u - u * u * u - diff_react.REACTION_K - v, u - v], 1)
         return state
@@ -316,7 +317,8 @@ def diffusion_reaction(indices: Sequence[int], *, seed: int, resolution: int, nu
 
 def bilinear(values: Tensor, x: Tensor, y: Tensor, offset: tuple[float, float], n: int) -> Tensor:
     """values (batch, p, q), at ((i + offset) / n), interpolated at x, y (batch, ..); outside the last one holds."""
-    rows, columns = ((2 * (at * n - first) / (size - 1) - 1) for at, first, size in zip((x, y), offset, values.shape[1:], strict=True))
+    rows, columns = (2 * (at * n - first) / (size - 1) - 1
+                     for at, first, size in zip((x, y), offset, values.shape[1:], strict=True))
     return F.grid_sample(values[:, None], torch.stack([columns, rows], -1), padding_mode="border", align_corners=True)[:, 0]
 
 

@@ -194,8 +194,7 @@ def found(family: str, args: argparse.Namespace, config: Config, problem: Proble
     seconds = args.search or SEARCH * args.budget
     asked = {"data": open_cache(config, args.task).fingerprint, "clock": args.clock, "seed": args.seeds[0],
              "start": hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest()[:16]}
-    grid = "x".join(map(str, problem.train.shape[3:]))
-    path = OUT / "tuned" / f"{args.task}-{grid}-{family}.json"
+    path = OUT / "tuned" / f"{args.task}-{family}-{asked['data'][:8]}.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
         run: Callable[..., Trial] = OurTrials(args) if family == "ours" else partial(

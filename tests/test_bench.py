@@ -70,6 +70,7 @@ class FakeCache:
         self.settings = load_config(None, SMALL).task["burgers1d"]
         self.tokenizer = fit_codec([self.u.numpy()], fields=("u",), patch=4, dim=dim)
         self.input_tokenizer = fit_codec([a.numpy()], fields=("a",), patch=4) if steady else None
+        self.parts = lambda rows, num_frames, most: (rows,)
         self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
 
         stored = torch.cat([a, self.u], 2) if steady else self.u   # of every parameter value in turn
@@ -423,7 +424,7 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(searched,
     for model, row in zip(("fno", "unet"), result["rows_printed"], strict=True):
         assert row["model"] == model and shown[model]["nrmse"]["value"] == pytest.approx(row["nrmse"], rel=1e-4)
         assert shown[model]["train_seconds"] == 6.0 and len(shown[model]["error_growth"]) == result["frames_scored"]
-    path = tmp_path / "tuned" / "burgers1d-16-unet.json"
+    path = tmp_path / "tuned" / "burgers1d-unet-toy.json"
     assert json.loads(path.read_text())["changes"].items() >= {"patch": 4, "lr": 4e-3}.items()
 
     assert run("6")[2] == run("3")[2] == 0                       # found again; and for a shorter budget
@@ -485,7 +486,7 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     [record] = tune.main(["--task", "burgers1d", "--models", "ours", "--budget", "20", *start]).values()
     assert record["changes"]["task.burgers1d.history"] == 1 and record["changes"]["task.burgers1d.base"] == ["persistence"]
     assert record["val"] == pytest.approx(0.025) and tried[-1][2] == pytest.approx(10 - 0.5)   # at length, less what a fit takes
-    path = tmp_path / "tuned" / "burgers1d-16-ours.yaml"
+    path = tmp_path / "tuned" / "burgers1d-ours-toy.yaml"
     assert "chosen on the validation split" in path.read_text() and "seed 0" in path.read_text()
     config = load_config(path)
     assert (config.task["burgers1d"].history, config.task["burgers1d"].base) == (1, ["persistence"])

@@ -1,0 +1,165 @@
+"""The judgement of all eleven families, task by task, seed by seed, column by column; cut off, it goes on where it was.
+
+    python -m bench.numerics                                            # the data: other numerics than ours
+    python -m bench.eleven --budget 180 --seeds 0 1                     # all tasks and columns; days of one core
+    python -m bench.eleven --budget 180 --task cfd1d --column ours fno  # side by side with another task
+    python -m bench.table                                               # docs/results.md and README.md from what is there
+
+Every column is trained for the same processor seconds of one thread, its settings found before by the same search (see
+bench/tune.py). Columns: ours_generic (persistence and propagator as bases), ours (all bases), fno, unet. A result is kept in
+bench/results/TASK.json as soon as it is there; what is there for the same data, seed, time and search is not run again.
+Long rollouts start from other states and go over three times the horizon that was trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.baselines import Problem, Trained
+from bench.compare import clean, fit, settings_of
+from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config
+from bench.score import Errors, Split, load, rollout, summary, trivial
+from bench.tune import SEARCH, add_arguments, best_error, prepare
+from ups.config import ROOT, Config, load_config
+from ups.data.build_cache import build_cache, is_up_to_date
+from ups.data.cache import open_cache
+from ups.data.pdebench import open_data
+from ups.tasks import get_task
+
+RESULTS = ROOT / "bench" / "results"
+COLUMNS = ("ours_generic", "ours", "fno", "unet")
+
+
+def long_split(config: Config, task: str) -> Split | None:
+    """The long trajectories of a task, all frames after the context as truth; None for a steady task."""
+    spec, context = get_task(task), config.context(task)
+    if spec.is_steady:
+        return None
+    folder, _ = long_config(config, task)
+    u, parameters = [], []
+    for value in config.task[task].parameters or [None]:
+        source = open_data(folder / spec.file_for(value), task)
+        u.append(torch.from_numpy(source.read(0, source.num_trajectories)))
+        attributes = spec.attributes(value)
+        parameters += [[attributes[name] for name in spec.parameters]] * len(u[-1])
+    joined = torch.cat(u)
+    return Split(joined[:, :context], joined[:, context:], torch.tensor(parameters, dtype=torch.float64).view(len(joined), -1),
+                 torch.arange(len(u[0])).repeat(len(u)))
+
+
+@torch.no_grad()
+def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, Any]:
+    """Whether every number stays finite, and the pooled errors of the last frame of each horizon, beside persistence."""
+    errors, _ = rollout(trained, split, batch_size)
+    still = Errors.of(split.given[:, -1:].expand_as(split.truth), split.truth)
+    num_frames = split.truth.shape[1]
+    marks = [num_frames * part // HORIZONS - 1 for part in range(1, HORIZONS + 1)]
+
+    def at(found: Errors) -> list[float]:
+        return [float(value) for value in found.pooled()[marks]]
+
+    return {"is_finite": bool(errors.error.isfinite().all()), "error": at(errors), "persistence": at(still)}
+
+
+def row_of(trained: Trained, test: Split, long: Split | None, problem: Problem, config: Config) -> dict[str, Any]:
+    """What is kept of a training."""
+    def scored(predict: Any, num_bootstrap: int) -> dict[str, Any]:
+        errors, state_ms = rollout(Trained(predict, 0, 0, 0.0, 0.0), test, config.evaluate.batch_size)
+        return summary(errors, test, problem.is_steady, num_bootstrap) | {"state_ms": state_ms}
+
+    row = scored(trained.predict, config.evaluate.num_bootstrap)
+    for key in ("num_parameters", "steps", "step_ms", "seconds", "skipped"):
+        row[key] = getattr(trained, key)
+    row["validation"] = best_error(trained)
+    if trained.predict_base is not None:
+        row["base"] = scored(trained.predict_base, 1)["error"]
+    if long is not None:
+        row["long"] = long_rollout(trained, long, config.evaluate.batch_size)
+    return row
+
+
+# ---- what is kept --------------------------------------------------------------------------------------------------------
+
+
+def read(task: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """What is kept of a task; nothing yet: no entries."""
+    path = folder / f"{task}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"task": task, "entries": []}
+
+
+def keep(record: dict[str, Any], folder: Path = RESULTS) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record['task']}.json"
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(clean(record), indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def has(record: dict[str, Any], key: dict[str, Any]) -> bool:
+    return any(entry["key"] == key for entry in record["entries"])
+
+
+def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
+    """Train and score one column, unless it is there."""
+    if not is_up_to_date(config, task)[0]:
+        build_cache(config, task, progress=False)
+    key = {"column": column, "seed": seed, "data": open_cache(config, task).fingerprint, "budget_s": args.budget,
+           "search_s": args.search or SEARCH * args.budget, "clock": args.clock}
+    if has(read(task), key):
+        print(f"{task} {column} seed {seed}: there", flush=True)
+        return
+    args = argparse.Namespace(**vars(args) | {"task": task})
+    problem, splits = load(config, task)
+    settings = settings_of(column, config, problem, splits["val"], args)
+    trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
+    row = row_of(trained, splits["test"], long_split(config, task), problem, config)
+    record = read(task)   # another process may have written meanwhile
+    name, errors = trivial(problem, splits["test"])
+    record["trivial"] = {"name": name, **summary(errors, splits["test"], problem.is_steady, 1)}
+    record["data"] = describe_data(config, task, problem, splits)
+    found = settings if isinstance(settings, dict) else vars(settings)
+    record["entries"].append({"key": key, "settings": found, "made": time.strftime("%Y-%m-%d"),
+                              "torch": torch.__version__, "row": row})
+    keep(record)
+    print(f"{task} {column} seed {seed}: {row['error']:.3g} [{row['low']:.3g}, {row['high']:.3g}], {row['steps']} steps in "
+          f"{row['seconds']:.0f} s", flush=True)
+
+
+def describe_data(config: Config, task: str, problem: Problem, splits: dict[str, Split]) -> dict[str, Any]:
+    """What the table says of the data."""
+    wanted = config.task[task]
+    return {"source": "other numerics" if task in NUMERICS and config.data.source == "own" else config.data.source,
+            "grid": list(problem.train.shape[3:]), "frames_scored": splits["test"].truth.shape[1],
+            "context_frames": 0 if problem.is_steady else problem.context, "t_end": wanted.t_end,
+            "train": len(problem.train), "test": len(splits["test"].truth)}
+
+
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
+    parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    add_arguments(parser)
+    parser.set_defaults(config=CONFIG)
+    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
+    args = parser.parse_args([text for text in argv if text not in overrides],
+                             argparse.Namespace(overrides=overrides, settings={}))
+    prepare(args)
+    config = load_config(args.config, overrides)
+    seeds, args.seeds = args.seeds, [0]   # settings are searched from one seed, whichever are asked for
+    for seed in seeds:
+        for task in args.task:
+            for column in args.column:
+                judge(config, args, task, seed, column)
+
+
+if __name__ == "__main__":
+    main()
