@@ -95,6 +95,9 @@ def our_changes(config: Config, problem: Problem) -> list[Changes]:
                                            {f"{key}.history": 2}, {f"{key}.history": 4}]
     bases = [{f"{key}.base": names} for names in (
         ["persistence"], *([*now.base, name] for name in BASES if name not in now.base))]
+    for change in bases[1:]:
+        if "transport" in change[f"{key}.base"] and not now.reach:   # over three eighths of the grid, as its check proposes
+            change[f"{key}.reach"] = 3 * min(space) // 8
     patches = [{f"{key}.patch": size} for size in PATCHES if size != now.patch and not any(n % size for n in space)]
     sizes = [{f"operator.model.{name}": value for name, value in change.items()} for change in (
         {"width": 64, "depth": 3}, {"width": 128, "depth": 3}, {"depth": 2}, {"depth": 6}, {"modes": 8}, {"modes": 32},
