@@ -21,7 +21,7 @@ from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.models.choose import fit_base, spread
-from ups.models.loss import is_better, operator_loss, pooled, score_of, squared_errors
+from ups.models.loss import JUDGED, SHARES, best_share, operator_loss, pooled, score_of, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
 from ups.setup import begun, opened, started
@@ -30,8 +30,6 @@ from ups.training.ranks import main_guard
 from ups.training.run import Run
 
 STAGE = "operator"
-JUDGED = 4   # times as many trajectories decide whether the network serves as judge it on the way
-SHARES = (1.0, 0.5)   # of what the network says; half is the better where it learnt little (ns_incom2d)
 
 
 def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
@@ -107,10 +105,9 @@ def main() -> None:
             head.description["network_share"] = share
         found[share] = validate(operator, caches, config, run, num_judged)
     for name, cache in caches.items():
-        best = min(SHARES, key=lambda share, name=name: pooled(found[share][name])["network"])
-        sums, groups = found[best][name], cache.trajectory[spread(cache, "val", num_judged)]
-        operator.heads[name].description["network_share"] = best if is_better(sums, groups, seed) else 0.0
-        errors[name] = pooled(sums)
+        groups = cache.trajectory[spread(cache, "val", num_judged)]
+        share, sums = best_share({share: part[name] for share, part in found.items()}, groups, seed)
+        operator.heads[name].description["network_share"], errors[name] = share, pooled(sums)
     run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"]
                                                 for name, (fact, _) in bases.items()}}, operator.description)
 

@@ -15,6 +15,8 @@ from ups.models.operator import Operator
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 FLOOR = 1e-4
 NUM_BOOTSTRAP = 1000
+SHARES = (1.0, 0.5)   # of what the network says; half is the better where it learnt little (ns_incom2d)
+JUDGED = 4   # times as many trajectories decide whether the network serves as judge it on the way
 PARTS = {"network": "full", "base": "base"}   # of the operator: name in the log -> part of a rollout
 
 
@@ -109,6 +111,13 @@ def is_better(sums: Tensor, groups: Tensor, seed: int) -> bool:
                       {"rmse": base, "ref_rms": reference}, NUM_BOOTSTRAP, seed, groups)
               for name in ("nrmse", "nrmse_pooled")]
     return all(ratio["high"] is not None and ratio["high"] < 1 for ratio in ratios)
+
+
+def best_share(found: dict[float, Tensor], groups: Tensor, seed: int) -> tuple[float, Tensor]:
+    """Of `squared_errors` by the share of what the network says, (the share that is to serve, its errors): the
+    best by the pooled error, or 0 where that is not better than the base by more than chance."""
+    share = min(found, key=lambda share: pooled(found[share])["network"])
+    return share if is_better(found[share], groups, seed) else 0.0, found[share]
 
 
 def score_of(errors: dict[str, dict[str, float]]) -> float:
