@@ -5,7 +5,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS TO PYTHON SHELL
+VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS TO GRID PYTHON SHELL
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
   of: $(VARIABLES). `make` alone says what they are))
@@ -62,7 +62,7 @@ PY := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench tune dry-run \
+.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench tune sweep dry-run \
   leaderboard publish remove clean-smoke
 
 help:           ## This list
@@ -137,6 +137,10 @@ bench: cache                  ## Ours, an FNO and a U-Net at equal time: make be
 
 tune: cache                   ## Search settings for a task on validation, for ours and both rivals: make tune TASK=cfd1d BUDGET=180
 	$(PY) -m bench.tune --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS))
+
+sweep: $(ENVIRONMENT)         ## Settings times seeds, on validation: make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator
+	$(PY) -m ups.evaluation.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
+	  --stages "$(STAGES)" --topology $(TOPOLOGY) -- $(or $(GRID),$(error GRID is missing, such as GRID="run.seed=1,2"))
 
 dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
 	@for script in prepare_data.py prepare_cache.py train_operator.py train_diffusion.py train_consistency.py train_steady.py \

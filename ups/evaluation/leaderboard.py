@@ -1,7 +1,7 @@
-"""The leaderboard: the reports of all runs on the test split side by side; only runs with the same protocol
-and data share a table.
+"""The leaderboard: the reports of all runs on one split side by side; only runs with the same protocol and
+data share a table.
 
-    python -m ups.evaluation.leaderboard [--runs runs] [--metric nrmse] [--task TASK]
+    python -m ups.evaluation.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [--split val]
 """
 
 import json
@@ -13,16 +13,17 @@ from ups.evaluation.tables import is_interval, number, value_of
 from ups.files import read_record
 
 OPTIONS = {"--runs": {"default": "runs", "help": "folder of all runs"}, "--metric": {"default": "nrmse"},
-           "--task": {}}
+           "--task": {}, "--split": {"default": "test", "choices": ["test", "val"]}}
 SHARED = ("num_frames_predicted", "grid", "parameters", "num_trajectories")   # of a task that is compared
 
 
-def read(runs: str | Path) -> list[dict]:
-    """results.json of every run that was judged on the test split, none when there are none. Raises
-    DamagedError naming the file that is not readable."""
+def read(runs: str | Path, split: str = "test") -> list[dict]:
+    """results.json of every run that was judged on `split`, none when there are none. Raises DamagedError
+    naming the file that is not readable."""
+    folder = "report" if split == "test" else "report-val"
     return [read_record(path, "the results of a report", "Make the report again.", run=str, tasks=dict,
                         protocol=dict, environment=dict, training=dict, gates=list)
-            for path in sorted(Path(runs).glob("*/report/results.json"))]
+            for path in sorted(Path(runs).glob(f"*/{folder}/results.json"))]
 
 
 def figure(task: dict, metric: str) -> float | None:
@@ -36,7 +37,8 @@ def mean_of(results: dict, metric: str, task: str | None = None) -> float | None
     return geometric_mean(values) if values and all(value and value > 0 for value in values) else None
 
 
-def table(runs: str | Path, metric: str = "nrmse", task: str | None = None) -> str:
+def table(runs: str | Path, metric: str = "nrmse", task: str | None = None,
+          split: str = "test") -> str:
     """Markdown, best first (lower is better except for correlation_time), by `task` or by the mean over
     tasks.
 
@@ -44,7 +46,7 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None) -> s
     and get tables of their own. A value that is missing or not finite sorts last.
     """
     groups, known = {}, set()
-    for results in read(runs):
+    for results in read(runs, split):
         protocol = {key: value for key, value in results["protocol"].items() if key != "seed"}
         data = {name: [entry[key] for key in SHARED] for name, entry in results["tasks"].items()}
         groups.setdefault(json.dumps([protocol, data], sort_keys=True), []).append(results)
@@ -70,20 +72,32 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
                         f"{entry['num_frames_predicted']} frames" for name, entry in sorted(tasks.items()))
     settings = ", ".join(f"{name} {value}" for name, value in sorted(rows[0]["protocol"].items())
                          if name != "seed")
-    head = ["run", "gates", f"{metric} (geometric mean)", *sorted(tasks), "parameters", "seconds", "git"]
+    head = ["run", "gates", f"{metric} (geometric mean)", *sorted(tasks), "base", "network", "rates", "seed",
+            "parameters", "seconds", "git"]
     ranked = sorted(rows, key=lambda row: sign * (mean_of(row, metric, task) or sign * float("inf")))
     cells = [[row["run"], "pass" if all(gate["passed"] for gate in row["gates"]) else "FAIL",
               number(mean_of(row, metric)),
               *[number(figure(row["tasks"][name], metric)) for name in sorted(tasks)],
-              number(row["training"].get("parameters")), number(row["training"].get("seconds")),
+              *_settings(row), number(row["training"].get("parameters")), number(row["training"].get("seconds")),
               str(row["environment"].get("git_revision") or "–")[:10]] for row in ranked]
     return "\n".join([f"{horizon} ({settings})", "",
                       *(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))])
 
 
+def _settings(row: dict) -> list[str]:
+    """What was trained, in words: bases that were chosen, tasks that the network serves, rates of Muon and
+    AdamW, seed; a dash where an older report does not say."""
+    tasks, training = row["tasks"], row["training"]
+    bases = list(dict.fromkeys(tasks[name].get("base", "–") for name in sorted(tasks)))
+    used = [tasks[name].get("network_is_used") for name in tasks]
+    rates = [number(training.get(key)) for key in ("muon_lr", "adamw_lr")]
+    return [", ".join(bases), "–" if None in used else f"{sum(used)} of {len(used)}", ", ".join(rates),
+            number(training.get("seed"))]
+
+
 def main() -> None:
     arguments = read_command(__doc__, OPTIONS)
-    print(table(arguments.runs, arguments.metric, arguments.task))
+    print(table(arguments.runs, arguments.metric, arguments.task, arguments.split))
 
 
 if __name__ == "__main__":
