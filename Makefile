@@ -142,6 +142,9 @@ sweep: $(ENVIRONMENT)         ## Settings times seeds, on validation: make sweep
 	$(PY) -m ups.evaluation.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
 	  --stages "$(STAGES)" --topology $(TOPOLOGY) -- $(or $(GRID),$(error GRID is missing, such as GRID="run.seed=1,2"))
 
+bench-gpu: $(ENVIRONMENT)     ## A training step on this machine's GPUs: samples per second, shares of their peaks, bf16, compiled
+	$(PY) -m bench.gpu --config $(CONFIG) $(ARGS)
+
 dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
 	@for script in prepare_data.py prepare_cache.py train_operator.py train_diffusion.py train_consistency.py train_steady.py \
 	  evaluate.py; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $$script --dry-run $(FLAGS); done

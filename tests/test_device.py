@@ -5,8 +5,12 @@ tensors hold no numbers: what a GPU would have to be waited for (item(), bool(),
 there. What meta tensors let pass and a GPU does not, `Watch` refuses.
 """
 
+import json
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 import train_consistency
 import train_operator
 import train_rival
+from bench import gpu
 from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
 from ups.data.cache import Cache, _Latents, open_cache, place
 from ups.generative import fitting
@@ -249,6 +254,71 @@ def test_what_is_sent_arrives_and_only_from_main_memory():
     assert send(u, "cpu") is u and send(u, META).shape == (2, 3)
     with pytest.raises(AssertionError, match="meta"):
         send(u.to(META), "cpu")
+
+
+# ---------------------------------------------------------------- what a step costs
+
+
+def test_the_benchmark_on_gpus_times_the_model_of_the_stage_without_its_data(config, caches):
+    """Shapes and facts of all weights are those over real caches; FLOP and bytes are those of the rows."""
+    bases = {name: config.task[name].base[-1] for name in TASKS}
+    config = replace(config, operator=replace(config.operator, model=ModelConfig(**MODEL)))
+    found, real = gpu.operator_of(config, "no"), operator_over(caches, bases)
+    shapes = [{key: tuple(value.shape) for key, value in operator.state_dict().items()} for operator in (found, real)]
+    assert shapes[0] == shapes[1]
+    for name in ("burgers1d", "darcy2d"):
+        few, many = (gpu.cost_of(found, name, gpu.batch_of(found, name, rows)) for rows in (4, 8))
+        assert few["flop"] == pytest.approx(many["flop"], rel=1e-6) and few["bytes"] > many["bytes"] > 0.5 * few["bytes"]
+        size = sum(p.numel() for p in found.backbone.parameters())
+        assert few["flop"] > 6 * size   # every weight multiplies each of several tokens, there and back
+
+
+def test_the_benchmark_on_gpus_judges_precisions_by_the_same_weights_and_times_where_latents_lie(config, caches, monkeypatch):
+    names = ["burgers1d", "darcy2d"]
+    operator = operator_over(caches, {name: config.task[name].base[-1] for name in names})
+    with torch.no_grad():
+        for parameter in operator.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape)
+    monkeypatch.setattr(gpu, "load_operator", lambda folder, device: operator)
+    config = replace(config, data=replace(config.data, tasks=names))
+    for one in gpu.accuracy(config, ROOT, torch.device("cpu")).values():
+        assert 1e-4 < one["apart"] < 0.1   # eight bits, through a few layers
+        assert one["bf16"]["loss"] != one["no"]["loss"] == pytest.approx(one["bf16"]["loss"], rel=0.05)
+        assert one["bf16"].keys() == one["no"].keys() == {"loss", "rollout"}
+    times = gpu.placed(config, ROOT, torch.device("cpu"), 1)
+    assert all(set(one) == {"mapped", "read ahead", "device"} and min(one.values()) > 0 for one in times.values())
+
+
+def test_bytes_are_those_that_operators_read_and_write():
+    a, b = torch.ones(3, 5), torch.ones(5, 7)
+    with gpu.Traffic() as traffic:
+        (a @ b).T.contiguous()   # the transpose is a view, what is made contiguous is copied
+    assert traffic.bytes == 4 * (15 + 35 + 21) + 4 * (21 + 21)
+
+
+def test_shares_are_of_what_was_measured():
+    machine = {"flop_no": 1e12, "flop_bf16": 4e12, "bytes": 1e11}
+    found = {"burgers1d": {"seconds": 0.5, "rows": 64, "memory": 2**31}}
+    [row] = gpu.rows_of(found, {"burgers1d": {"flop": 1e9, "bytes": 5e7}}, 2, "bf16", True, machine)
+    assert [row[column] for column in gpu.COLUMNS] == pytest.approx(
+        ["burgers1d", 2, "bf16", "yes", 128, 500, 0.064, 0.016, 3.2, 0.032, 2.0])
+    assert gpu.shown([row]).splitlines()[2] == "| burgers1d | 2 | bf16 | yes | 128 | 500 | 0.064 | 0.016 | 3.2 | 0.032 | 2 |"
+
+
+@pytest.mark.faults   # processes of their own
+def test_the_benchmark_on_gpus_runs_on_a_cpu_and_says_what_it_left_out(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu, "OUT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--config", str(ROOT / "configs" / "smoke.yaml"), "data.tasks=[burgers1d,darcy2d]",
+                                      "--device", "cpu", "--steps", "1", "--eager", "--processes", "1", "8"])
+    gpu.main()
+    printed = capsys.readouterr().out
+    assert re.search(r"1 process\(es\), bf16, eager: [\d.e+]+ samples/s", printed)
+    assert "not run: 8 process(es), no, eager: there are" in printed and "not run: compiled: not asked for" in printed
+    assert "not run: accuracy in bf16, and where latents lie: they need a trained run (--run)" in printed
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert [(row["task"], row["precision"]) for row in rows] == [(name, precision) for precision in ("no", "bf16")
+                                                                  for name in ("burgers1d", "darcy2d")]
+    assert all(0 < row["of peak"] < 2 and 0 < row["of bandwidth"] and row["GiB"] is None for row in rows)
 
 
 # ---------------------------------------------------------------- one graph per task
