@@ -89,6 +89,16 @@ def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
            point(float(max(0, long["blown_up"][model] - long["blown_up"]["operator"]))), None, 0.0)
 
 
+def exact(number: str, model: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
+    """Where the law of what follows is known. Refuses an ensemble twice too wide, a single forecast and one that does not look
+    at its state, each at the lead at which it is."""
+    if versus := entry["comparisons"].get(f"{model} / exact"):
+        leads = by_lead(entry["models"][model], "ssr")
+        yield f"{number}h {model}: CRPS over that of exact draws, worst lead", extreme(versus["crps_by_lead"], max), None, bound
+        yield f"{number}h {model}: spread/skill beside exact draws, smallest", extreme(leads, min), 0.95, None
+        yield f"{number}h {model}: spread/skill beside exact draws, largest", extreme(leads, max), None, 1.05
+
+
 def corrector(entry: dict[str, Any]) -> Iterator[tuple]:
     ours, checks, versus = entry["models"]["corrector"]["one_step"], entry["checks"], entry["comparisons"]
     cheap, dressed = versus[f"corrector / {entry['best_cheap']}"], versus["corrector / dressed_conditional"]
@@ -104,6 +114,7 @@ def corrector(entry: dict[str, Any]) -> Iterator[tuple]:
         yield f"2b spread/skill one step ahead, from frame {where}", part["ssr"], 0.9, 1.1
     yield from calibration("2b", "corrector", ours, "one step")
     yield from rollout("2", "corrector", entry)
+    yield from exact("2", "corrector", entry, 1.05)
     yield "2d spectrum error of members over the operator's", versus["corrector / operator"]["spectrum_error"], None, 1.0
     # refuses a network that ignores its conditions, and the Gaussian alone: mean and scale keep theirs
     yield ("2e CRPS lost by showing the network other conditions, of the gain over B1", checks["shuffled_crps_rise_over_gain"],
@@ -128,6 +139,7 @@ def student(name: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
         yield f"3c {name}: correlation with the teacher's draw", paired["correlation"], 0.85, None
     yield f"3d {name}: variance over that of the teacher", paired["variance_ratio"], 0.9, None   # a student whose noise is dead
     yield from rollout("3e ", name, entry)
+    yield from exact("3e ", name, entry, 1.08)
     if name == "student_1" and "rival" in models:
         for score in ("crps", "energy_score"):
             yield f"3f {name}: {score} over the rival's (B4)", entry["comparisons"][f"{name} / rival"][score], None, 1.0

@@ -211,6 +211,7 @@ class EvaluateConfig:
     conserve: bool
     max_crps_ratio: float
     max_student_ratio: float
+    max_exact_ratio: float
     spread_skill: Annotated[list[float], Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1],
         "a lower and an upper bound", "Use [0.5, 2.0].")]
     min_initial_conditions: int

@@ -34,12 +34,13 @@ from ups.evaluation.figures import (
 )
 from ups.evaluation.tables import NAMES, label, ordered
 
-FEATURED = ("corrector", "student_1", "dressed_conditional", "student_2", "rival", "dressed",
-            "dressed_resampled")
+FEATURED = ("corrector", "exact", "student_1", "dressed_conditional", "student_2", "rival", "dressed",
+            "dressed_resampled", "dressed_leads", "analogs")
 NUM_LINES = 8       # members drawn as lines
 LEADS = 3
 LEAD_PANELS = (("CRPS", "crps_by_lead", "log"), ("nRMSE of the ensemble mean", "nrmse_mean_by_lead", "log"),
-               ("spread / error of the mean", "ssr_by_lead", "linear"))
+               ("spread / error of the mean", "ssr_by_lead", "linear"),
+               ("CRPS over that of exact draws", "crps_over_exact_by_lead", "linear"))
 
 
 def featured(models: dict, count: int) -> list[str]:

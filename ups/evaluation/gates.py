@@ -15,6 +15,8 @@ it harder. Ratios are paired, and equal is not better. The claims, and the fakes
     score            corrector, students, rival, prior beat the best cheap ensemble: the conditional
                      Gaussian or the mean in place of samples, the teacher's head alone
     spread           the spread is of the size of the error        one guess, the truth in every member
+    exact            and the CRPS is near that of exact draws,     an ensemble twice too wide, one guess, one
+                     at every lead, where a task has them          that does not look at its state
     teacher          students come close to their teacher          a student that learnt nothing
     evaluations      and are as cheap as they say                  the teacher in the student's place
 
@@ -31,6 +33,7 @@ OTHERS = (*BASELINES, "codec_floor", "fno", "unet")   # models of an entry that 
 MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
+BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
 
 PAIR = "operator / base"   # of a task's comparisons
@@ -52,6 +55,14 @@ def trivial_of(task: dict[str, Any]) -> str:
 def point(value: float | None) -> Interval:
     """A count, or a figure without an interval."""
     return {"value": value, "low": value, "high": value}
+
+
+def worst(found: dict[str, list]) -> Interval:
+    """Of an interval of lists, the entry whose upper end is largest; undefined if one is."""
+    if None in found["high"]:
+        return point(None)
+    index = max(range(len(found["high"])), key=found["high"].__getitem__)
+    return {end: found[end][index] for end in ("value", "low", "high")}
 
 
 def gate(stage: str, name: str, what: str, found: Interval, above: float | None = None,
@@ -103,6 +114,10 @@ def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) 
                    versus[f"{model} / {cheap}"]["crps"], below=settings.max_crps_ratio)
         yield gate(stage, f"spread/{name}/{model}", f"spread of {model} over its error, in rollouts,",
                    row["ssr"], *settings.spread_skill)
+        if exact := versus.get(f"{model} / exact"):
+            yield gate(stage, f"exact/{name}/{model}",
+                       f"fair CRPS of {model} over that of exact draws, at its worst lead,",
+                       worst(exact["crps_by_lead"]), below=settings.max_exact_ratio)
         if stage == "consistency":
             yield gate(stage, f"teacher/{name}/{model}", f"fair CRPS of {model} over that of the corrector",
                        versus[f"{model} / corrector"]["crps"], below=settings.max_student_ratio)
@@ -174,26 +189,36 @@ def network_share(task: dict[str, Any]) -> tuple[str, list[float]]:
     return "tie" if low <= 0 <= high else "less" if low > 0 else "more", shares
 
 
-def judge_task(task: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on one task: whether it is usable and why not, then what its network adds."""
+def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any]:
+    """The verdict on one task: whether it is usable and why not, then what its network adds. ensembles: its
+    entry there, {} without.
+
+    Where chance has a part no forecast is right. If the best mean of one is known and this is as good
+    (within BEST_MEAN), neither a large error nor lost correlation is its fault.
+    """
     models, versus = task["models"], task["comparisons"]
     error, trivial = models["operator"]["nrmse"], trivial_of(task)
     until, faults = models["operator"].get("correlation_time", point(None)), []
+    best = ensembles.get("comparisons", {}).get("operator / bayes_mean", {}).get("nrmse_mean", point(None))
+    is_best = best["high"] is not None and best["high"] <= BEST_MEAN
     if None in error.values():
         faults.append("its predictions are not finite, or their error is undefined")
     else:
         shown = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
-        if error["high"] > LARGEST_ERROR:
+        if error["high"] > LARGEST_ERROR and not is_best:
             faults.append(f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter "
                           "of the field's energy is wrong")
         ratio = versus[f"operator / {trivial}"]["nrmse"]
         if ratio["high"] is None or ratio["high"] >= 1:
             faults.append("it is not clearly better than "
                           f"{'the last known frame' if trivial == 'persistence' else 'the mean'}")
-        if until["high"] is not None and until["high"] < SHORTEST * task["times"][-1]:
+        if until["high"] is not None and until["high"] < SHORTEST * task["times"][-1] and not is_best:
             faults.append(f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
                           f"{task['times'][-1]:.3g} time units only")
     words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."
+    if best["high"] is not None:
+        words += (f" Chance has a part in what follows: its error is {best['value']:.3f} [{best['low']:.3f}, "
+                  f"{best['high']:.3f}] times that of the best mean there can be.")
     kind, _ = network_share(task)
     return {"usable": not faults,
             "words": words + NETWORK[kind].format(**versus.get(PAIR, {}).get("nrmse", {}))}
@@ -201,4 +226,5 @@ def judge_task(task: dict[str, Any]) -> dict[str, Any]:
 
 def check_verdicts(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """TASK -> {"usable", "words"}."""
-    return {name: judge_task(task) for name, task in results["tasks"].items()}
+    return {name: judge_task(task, results.get("ensembles", {}).get(name, {}))
+            for name, task in results["tasks"].items()}

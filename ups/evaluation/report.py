@@ -61,13 +61,16 @@ SCHEMA = {"run": str, "created": str, "config_hash": str, "environment": dict, "
 TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by make bench")
 # of the tables
 ROWS = [metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label]
-ENSEMBLE_ROWS = [metric for metric in (*ENSEMBLES, *COSTS) if metric.label]
+OVER_EXACT = Metric("crps_over_exact", "CRPS over exact",
+                    "over that of exact draws from the shown state; 1 is the best there can be")
+ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, *COSTS) if metric.label]]
 STEADY_ROWS = [   # the first two where the exact posterior is known
     Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),
     Metric("trace", "variance over exact", "total variance over that of the exact posterior", best=1.0),
     *ENSEMBLE_ROWS]
 CAPTIONS = {
-    "by_lead": "Scores by lead time, two with 95 % intervals; grey: spread within 10 % of the error.",
+    "by_lead": "Scores by lead time, two with 95 % intervals; grey: within 10 % of one, a calibrated spread "
+               "and the CRPS of exact draws.",
     "rank_histograms": "Rank of the truth among the sorted members. Flat: calibrated; high ends: too sure; a "
                        "hump: too unsure; a slope: biased.",
     "reliability": "Does the spread know where the error is? Points in bins of predicted spread; equal on "

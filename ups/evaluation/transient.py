@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ups.config import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, milliseconds_per_state, one_step, rollouts
+from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, rivals_of, timed
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (
     Scores,
@@ -19,6 +20,7 @@ from ups.metrics.intervals import (
     exchange_floor,
     pairing,
 )
+from ups.tasks import Task
 
 WINDOWS = 512          # for scores of one step; 192 gave one model spread over skill from 0.76 to 0.94
 STARTS = (0, 1, 4, 16)  # first frames of the bins in which scores of one step are reported
@@ -46,27 +48,32 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     u_ref = truth.future(rows, num_frames)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
     scores, shown, models = {}, {}, {}
-    for model in ensembles.names:
-        members = (reference if model == "operator" else
-                   rollouts(ensembles, model, rows, num_frames, settings.members))
+    for model, forecasts in {**{model: partial(rollouts, ensembles, model) for model in ensembles.names},
+                             **rivals_of(ensembles, settings, num_frames)}.items():
+        members, cost = timed(forecasts, rows, num_frames, settings.members)
         scores[model] = score_ensemble(members, u_ref, task.boundary, reference[:, 0])
-        milliseconds, evaluations = milliseconds_per_state(ensembles, model, TIMED_STATES)
-        models[model] = {**summarise_ensemble(scores[model], count, seed, groups),
-                         "ms_per_state": milliseconds,
-                         "evaluations_per_state": evaluations, "one_step": steps["models"][model]}
+        models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
         shown[model] = members[0].numpy()
-    known = {model: models[model]["crps"]["value"] for model in CHEAP
+    for model in ensembles.names:
+        milliseconds, evaluations = milliseconds_per_state(ensembles, model, TIMED_STATES)
+        models[model] |= {"ms_per_state": milliseconds, "evaluations_per_state": evaluations,
+                          "one_step": steps["models"][model]}
+    known = {model: models[model]["crps"]["value"] for model in (*CHEAP, *CHEAP_ROLLOUTS)
              if models[model]["crps"]["value"] is not None}
     cheap = min(known, key=known.get, default="operator")
+    comparisons = {f"{one} / {other}": compare_ensembles(scores[one], scores[other], count, seed, groups)
+                   for one, other in compared([*models], cheap)}
+    for model in models:   # what is left to gain, as a row and as a curve
+        if versus := comparisons.get(f"{model} / exact"):
+            models[model] |= {"crps_over_exact": versus["crps"], **{
+                f"crps_over_exact_by_lead{tail}": versus["crps_by_lead"][end]
+                for tail, end in (("", "value"), ("_low", "low"), ("_high", "high"))}}
     out = {"task": task.name, "members": settings.members, "split": truth.split,
            "num_trajectories": len(rows),
              "num_initial_conditions": len(groups.unique()), "models": models, "times": times,
-           "best_cheap": cheap,
-             "comparisons": {f"{one} / {other}": compare_ensembles(scores[one], scores[other], count, seed,
-                                                                   groups)
-                             for one, other in compared(ensembles.names, cheap)},
+           "best_cheap": cheap, "comparisons": comparisons,
              "checks": {**steps["checks"], "long": long_rollouts(ensembles, rows, LONG * num_frames)},
-             "setting": setting_of(cache.settings, task.hides)}
+             "setting": setting_of(cache.settings, task)}
     sample = {**cache.scene(), "u_ref": u_ref[0].numpy(), "members": shown, "times": times,
               "label": f"{truth.split} row {int(rows[0])}"}
     return {**out, "words": words_of(out)}, sample
@@ -74,11 +81,13 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
 
 def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     """Pairs of models that are compared: what was trained with the best of the cheap and with the operator,
-    and so on."""
-    trained = [(model, other) for model in names if model not in CHEAP for other in (cheap, "operator")]
+    all with exact draws, and so on."""
+    untrained = (*CHEAP, *CHEAP_ROLLOUTS, *EXACT)
+    trained = [(model, other) for model in names if model not in untrained for other in (cheap, "operator")]
+    exact = [*[(model, "exact") for model in names if model != "exact"], ("operator", "bayes_mean")]
     others = [("corrector", "dressed_conditional"), *[(student, "corrector") for student in STUDENTS],
               ("student_1", "rival")]
-    return list(dict.fromkeys([*trained, *[pair for pair in others if {*pair} <= {*names}]]))
+    return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
 
 
 def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int) -> dict[str, Any]:
@@ -173,10 +182,11 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
 # ---- words
 
 
-def setting_of(settings: TaskConfig, is_hidden: bool) -> str:
+def setting_of(settings: TaskConfig, task: Task) -> str:
     """Why the next state of this task is uncertain, in words."""
     values = ", ".join(f"{value:g}" for value in settings.parameters)
-    words = [*([f"the parameter (one of {values}) is hidden"] if is_hidden else []),
+    words = [*([task.unknown] if task.unknown else []),
+             *([f"the parameter (one of {values}) is hidden"] if task.hides else []),
              *([f"patches of {settings.patch} cells are cut to {settings.dim} numbers"]
                if settings.dim else [])]
     return (" and ".join(words) or "everything is observed") + f"; {settings.history} frame(s) are given"
@@ -195,7 +205,7 @@ def words_of(entry: dict[str, Any]) -> list[str]:
     starts = ", ".join(f"{in_words(row['ssr']['value'], 2)} from " + (
         f"frame {row['first']}" if row["first"] == row["last"] else f"frames {row['first']} to {row['last']}")
                        for row in teacher["one_step"]["by_start"])
-    leads = [value for value in teacher["ssr_by_lead"] if value is not None] or [None]
+    leads = known_leads(teacher["ssr_by_lead"]) or [None]
     out = [f"Setting: {entry['setting']}. {entry['num_trajectories']} {entry['split']} trajectories of as "
            f"many initial conditions, {entry['members']} members.",
            "What the corrector adds over the operator: its fair CRPS over the rollout is "
@@ -211,12 +221,23 @@ def words_of(entry: dict[str, Any]) -> list[str]:
             f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the "
             f"CRPS and {ratio(student, 'corrector', 'energy_score')} times the energy score."
             for student, words in STUDENTS.items() if student in models]
+    if "exact" in models:
+        beside = ", ".join(f"{in_words(models[model]['crps_over_exact']['value'])} ({model})"
+                           for model in ("corrector", *STUDENTS, cheap, "operator") if model in models)
+        last = max(known_leads(teacher["crps_over_exact_by_lead"]), default=None)
+        out.append("What follows the shown state is drawn exactly here, and no ensemble can have a lower "
+                   f"CRPS in the mean: over that of exact draws it is {beside}; the corrector's is "
+                   f"{in_words(last)} at its worst lead.")
     if {"rival", "student_1"} <= models.keys():
         out.append("The same network trained by scores, without a teacher, has "
                    f"{ratio('rival', 'student_1', 'crps')} times the CRPS and "
                    f"{ratio('rival', 'student_1', 'energy_score')} times the energy score of the student's "
                    "single evaluation.")
     return out
+
+
+def known_leads(values: list[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def in_words(value: float | None, digits: int = 3) -> str:

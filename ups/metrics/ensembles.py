@@ -290,7 +290,8 @@ ENSEMBLES = (
            _mean_of("residual_spectrum_error"), is_compared=True),
     Metric("spread_slope", moments=lambda scores, _: (
         scores["spread_bins"].flatten(1), lambda mean: spread_slope(mean.unflatten(1, (3, -1))))),
-    Metric("crps_by_lead", moments=lambda scores, _: defined_mean(scores["crps"], 2), has_ends=True),
+    Metric("crps_by_lead", moments=lambda scores, _: defined_mean(scores["crps"], 2), has_ends=True,
+           is_compared=True),
     Metric("nrmse_mean_by_lead", moments=lambda scores, _: defined_mean(_relative(scores, True), 2),
            is_compared=True),
     Metric("spread_by_lead", moments=lambda scores, _: _root_by_lead(_inflated(scores))),

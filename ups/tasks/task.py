@@ -56,6 +56,8 @@ class Task:
     hides: the parameters are withheld from every model, which is shown `history` frames and no more (more
         frames would reveal them): the next state is then truly uncertain. of: the task whose files a variant
         of it reads.
+    unknown: why what follows the whole state that models are shown is uncertain all the same, in words; ""
+    where it is not.
     equation: what is solved, in the names of fields, inputs, parameters and constants; lap is the Laplacian.
     conserved: what the equation keeps: channels whose mean over space stays, or words for what `densities`
     gives, whose means stay. densities: u (n, T, C, *space) -> (n, T, K, *space). restore: u and its start
@@ -109,6 +111,7 @@ class Task:
     num_trajectories: int = 10000
     hides: bool = False
     of: str = ""
+    unknown: str = ""
     equation: str = ""
     conserved: tuple[str, ...] = ()
     densities: Callable[[Any], Any] | None = None
@@ -172,7 +175,7 @@ class Task:
     def hidden(self, **defaults: Any) -> "Task":
         """The variant that reads the same files with the parameter withheld; defaults: where its settings
         differ."""
-        return replace(self, name=f"{self.name}_hidden", hides=True, of=self.name,
+        return replace(self, name=f"{self.name}_hidden", hides=True, of=self.name, draw=None,
                        defaults={**self.defaults, "history": 1, "reserve": 0.5, **defaults})
 
     @property

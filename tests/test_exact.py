@@ -1,0 +1,177 @@
+"""Ensembles beside exact draws of the future, and the operator's own errors: what is right passes, each fake is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_choose import make_caches
+from torch import Tensor
+
+from bench.acceptance import Row, exact
+from ups.config import load_config
+from ups.data.build_cache import open_sources
+from ups.evaluation.gates import check_verdicts, ensemble_gates
+from ups.evaluation.rivals import Errors, draw_exactly, mean_exactly, rivals_of
+from ups.evaluation.truth import open_truth
+from ups.generative.residuals import TransientResiduals
+from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.models.choose import choose_base, fitted_part
+from ups.models.operator import over_bases
+from ups.tasks import TASKS, get_task
+
+CPU, SETTINGS = torch.device("cpu"), load_config(None).evaluate
+NUMBERS = {"burgers1d_forced": (100, 24, 0.05), "vorticity2d_forced": (60, 20, 0.1)}   # starts, members, time between frames
+
+
+@pytest.fixture(scope="module", params=["burgers1d_forced", pytest.param("vorticity2d_forced", marks=pytest.mark.faults)])
+def judged(request):
+    """(task, entry of results.json whose models are exact draws again and the fakes)."""
+    task, (starts, members, dt) = get_task(request.param), NUMBERS[request.param]
+    u = task.simulate(range(starts), seed=21, resolution=16, num_frames=5, parameter=0.02, t_end=4 * dt)
+
+    def draw(seed: int, num: int = members) -> Tensor:
+        return task.draw(u[:, 0], num, seed=seed, rows=range(starts), num_frames=4, parameter=0.02, dt=dt)
+
+    again = draw(2)
+    mean = draw(3, 32).mean(1, keepdim=True)
+    shown = {"exact": draw(1), "again": again, "wide": mean + 2 * (again - mean), "narrow": mean + 0.5 * (again - mean),
+             "mean": mean, "blind": again.roll(1, 0), "operator": 1.5 * mean, "bayes_mean": mean}
+    scores = {name: score_ensemble(drawn, u[:, 1:], task.boundary) for name, drawn in shown.items()}
+    versus = {f"{name} / exact": compare_ensembles(rows, scores["exact"], 200, 0) for name, rows in scores.items()}
+    versus["operator / bayes_mean"] = compare_ensembles(scores["operator"], scores["bayes_mean"], 200, 0)
+    return task.name, {"models": {name: summarise_ensemble(rows, 200, 0) for name, rows in scores.items()},
+                       "comparisons": versus}
+
+
+def as_corrector(entry: dict, name: str) -> dict:
+    """The entry with that model in the corrector's place, and a cheap one that every model beats."""
+    versus = entry["comparisons"]
+    models = {"corrector": entry["models"][name] | {"one_step": entry["models"][name]}}
+    return {"models": models, "best_cheap": "cheap", "comparisons": {
+        "corrector / exact": versus[f"{name} / exact"], "corrector / cheap": {"crps": {"value": 0.1, "low": 0.1, "high": 0.1}}}}
+
+
+def missed(entry: dict, name: str) -> set[str]:
+    """Words of the criteria that it misses."""
+    rows = [Row("t", *row) for row in exact("2", "corrector", as_corrector(entry, name), 1.05)]
+    assert len(rows) == 3
+    return {row.criterion.split(": ")[1] for row in rows if not row.passed}
+
+
+def test_exact_draws_pass_and_their_mean_is_the_best_single_forecast(judged):
+    _, entry = judged
+    found = entry["comparisons"]["again / exact"]["crps_by_lead"]
+    assert all(0.93 < value < 1.07 for value in found["value"])
+    assert all(0.9 < ssr < 1.1 for ssr in entry["models"]["again"]["ssr_by_lead"])
+    errors = {name: row["nrmse_mean"]["value"] for name, row in entry["models"].items()}
+    assert errors["mean"] < 1.01 * min(errors.values()) and errors["operator"] > 1.05 * errors["mean"]
+
+
+@pytest.mark.parametrize(("fake", "words"), [
+    ("wide", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, largest"}),
+    ("narrow", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
+    ("mean", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
+    ("blind", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"})])
+def test_each_fake_misses_the_criteria_that_are_there_for_it(judged, fake, words):
+    """Twice too wide, half as wide, a single forecast, and draws from another state."""
+    assert words <= missed(judged[1], fake), missed(judged[1], fake)
+
+
+@pytest.mark.parametrize(("model", "passed"), [("again", True), ("wide", False), ("mean", False), ("blind", False)])
+def test_the_gate_beside_exact_draws(judged, model, passed):
+    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", as_corrector(judged[1], model), SETTINGS)}
+    assert rows["exact/t/corrector"]["passed"] == passed, rows["exact/t/corrector"]
+    cheap = as_corrector(judged[1], model)
+    del cheap["comparisons"]["corrector / exact"]
+    assert not any(row["name"].startswith("exact") for row in ensemble_gates("diffusion", "t", cheap, SETTINGS))
+
+
+def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_the_error_that_chance_leaves(judged):
+    large = {"value": 0.7, "low": 0.6, "high": 0.8}
+    below = {"value": 0.5, "low": 0.4, "high": 0.6}
+    task = {"models": {"operator": {"nrmse": large, "correlation_time": below}, "persistence": {}}, "times": [1.0, 4.0],
+            "comparisons": {"operator / persistence": {"nrmse": below}}, "network_is_used": False, "num_initial_conditions": 9}
+    name, entry = judged
+    assert not check_verdicts({"tasks": {name: task}})[name]["usable"]
+    poor = check_verdicts({"tasks": {name: task}, "ensembles": {name: entry}})[name]
+    assert not poor["usable"] and "times that of the best mean there can be" in poor["words"]    # the operator is half too large
+    best = {"comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}}
+    assert check_verdicts({"tasks": {name: task}, "ensembles": {name: best}})[name]["usable"]
+
+
+# ---------------------------------------------------------------- from caches
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(truth, ensembles without networks) of a forced task at two viscosities, its operator a base alone."""
+    name = "burgers1d_forced"
+    config = make_caches(
+        tmp_path_factory.mktemp("exact"), f"data.tasks=[{name}]", "operator.base_steps=20", "operator.model.width=16",
+        "operator.model.depth=1", "operator.train.precision='no'",
+        f"task.{name}={{num_trajectories: 20, resolution: 16, num_frames: 16, t_end: 0.75, parameters: [0.02, 0.1]}}")
+    truth = open_truth(config, name)
+    head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
+    operator = over_bases({name: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no")
+    operator.eval().requires_grad_(False).serve(truth.cache)
+    return config, truth, SimpleNamespace(residuals=TransientResiduals(operator, truth.cache), truth=truth, seed=3, device=CPU)
+
+
+def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_file(world):
+    config, truth, _ = world
+    drawn = draw_exactly(truth, 5, truth.rows, 3, 2)
+    sources = open_sources(config, truth.task.name)
+    assert drawn.shape == (len(truth.rows), 2, 3, 1, 16)
+    for row, futures in zip(truth.rows.tolist(), drawn, strict=True):
+        file = int(truth.cache.parameter_index[row])
+        i = int(truth.cache.trajectory[row])
+        u = torch.from_numpy(sources[file].read(i, i + 1)[0, truth.context - 1])[None]
+        parameter = config.task[truth.task.name].parameters[file]
+        by_hand = truth.task.draw(u, 2, seed=5, rows=[row], num_frames=3, parameter=parameter, dt=0.05)
+        torch.testing.assert_close(futures, by_hand[0])
+    mean = mean_exactly(truth, 5, 2, truth.rows, 3, 7)
+    torch.testing.assert_close(mean, drawn.mean(1, keepdim=True))
+
+
+def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world):
+    _, truth, ensembles = world
+    errors = Errors(ensembles, 3)
+    rows = truth.cache.split["reserved"]
+    assert sorted(errors.rows.tolist()) == sorted(rows.tolist())
+    chosen = errors.nearest(rows, 4)
+    assert torch.equal(errors.rows[chosen[:, 0]], rows)
+    told = truth.cache.parameter_index
+    assert torch.equal(told[errors.rows[chosen]], told[rows][:, None].expand(-1, 4))       # of the viscosity that models are told
+    members = errors.draw(errors.nearest, rows, 3, 4)
+    torch.testing.assert_close(members[:, 0], truth.future(rows, 3), rtol=1e-4, atol=1e-4)
+    assert float((members[:, 1] - members[:, 0]).abs().max()) > 1e-3
+
+
+def test_errors_by_lead_are_those_of_reserved_rollouts_and_differ_between_members_and_rows(world):
+    _, truth, ensembles = world
+    errors, rows = Errors(ensembles, 3), truth.rows
+    chosen = errors.random(rows, 5)
+    assert torch.equal(chosen, errors.random(rows, 5)) and not torch.equal(chosen[0], chosen[1])
+    assert all(len(set(row)) == 5 for row in chosen.tolist())
+    many = errors.random(rows, 3 * len(errors.rows))
+    assert int(many.max()) < len(errors.rows)
+    alone = ensembles.residuals.operator.rollout(truth.given(rows, CPU), truth.task.name, truth.cache.parameters[rows], 3)
+    members = errors.draw(errors.random, rows, 3, 5)
+    kept = ensembles.residuals.head.physical(alone[:, None] + errors.left[chosen])
+    torch.testing.assert_close(members, kept)
+
+
+def test_only_a_task_with_a_known_law_has_exact_rivals(world, monkeypatch):
+    _, truth, ensembles = world
+    settings = SimpleNamespace(truth_members=4)
+    assert set(rivals_of(ensembles, settings, 2)) == {"dressed_leads", "analogs", "exact", "bayes_mean"}
+    monkeypatch.setattr(truth, "task", TASKS["burgers1d"])
+    assert set(rivals_of(ensembles, settings, 2)) == {"dressed_leads", "analogs"}
+    assert TASKS["burgers1d_hidden"].draw is None and get_task("burgers1d_forced").hidden().draw is None
+
+
+def test_a_stride_in_space_is_refused_where_the_law_is_that_of_the_stored_grid():
+    with pytest.raises(ValueError, match=r"task.burgers1d_forced.space_stride is 2; expected 1 \(exact draws are of the grid"):
+        load_config(None, ["data.tasks=[burgers1d_forced]", "task.burgers1d_forced.space_stride=2"])

@@ -1,0 +1,122 @@
+"""Ensembles that no network draws: the exact law, where the task knows it, and the operator's own errors.
+
+    exact              fresh noise from the shown state (Task.draw): no ensemble has a lower mean CRPS
+    bayes_mean         the mean of exact draws: no single forecast has a lower mean squared error
+    dressed_leads      the operator's rollout + what its rollouts leave of reserved trajectories, at random
+    analogs            the same of the reserved trajectories whose starts are most like the shown one
+
+The last two are errors of whole rollouts, lead by lead, from the same frame on: nothing is fed back, so
+nothing can grow but what grew there. The distance of analogs is that of the latents last shown, which for a
+full-rank codec is that of the normalised fields; a parameter that models are told must agree.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.config import EvaluateConfig
+from ups.evaluation.ensemble import Ensembles
+from ups.evaluation.truth import Truth
+from ups.seeds import generator
+
+BANK, BANK_BYTES = 512, 2**28     # reserved starts behind errors by lead
+EXACT = ("exact", "bayes_mean")
+CHEAP_ROLLOUTS = ("dressed_leads", "analogs")
+
+# rows, frames, members -> (rows, members, frames, C, *space)
+Forecasts = Callable[[Tensor, int, int], Tensor]
+
+
+def draw_exactly(truth: Truth, seed: int, rows: Tensor, num_frames: int, num_members: int) -> Tensor:
+    """Exact futures of the last frame that models are shown, of rows of the cache, in physical units."""
+    cache, u = truth.cache, truth.frames(rows, truth.context - 1, 1)[:, 0]
+    out = torch.empty(len(rows), num_members, num_frames, *u.shape[1:])
+    for place in cache.parameter_index[rows].unique().tolist():
+        same = (cache.parameter_index[rows] == place).nonzero()[:, 0]
+        parameter = cache.settings.parameters[place] if cache.settings.parameters else None
+        out[same] = truth.task.draw(u[same], num_members, seed=seed, rows=rows[same].tolist(),
+                                    num_frames=num_frames, parameter=parameter, dt=cache.dt)
+    return out
+
+
+def mean_exactly(truth: Truth, seed: int, num_draws: int, rows: Tensor, num_frames: int,
+                 num_members: int) -> Tensor:
+    """The mean of `num_draws` exact futures, one member. num_members changes nothing."""
+    return torch.cat([draw_exactly(truth, seed, some, num_frames, num_draws).mean(1, keepdim=True)
+                      for some in truth.cache.parts(rows, num_frames * num_draws, len(rows))])
+
+
+class Errors:
+    """What the operator's rollouts leave from the first reserved frames, (trajectories, num_frames, *tokens,
+    dim)."""
+
+    def __init__(self, ensembles: Ensembles, num_frames: int):
+        self.source, self.truth, self.seed = ensembles.residuals, ensembles.truth, ensembles.seed
+        self.device, cache = ensembles.device, self.truth.cache
+        reserved = cache.split["reserved"]
+        each = 4 * num_frames * cache.batch(reserved[:1], 0, 1)[0].numel()
+        order = torch.randperm(len(reserved), generator=generator(self.seed, "errors"))
+        self.rows = reserved[order[:max(1, min(BANK, BANK_BYTES // each))]]
+        self.shown = torch.cat([self._shown(some) for some in self._parts(self.rows, num_frames)])
+        self.left = torch.cat([
+            cache.batch(some, self.truth.context, num_frames, self.device) - self._rollout(some, num_frames)
+            for some in self._parts(self.rows, num_frames)])
+
+    def _parts(self, rows: Tensor, num_frames: int) -> tuple[Tensor, ...]:
+        return self.truth.cache.parts(rows, num_frames, 64)
+
+    def _rollout(self, rows: Tensor, num_frames: int) -> Tensor:
+        source = self.source
+        return source.operator.rollout(self.truth.given(rows, self.device), source.name,
+                                       self.truth.cache.parameters[rows], num_frames)
+
+    def _shown(self, rows: Tensor) -> Tensor:
+        return self.truth.given(rows, self.device)[:, -1].flatten(1)
+
+    def random(self, rows: Tensor, num_members: int) -> Tensor:
+        """Which errors the members of each row get (rows, num_members), drawn at random."""
+        return torch.stack([torch.randperm(len(self.rows), generator=generator(self.seed, "errors", row))
+                            for row in rows.tolist()])[:, torch.arange(num_members) % len(self.rows)]
+
+    def nearest(self, rows: Tensor, num_members: int) -> Tensor:
+        """The same, those of the most similar starts."""
+        cache = self.truth.cache
+        apart = torch.cdist(self._shown(rows), self.shown).cpu()
+        if not self.truth.task.hides:
+            told = cache.parameter_index
+            apart = apart.masked_fill(told[rows][:, None] != told[self.rows], torch.inf)
+        return apart.argsort(1)[:, torch.arange(num_members) % len(self.rows)]
+
+    @torch.no_grad()
+    def draw(self, choose: Callable[[Tensor, int], Tensor], rows: Tensor, num_frames: int,
+             num_members: int) -> Tensor:
+        """The operator's rollout with the chosen errors, physical units."""
+        parts = []
+        for some in self._parts(rows, num_frames * num_members):
+            z = self._rollout(some, num_frames)[:, None] + self.left[choose(some, num_members)]
+            parts.append(self.source.head.physical(z).cpu())
+        return torch.cat(parts)
+
+
+@torch.no_grad()
+def rivals_of(ensembles: Ensembles, settings: EvaluateConfig, num_frames: int) -> dict[str, Forecasts]:
+    """Name -> forecasts of this task."""
+    truth, seed, errors = ensembles.truth, ensembles.seed, Errors(ensembles, num_frames)
+    known = {"exact": partial(draw_exactly, truth, seed),
+             "bayes_mean": partial(mean_exactly, truth, seed + 1, settings.truth_members)}
+    return {"dressed_leads": partial(errors.draw, errors.random),
+            "analogs": partial(errors.draw, errors.nearest), **(known if truth.task.draw else {})}
+
+
+def timed(forecasts: Forecasts, rows: Tensor, num_frames: int,
+          num_members: int) -> tuple[Tensor, dict[str, Any]]:
+    """(members, what they cost)."""
+    begun = time.perf_counter()
+    members = forecasts(rows, num_frames, num_members)
+    seconds = time.perf_counter() - begun
+    return members, {"ms_per_state": 1e3 * seconds / (len(rows) * num_frames * members.shape[1]),
+                     "evaluations_per_state": 0.0}
