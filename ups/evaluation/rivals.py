@@ -56,14 +56,14 @@ class Errors:
 
     def __init__(self, ensembles: Ensembles, num_frames: int):
         self.source, self.truth, self.seed = ensembles.residuals, ensembles.truth, ensembles.seed
-        self.device, cache = ensembles.device, self.truth.cache
+        self.device, self.codec, cache = ensembles.device, self.source.head.codec, self.truth.cache
         reserved = cache.split["reserved"]
         each = 4 * num_frames * cache.batch(reserved[:1], 0, 1)[0].numel()
         order = torch.randperm(len(reserved), generator=generator(self.seed, "errors"))
         self.rows = reserved[order[:max(1, min(BANK, BANK_BYTES // each))]]
         self.shown = torch.cat([self._shown(some) for some in self._parts(self.rows, num_frames)])
         self.left = torch.cat([
-            cache.batch(some, self.truth.context, num_frames, self.device) - self._rollout(some, num_frames)
+            self.truth.scored(some, self.codec, self.device)[:, :num_frames] - self._rollout(some, num_frames)
             for some in self._parts(self.rows, num_frames)])
 
     def _parts(self, rows: Tensor, num_frames: int) -> tuple[Tensor, ...]:
@@ -71,11 +71,14 @@ class Errors:
 
     def _rollout(self, rows: Tensor, num_frames: int) -> Tensor:
         source = self.source
-        return source.operator.rollout(self.truth.given(rows, self.device), source.name,
-                                       self.truth.cache.parameters[rows], num_frames)
+        return source.operator.rollout(self._given(rows), source.name, self.truth.cache.parameters[rows],
+                                       num_frames)
+
+    def _given(self, rows: Tensor) -> Tensor:
+        return self.truth.given(rows, self.codec, self.device)
 
     def _shown(self, rows: Tensor) -> Tensor:
-        return self.truth.given(rows, self.device)[:, -1].flatten(1)
+        return self._given(rows)[:, -1].flatten(1)
 
     def random(self, rows: Tensor, num_members: int) -> Tensor:
         """Which errors the members of each row get (rows, num_members), drawn at random."""
