@@ -169,7 +169,7 @@ def ablate(task: str, args: argparse.Namespace) -> dict[str, Any]:
                                       fitted=(head, min(scores.values())), modify=MODIFIED.get(name))
             best = min((point for point in trained.history if "network" in point), key=lambda point: point["network"])
             result["runs"].append({"variant": name, "seed": seed, "error": best["network"], "base": best["base"],
-                                   **{key: value for key, value in vars(trained).items() if key != "predict"}})
+                                   **{key: value for key, value in vars(trained).items() if not key.startswith("predict")}})
             result["table"] = table(result["runs"])
             save(path, result)
             print(f"  seed {seed} {name:16} {number(best['network'])} {trained.steps:6d} steps", flush=True)

@@ -1,6 +1,7 @@
 """Baselines that judge the operator: the networks of bench/networks.py and the one recipe that trains them.
 
     u_{k+1} = u_k + s * network(u_{k-h+1..k}, log parameters, grid)        time-dependent; s = RMS of the one-step change
+    u_{k+1} = c(u_k) + s * network(u_{k-h+1..k}, c(u_k), ..)               correction of a coarse solver c; s of what it leaves
     u = network(a, log parameters, grid)                                   steady
 
 Everything is trained for a given time, not a number of steps: AdamW, the rate a function of the share of the budget spent.
@@ -36,6 +37,8 @@ class Problem:
     normalise, denormalise: physical to normalised fields and back; offset: what to add to a normalised channel to make it
     proportional to the physical one (mean / std), for relative losses; std: of every channel. is_symmetric: the symmetries
     of the line, square or cube map solutions to solutions; vector: the channels that are components along the axes and turn.
+    step: (u, parameters) -> the frame after u (row, channel, *space) by a solver that is to be corrected; train_step: its
+    answers to every frame of train.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Problem:
     normalise_inputs: Callable[[Tensor], Tensor] | None = None
     vector: tuple[int, ...] = ()
     std: Tensor | None = None
+    step: Callable[[Tensor, Tensor], Tensor] | None = None
+    train_step: Tensor | None = None
 
 
 @dataclass
@@ -157,9 +162,12 @@ class Trainer:
             self.change = torch.ones(num_channels, device=self.device)
             in_channels = self.inputs.shape[-1]
         else:
-            difference = self.u[:, self.first + 1 :] - self.u[:, self.first : -1]
+            before = self.u
+            if p.step is not None:
+                before = self.coarse = channels_last(p.normalise(p.train_step), ndim).to(self.device)
+            difference = self.u[:, self.first + 1 :] - before[:, self.first : -1]
             self.change = difference.pow(2).flatten(0, -2).mean(0).sqrt().clamp(min=1e-12)
-            in_channels = num_channels * s.history
+            in_channels = num_channels * (s.history + (p.step is not None))
         in_channels += self.parameters.shape[1]
         sizes = tuple(self.u.shape[2:-1])
         self.net = NETWORKS[s.network](in_channels, num_channels, sizes, p.boundary, s).to(self.device)
@@ -181,19 +189,25 @@ class Trainer:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
 
-    def advance(self, window: Tensor, parameters: Tensor) -> Tensor:
-        """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds the coefficient."""
+    def advance(self, window: Tensor, parameters: Tensor, coarse: Tensor | None = None) -> Tensor:
+        """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds the coefficient.
+
+        coarse: the answer (batch, *space, channel) of the solver that is corrected, to the last frame of the window.
+        """
         x = window.movedim(1, -2).flatten(-2)
+        x = x if coarse is None else torch.cat((x, coarse), -1)
         if parameters.shape[1]:
             constant = parameters.view(len(x), *[1] * self.problem.ndim, -1).expand(*x.shape[:-1], -1)
             x = torch.cat((x, constant), -1)
         with self.autocast():
             y = self.net(x)
-        return y.float() if self.problem.is_steady else window[:, -1] + self.change * y.float()
+        if self.problem.is_steady:
+            return y.float()
+        return (window[:, -1] if coarse is None else coarse) + self.change * y.float()
 
-    def batch(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Augmented window (batch, history, ...), targets (batch, num_steps, ...) and parameters."""
-        p, s = self.problem, self.settings
+    def batch(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Augmented window (batch, history, ...), targets (batch, num_steps, ...), parameters and coarse answer."""
+        p, s, coarse = self.problem, self.settings, None
         rows = torch.randint(len(self.u), (s.batch_size,), generator=self.random)
         if p.is_steady:
             window, targets = self.inputs[rows], self.u[rows]
@@ -207,13 +221,19 @@ class Trainer:
                     shift = torch.randint(size, (s.batch_size, 1), generator=self.random)
                     cells = (torch.arange(size) + shift) % size
                     index.append(cells.view(-1, 1, *[1] * axis, size, *[1] * (p.ndim - axis - 1)))
-                chosen = self.u[tuple(i.to(self.device) for i in index)]
             else:
-                chosen = self.u[rows[:, None].to(self.device), frames.to(self.device)]
+                index = [rows[:, None], frames]
+            index = tuple(i.to(self.device) for i in index)
+            chosen = self.u[index]
             window, targets = chosen[:, : s.history], chosen[:, s.history :]
+            if p.step is not None:
+                last = index[1].narrow(1, s.history - 1, 1)
+                coarse = self.coarse[(index[0], last, *index[2:])]
         if s.augment and p.is_symmetric:
-            window, targets = self.symmetry(window, targets)
-        return window, targets, self.parameters[rows.to(self.device)]
+            parts = [window, targets] if coarse is None else [window, targets, coarse]
+            window, targets, *rest = self.symmetry(*parts)
+            coarse = rest[0] if rest else None
+        return window, targets, self.parameters[rows.to(self.device)], None if coarse is None else coarse[:, 0]
 
     def symmetry(self, *fields: Tensor) -> list[Tensor]:
         """The same random symmetry of the line, square or cube applied to all (batch, time, *space, channel).
@@ -249,13 +269,14 @@ class Trainer:
     def step(self, share: float) -> None:
         """One update at this share of the budget."""
         s = self.settings
-        num_steps = 2 if share >= 1 - s.unroll_fraction and not self.problem.is_steady else 1
+        is_single = self.problem.is_steady or self.problem.step is not None   # the solver's answers are to true frames
+        num_steps = 2 if share >= 1 - s.unroll_fraction and not is_single else 1
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(share, s)
-        window, targets, parameters = self.batch(num_steps)
+        window, targets, parameters, coarse = self.batch(num_steps)
         total, before = 0.0, None if self.problem.is_steady else window[:, -1]
         for k in range(num_steps):
-            pred = self.advance(window, parameters)
+            pred = self.advance(window, parameters, coarse)
             total = total + self.loss(pred, targets[:, k], before)
             window, before = torch.cat((window[:, 1:], pred[:, None]), 1) if k + 1 < num_steps else window, targets[:, k]
         self.optimizer.zero_grad(set_to_none=True)
@@ -285,7 +306,14 @@ class Trainer:
         window = channels_last(normalise(given), p.ndim).to(self.device)
         constant = self.scale_parameters(parameters).to(self.device)
         history = 1 if p.is_steady else self.settings.history
-        u = rollout(lambda shown: self.advance(shown, constant)[:, None], window, num_steps, history)
+
+        def answer(shown: Tensor) -> Tensor | None:
+            if p.step is None:
+                return None
+            last = p.denormalise(shown[:, -1:].movedim(-1, 2).to(given.device))[:, 0]
+            return channels_last(p.normalise(p.step(last, parameters)[:, None]), p.ndim)[:, 0].to(self.device)
+
+        u = rollout(lambda shown: self.advance(shown, constant, answer(shown))[:, None], window, num_steps, history)
         return p.denormalise(u.movedim(-1, 2).to(given.device))
 
 

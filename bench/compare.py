@@ -5,7 +5,7 @@
 Time is processor seconds of one thread, so that two runs side by side on a busy machine are each given the same; with a GPU
 (--device cuda) it is wall-clock. Every model's settings are searched first, on validation, by the same search in the same
 time (bench/tune.py); no ratio is printed against settings given by hand. ours_generic is ours with the bases alone that know
-no equation, persistence and the linear or polynomial propagator.
+no equation, persistence and the linear or polynomial propagator. NAME_correction corrects a coarse solver: bench/correction.py.
 
 Reads the data and the latent cache of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames
 (evaluate.context_frames) are given to every model and never scored; weights are selected on validation rollouts, everything
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import yaml
 
+from bench import correction
 from bench.baselines import Problem, Trained
 from bench.networks import Settings, settings_for
 from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, summary, trivial
@@ -39,7 +40,9 @@ from ups.data.cache import open_cache
 from ups.evaluation.bench_rows import FOLDER, NETWORKS, data_key
 
 OUT = FOLDER
-OURS = ("ours", "ours_generic")
+OURS = ("ours", "ours_generic", "ours_correction")
+CORRECTED = ("ours_correction", "fno_correction", "unet_correction")
+MODELS = tuple(dict.fromkeys((*OURS, *BASELINES, *CORRECTED)))
 GENERIC = ("persistence", "propagator")   # bases that know no equation
 TOLERANCE = 1.05  # a model that took more than this share of its budget is marked, and so are its ratios
 
@@ -58,9 +61,13 @@ def fit(model: str, config: Config, problem: Problem, val: Split, settings: Sett
     Like the others ours is given physical context frames and parameters, and sees nothing else of the test trajectories.
     Unlike them it may have an equation's structure built in (its bases): a fair comparison of tools, not of generic networks.
     """
+    if model == "ours_correction":
+        return correction.train_ours(args, settings, seed, budget)
     if model in OURS:
         changes = settings if model == "ours" else generic(settings, config, problem.name)
         return train_ours(args, changes, seed, budget)
+    if model in CORRECTED:
+        problem = correction.corrected(problem, config, open_cache(config, problem.name))
     return train_rival(args, config, problem, val, settings, seed, budget)
 
 
@@ -68,7 +75,7 @@ def settings_of(model: str, config: Config, problem: Problem, val: Split, args: 
     """What a model is trained with: given by hand, else what the search for its family finds."""
     by_hand = args.settings.get(model)
     changes = by_hand or found(family_of(model), args, config, problem, val)["changes"]
-    return changes if model in OURS else settings_for(model, problem.name, problem.ndim, changes)
+    return changes if model in OURS else settings_for(model.removesuffix("_correction"), problem.name, problem.ndim, changes)
 
 
 def number(value: float) -> str:
@@ -189,7 +196,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True)
-    parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=(*OURS, *BASELINES))
+    parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=MODELS)
     add_arguments(parser)
     args = parser.parse_args([text for text in argv if text not in overrides])
     args.overrides = [text for text in overrides if text.partition(".")[0] not in BASELINES]

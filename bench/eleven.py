@@ -6,7 +6,8 @@
     python -m bench.table                                               # docs/results.md and README.md from what is there
 
 Every column is trained for the same processor seconds of one thread, its settings found before by the same search (see
-bench/tune.py). Columns: ours_generic (persistence and propagator as bases), ours (all bases), fno, unet. A result is kept in
+bench/tune.py). Columns: ours_generic (persistence and propagator as bases), ours (all bases), fno, unet, and each correcting a
+coarse solver (ours_correction, ..; bench/correction.py), with the settings that were found without it. A result is kept in
 bench/results/TASK.json as soon as it is there; what is there for the same data, seed, time and search is not run again.
 Long rollouts start from other states and go over three times the horizon that was trained on.
 """
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from bench.baselines import Problem, Trained
-from bench.compare import clean, fit, settings_of
+from bench.compare import CORRECTED, clean, fit, settings_of
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config
 from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.tune import SEARCH, add_arguments, best_error, prepare
@@ -35,7 +36,7 @@ from ups.data.pdebench import open_data
 from ups.tasks import get_task
 
 RESULTS = ROOT / "bench" / "results"
-COLUMNS = ("ours_generic", "ours", "fno", "unet")
+COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)
 
 
 def long_split(config: Config, task: str) -> Split | None:
@@ -158,6 +159,9 @@ def main(argv: list[str] | None = None) -> None:
     for seed in seeds:
         for task in args.task:
             for column in args.column:
+                if column in CORRECTED and get_task(task).step is None:
+                    print(f"{task} {column}: none, the fields are not the whole state", flush=True)
+                    continue
                 judge(config, args, task, seed, column)
 
 

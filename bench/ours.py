@@ -7,6 +7,7 @@ of the comparison is stopped by the same clock. One task at a time, as the other
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from bench.baselines import Stopwatch, Trained
 from ups.config import Config
-from ups.data.cache import open_cache
+from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
 from ups.models.choose import base_error, candidates, fitted_part, residual_scale, spread
@@ -34,28 +35,37 @@ def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int, part:
     return operator_loss(operator, batch.task, z, z_ref, known, windows.settings.field_weight)
 
 
+def fit_bases(cache: Cache, config: Config, seed: int, place: torch.device, watch: Stopwatch,
+              budget_seconds: float = math.inf) -> tuple[TaskHead, float]:
+    """(head of the best base, its validation error); rollouts are not counted. No further one is fitted after the budget."""
+    head, best = None, math.inf
+    for _, candidate in candidates(cache, config.operator.base_steps, seed, place):
+        with watch:
+            error = base_error(candidate, cache, config.context(cache.task.name))
+        if error < best:
+            head, best = candidate, error
+        if watch() > budget_seconds:
+            break
+    if head is None:
+        raise ValueError(f"no base of {cache.task.name} survives its validation rollouts; expected one that stays finite. Add "
+                         f"persistence to task.{cache.task.name}.base.")
+    head.scale.copy_(residual_scale(head, cache, seed))
+    return head, best
+
+
 def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",
                clock: Callable[[], float] = time.process_time, fitted: tuple[TaskHead, float] | None = None,
-               modify: Callable[[Operator], None] | None = None) -> Trained:
+               modify: Callable[[Operator], None] | None = None, windows_of: type[Windows] = Windows) -> Trained:
     """Train on one task for `budget_seconds` of `clock`, fits included, validation not; weights chosen on validation.
 
     fitted: the head of `choose_base` and its validation error, then nothing is fitted here; modify changes the operator
-    before its first step.
+    before its first step; windows_of makes what it is shown.
     """
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, tasks=[task]),
                                  run=dataclasses.replace(config.run, seed=seed))
     cache, place = open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(clock), time.process_time()
-    head, best = fitted or (None, float("inf"))
-    for _, candidate in candidates(cache, config.operator.base_steps, seed, place) if fitted is None else ():
-        with watch:
-            error = base_error(candidate, cache, config.context(task))
-        if error < best:
-            head, best = candidate, error
-        if watch() > budget_seconds:
-            break
-    if fitted is None:
-        head.scale.copy_(residual_scale(head, cache, seed))
+    head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds)
     torch.manual_seed(seed)
     settings, base = config.operator, fitted_part(head)
     operator = over_bases({task: ({"description": head.description}, base)}, settings.model, settings.train.precision)
@@ -64,7 +74,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
     operator.to(place)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=SHARES))
-    windows = Windows({task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed)
+    windows = windows_of({task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed)
 
     history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
 
@@ -108,7 +118,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
 
     def predict_base(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
         served, described = operator.heads[task], operator.heads[task].description
-        served.description = described | {"is_network_used": False}
+        served.description = described | {"network_share": 0.0}
         try:
             return predict(given, values, num_steps)
         finally:

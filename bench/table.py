@@ -21,7 +21,7 @@ from ups.config import ROOT
 from ups.tasks import TASKS, Task
 
 RESULTS = ROOT / "bench" / "results"
-MISSING = "not run"
+MISSING, NONE = "not run", "none"   # none: there is no solver that goes on from the stored fields
 CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
 
@@ -107,11 +107,12 @@ def judge_table(found: dict[str, dict[str, Any]]) -> str:
     def line(record: dict[str, Any]) -> tuple[str, ...]:
         rivals = ("fno", "unet")
         seeds = sorted(rows(record, "ours"))
+        corrects = [*(number(error(record, name)) for name in CORRECTION),
+                    number(ratio(record, CORRECTION[0], CORRECTION[1:]), True)]
         return (record["task"], number(record["trivial"]["error"]), *(number(error(record, name)) for name in (
                     "ours_generic", "ours", "fno", "unet")),
                 number(ratio(record, "ours_generic", rivals), True), number(ratio(record, "ours", rivals), True),
-                *(number(error(record, name)) for name in CORRECTION),
-                number(ratio(record, CORRECTION[0], CORRECTION[1:]), True), " ".join(map(str, seeds)) or MISSING)
+                *(corrects if TASKS[record["task"]].step else (NONE,) * 4), " ".join(map(str, seeds)) or MISSING)
 
     return table(("task", "trivial", "ours, generic bases", "ours", "FNO", "U-Net", "generic / best", "ours / best",
                   "ours corrects", "FNO corrects", "U-Net corrects", "ours / best", "seeds"), map(line, found.values()))

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import yaml
 
-from bench.baselines import CLOCKS, Problem, Trained, train
+from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
 from bench.networks import Settings, settings_for
 from bench.score import Split, headline, load, rollout
 from bench.search import Changes, Trial, search
@@ -155,15 +155,14 @@ class OurTrials:
 
     def fitted(self, config: Config) -> tuple[Any, float, float]:
         """(head, its validation error, seconds of the fit)."""
-        from ups.models.choose import choose_base
+        from bench.ours import fit_bases
 
-        task, clock = config.task[self.args.task], CLOCKS[self.args.clock]
+        task, watch = config.task[self.args.task], Stopwatch(CLOCKS[self.args.clock])
         key = (task.history, task.patch, *task.base)
         if key not in self.fits:
-            begun = clock()
-            head, scores = choose_base(open_cache(config, self.args.task), config.operator.base_steps,
-                                       config.context(self.args.task), self.args.seeds[0], torch.device(self.args.device))
-            self.fits[key] = (head, min(scores.values()), clock() - begun)
+            head, error = fit_bases(open_cache(config, self.args.task), config, self.args.seeds[0],
+                                    torch.device(self.args.device), watch)
+            self.fits[key] = (head, error, watch())
         return self.fits[key]
 
     def __call__(self, changes: Changes, seconds: float, is_whole: bool) -> Trial:

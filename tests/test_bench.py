@@ -15,7 +15,7 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import ablate, baselines, compare, networks, ours, score, tune
+from bench import ablate, baselines, compare, correction, networks, ours, score, tune
 from bench.baselines import Problem, Trainer
 from bench.networks import Settings, settings_for
 from bench.score import Errors
@@ -230,7 +230,7 @@ def test_an_untrained_network_is_persistence():
 
 def test_a_batch_is_shifted_as_one_and_taken_from_one_trajectory():
     trainer = Trainer(problem(), Settings(**{**TINY, "history": 2}), seed=0)
-    window, targets, parameters = trainer.batch(2)
+    window, targets, parameters, _ = trainer.batch(2)
     frames = torch.cat((window, targets), 1)  # the heat equation damps every mode by a fixed factor per frame
     power = torch.fft.rfft(frames[..., 0], dim=2).abs()[:, :, 1:4]
     c = 0.5 + 0.5 * (parameters > 0)
@@ -241,7 +241,7 @@ def test_a_batch_is_shifted_as_one_and_taken_from_one_trajectory():
 def test_scored_windows_start_at_the_last_context_frame():
     p = problem()
     p.train[:, :9] = torch.nan
-    window, targets, _ = Trainer(p, Settings(**TINY, is_scored_only=True), seed=0).batch(2)
+    window, targets, *_ = Trainer(p, Settings(**TINY, is_scored_only=True), seed=0).batch(2)
     assert torch.isfinite(window).all() and torch.isfinite(targets).all()
 
 
@@ -625,3 +625,77 @@ def test_the_ablation_writes_its_table(ticking, tmp_path, monkeypatch, capsys):
     rows = ablate.table([{**run, "variant": name, "seed": seed, "error": error} for name, seed, error in
                          [("standard", 0, 1.0), ("standard", 1, 3.0), ("adamw", 0, 2.0), ("adamw", 1, 3.0)]])
     assert rows[1]["ratio"] == 1.25 and rows[1]["ratios"] == [2.0, 1.0] and rows[1]["error"] == 2.5
+
+
+# ---- correction ----------------------------------------------------------------------------------------------------------
+
+
+def decayed(u, parameters):
+    """The toy's solver, coarse: every wave number decays as the second does."""
+    mean = u.mean(-1, keepdim=True)
+    return mean + (u - mean) * torch.exp(-0.05 * parameters[:, :1, None].float() * 4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"network": "unet", "depth": 2, "history": 2}, {"augment": False}])
+def test_a_rival_that_corrects_starts_from_the_solver_and_learns_what_it_leaves(changes):
+    u, c = heat()
+    table = torch.stack([decayed(u[:, t], c) for t in range(u.shape[1])], 1)
+    p = dataclasses.replace(problem(), step=decayed, train_step=table)
+    trainer = Trainer(p, Settings(**{**TINY, "batch_size": 16, "lr": 1e-2, "warmup": 0.0, **changes}), seed=0)
+    fresh, c = heat(seed=1)
+    first = decayed(fresh[:, 9], c)
+    torch.testing.assert_close(trainer.predict(fresh[:, :10], c, 2)[:, 0], first)    # untrained it is the solver
+    torch.testing.assert_close(trainer.predict(fresh[:, :10], c, 2)[:, 1], decayed(first, c))
+    for step in range(60):
+        trainer.step(step / 60)
+    pred, truth = trainer.predict(fresh[:, :10], c, 4), fresh[:, 10:]
+    alone = torch.stack([first, *(first := decayed(first, c) for _ in range(3))], 1)
+    assert float((pred - truth).square().mean()) < 0.3 * float((alone - truth).square().mean())
+
+
+def test_answers_are_augmented_with_the_frames_that_they_answer():
+    u, c = heat()
+    p = dataclasses.replace(problem(), step=decayed, train_step=torch.stack([decayed(u[:, t], c) for t in range(14)], 1))
+    window, _, parameters, coarse = Trainer(p, Settings(**{**TINY, "history": 2}), seed=0).batch(1)
+    known = 0.5 + 0.5 * (parameters > 0).double()
+    torch.testing.assert_close(coarse.movedim(-1, 1), decayed(window[:, -1].movedim(-1, 1), known))
+
+
+def test_the_coarse_solver_is_the_tasks_own_on_half_the_grid_of_its_own_data_and_lost_states_are_not_stepped():
+    task, x = get_task("advection1d"), (torch.arange(32) + 0.5) / 32
+    u, c = torch.sin(2 * math.pi * (x - torch.tensor([[0.0], [0.3]])))[:, None], torch.tensor([[0.4], [1.0]]).double()
+    low, high = torch.tensor([-1.0]), torch.tensor([1.0])
+    exact = torch.sin(2 * math.pi * (x - torch.tensor([[0.0], [0.3]]) - 0.1 * c))[:, None].float()
+    whole = correction.coarse_step(task, 0.1, False, low, high)(u, c)
+    half = correction.coarse_step(task, 0.1, True, low, high)(u, c)
+    torch.testing.assert_close(whole, exact, atol=1e-5, rtol=0)
+    assert 1e-3 < float((half - exact).abs().max()) < 0.05     # coarse, and the change was brought back
+    wild = torch.stack([u[0], 100 * u[1]])
+    found = correction.coarse_step(task, 0.1, False, low, high)(wild, c)
+    torch.testing.assert_close(found[0], exact[0], atol=1e-5, rtol=0)
+    assert bool(found[1].isnan().all())
+    with pytest.raises(ValueError, match="darcy2d has no step from a given state; expected a task whose fields"):
+        correction.coarse_step(get_task("darcy2d"), 0.1, False, low, high)
+
+
+def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, ticking, monkeypatch):
+    calls, task = [], FakeCache.made.task
+
+    def step(u, *, parameter, dt):
+        calls.append(torch.is_grad_enabled())
+        return decayed(u, torch.full((len(u), 1), parameter))
+
+    searched.task = dataclasses.replace(task, step=step)
+    for module in (ours, correction):
+        monkeypatch.setattr(module, "open_cache", lambda config, task: searched)
+    monkeypatch.setattr(correction, "OUT", compare.OUT)
+    monkeypatch.setattr("bench.tune.is_up_to_date", lambda config, task: (True, ""))
+    args = types.SimpleNamespace(config=None, overrides=[*SMALL, "data.source=own"], task="burgers1d", device="cpu", clock="cpu")
+    torch.manual_seed(0)
+    trained = correction.train_ours(args, {"task.burgers1d.base": ["transport"], "task.burgers1d.reach": 96}, 0, 60.0)
+    u, c = searched.u[32:], searched.parameters[32:]
+    base, pred = (f(u[:, :10], c, 4) for f in (trained.predict_base, trained.predict))
+    alone = torch.stack([first := decayed(u[:, 9], c), *(first := decayed(first, c) for _ in range(3))], 1)
+    torch.testing.assert_close(base, alone, atol=1e-4, rtol=1e-4)
+    assert not any(calls) and trained.steps > 20
+    assert float((pred - u[:, 10:]).square().mean()) < float((alone - u[:, 10:]).square().mean())

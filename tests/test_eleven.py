@@ -179,7 +179,7 @@ def test_a_page_that_says_something_else_is_refused_and_written_anew(tmp_path, c
         at.parent.mkdir(exist_ok=True)
         at.write_text(text.replace("| `cfd1d` | published", "| `cfd1d` | mine"))
     assert table.main(["--check"], tmp_path) == 1 and "README.md: differs" in capsys.readouterr().out
-    assert table.main([], tmp_path) == 0 and table.main(["--check"], tmp_path) == int(any((table.RESULTS).glob("*.json")))
+    assert table.main([], tmp_path) == 0 and table.main(["--check"], tmp_path) == 0
     (tmp_path / "README.md").write_text("no table")
     with pytest.raises(ValueError, match="README.md has 0 places for the table tasks; expected one, between <!-- table tasks"):
         table.main([], tmp_path)

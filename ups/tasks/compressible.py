@@ -171,6 +171,17 @@ def simulation(start: Callable[["np.random.Generator", int], Tensor], ndim: int,
     return simulate
 
 
+def step_of(boundary: str, side: float) -> Callable[..., Tensor]:
+    """A task's `step`."""
+    def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
+        """(density, pressure, velocity) (n, channel, *space) a time dt later."""
+        gas = Gas(parameter, parameter, side / u.shape[-1], boundary == PERIODIC)
+        _, later = evolve(conserved(u.double()), gas, dt=dt, num_frames=2)
+        return primitive(later).to(u)
+
+    return advance
+
+
 def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether density and pressure are positive and the mass of a closed domain stays, in a few
     trajectories."""
@@ -204,7 +215,8 @@ def task(name: str, ndim: int, filename: str, start: Callable[..., Tensor], *, b
                 ("eta", "zeta") if mach is None else ("eta", "zeta", "M"),
                 constants=() if mach is None else (("M", mach),), equation=EQUATION, positive=FIELDS[:2],
                 domain=domain, checks=(is_a_gas,), **(CLOSED if boundary == PERIODIC else {}),
-                simulate=simulation(given, ndim, boundary, domain[1] - domain[0]), is_symmetric=True,
+                simulate=simulation(given, ndim, boundary, domain[1] - domain[0]),
+                step=step_of(boundary, domain[1] - domain[0]), is_symmetric=True,
                 vector=fields[2:], **facts)
 
 

@@ -80,10 +80,12 @@ def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], "np.ndar
     return b[1] * w, rows, np.array(parts)
 
 
-def evolve(u: "np.ndarray", *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N) -> "np.ndarray":
+def evolve(u: "np.ndarray", *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N,
+           is_begun: bool = False) -> "np.ndarray":
     """u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, n), float64.
 
     u: in the cells, (n,), within [0, 1]. exponent: n_f; with 1 the sorption is linear and R a constant.
+    is_begun: the layers at the walls are there already; the first frame then takes STEPS_PER_OCTAVE steps.
     """
     capacity, scale = sorbed_capacity(exponent), DIFFUSION / volumes(len(u))
     stiffness = 4 * DIFFUSION * len(u) ** 2 / (1 + capacity * (LEFT + LEAST) ** (exponent - 1))
@@ -119,9 +121,9 @@ def evolve(u: "np.ndarray", *, dt: float, num_frames: int, exponent: float = FRE
     frames = np.empty((num_frames, len(u)))
     frames[0] = u
     for frame in range(1, num_frames):
-        is_first = frame == 1
+        is_first = frame == 1 and not is_begun
         octaves = [min(octave, OCTAVES) for octave in range(OCTAVES + 1, 0, -1)] if is_first else [0]
-        num = STEPS_PER_OCTAVE if is_first else math.ceil(STEPS_PER_OCTAVE / (frame - 1))
+        num = STEPS_PER_OCTAVE if frame == 1 else math.ceil(STEPS_PER_OCTAVE / (frame - 1))
         for octave in octaves:
             for _ in range(num):
                 u = advance(u, dt * 2.0**-octave / num)
@@ -144,12 +146,19 @@ def simulate(seed: int, index: int, *, resolution: int, num_frames: int, paramet
     return torch.from_numpy(frames[:, None, finer // 2::finer].copy())
 
 
+def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
+    """u (n, 1, cells) a time dt later, its walls where `WALL` says."""
+    later = [evolve(one, dt=dt, num_frames=2, is_begun=True)[1:]
+             for one in u[:, 0].double().clamp(0, LEFT).numpy()]
+    return torch.from_numpy(np.stack(later)).to(u)
+
+
 FAMILY = (
     Task("diff_sorp1d", ("u",), 1, DIRICHLET, "groups", (Array("data", vector=True),),
          "1D_diff-sorp_NA_NA.h5",
          equation="R(u) ∂u/∂t = D ∂²u/∂x², R(u) = 1 + (1 - por)/por rho_s k_f n_f u^(n_f - 1)",
          constants=(("D", DIFFUSION), ("por", POROSITY), ("rho_s", BULK_DENSITY), ("k_f", FREUNDLICH_K),
                     ("n_f", FREUNDLICH_N)),
-         t_end=500.0, resolution=NOMINAL_POINTS, simulate=simulate,
+         t_end=500.0, resolution=NOMINAL_POINTS, simulate=simulate, step=advance,
          published={"1D_diff-sorp_NA_NA.h5": (133020, "9d466d1213065619d087319e16d9a938")}),
 )

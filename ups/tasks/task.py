@@ -81,6 +81,8 @@ class Task:
         *space) float32 at t = linspace(0, t_end, num_frames). Trajectory i depends on (seed, i) and on
         nothing else, so that any cutting of a data set into chunks gives the same bits. A steady task gives
         one frame that holds input and answer.
+    step: the same scheme from a state that is given, or None where the stored fields are not the whole state:
+        step(u, *, parameter, dt) -> u (n, channel, *space) a time dt later, on any grid, physical units.
     checks: (data, scan) -> findings that only this task has, for the data doctor: what a reader says of a
         file whose numbers are finite, and what one pass over it gave (ups/data/doctor.py).
     posterior: (observation, num, seed, parameter) -> `num` exact samples (a, u) given a linear observation of
@@ -126,6 +128,7 @@ class Task:
     withdrawn: Mapping[str, str] = field(default_factory=dict, hash=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     simulate: Callable[..., Any] | None = None
+    step: Callable[..., Any] | None = None
     checks: tuple[Callable[[Any, Any], Iterable[Finding]], ...] = ()
     posterior: Callable[..., Any] | None = None
     draw: Callable[..., Any] | None = None

@@ -1,0 +1,188 @@
+"""Correction: a coarse solver's step, and what ours, an FNO or a U-Net learn of what it leaves.
+
+The solver is the task's own scheme (`Task.step`), one call per frame on the stored grid; where the data are this scheme's own
+on that grid (data.source=generate without a stride), on half of it: means of two cells, and its change brought back. Every
+model is shown its answer as one more frame and adds to it. The answers to the training frames are computed once, before the
+clock starts, for no model trains through the solver; rollouts call it. So all train one call at a time.
+
+Not for steady Darcy flow, and not for shallow water and the forced incompressible flow, whose fields are not the whole state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.baselines import CLOCKS, Problem, Trained
+from bench.score import fields
+from bench.search import Changes
+from bench.tune import OUT, changed
+from ups.boundary import PERIODIC
+from ups.config import Config
+from ups.data.cache import Cache, open_cache
+from ups.data.schedule import Batch
+from ups.models.bases.base import Base, Known
+from ups.models.choose import base_error, base_settings, data_keep, head_with
+from ups.models.head import TaskHead
+from ups.models.operator import Operator
+from ups.models.windows import Windows, augment
+from ups.seeds import generator
+from ups.tasks import Task
+
+Step = Callable[[Tensor, Tensor], Tensor]   # u (row, channel, *space) physical, parameters (row, P) -> the next frame
+AT_ONCE = 256
+
+
+def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tensor) -> Step:
+    """The solver that is corrected. Raises ValueError for a task without one.
+
+    low, high: range (C,) of the training data. A state that lies its width or more outside of it (positive channels: below
+    a tenth) is a rollout that is lost; it is answered with NaN, for a solver might take its time steps for ever.
+    """
+    if task.step is None:
+        raise ValueError(f"{task.name} has no step from a given state; expected a task whose fields are its whole state. Leave "
+                         "the columns of the correction out.")
+
+    is_positive = torch.tensor([name in task.positive for name in task.fields])
+    shape = (1, -1, *[1] * task.ndim)
+    floor = torch.where(is_positive, low / 10, 2 * low - high).view(shape)
+    ceiling = (2 * high - low).view(shape)
+
+    def step(u: Tensor, parameters: Tensor) -> Tensor:
+        first = parameters[:, 0] if parameters.shape[1] else torch.zeros(len(u))
+        out, is_sound = torch.full_like(u, torch.nan), ((u > floor) & (u < ceiling)).flatten(1).all(1)
+        for value in first[is_sound].unique():
+            rows = (first == value) & is_sound
+            given = halved(u[rows], task.ndim) if is_halved else u[rows]
+            later = task.step(given, parameter=float(value) if parameters.shape[1] else None, dt=dt)
+            out[rows] = u[rows] + doubled(later - given, task.ndim, task.boundary == PERIODIC) if is_halved else later
+        return out
+
+    return step
+
+
+def halved(u: Tensor, ndim: int) -> Tensor:
+    """Means over two cells along each axis."""
+    for axis in range(-ndim, 0):
+        u = u.unflatten(axis, (-1, 2)).mean(axis)
+    return u
+
+
+def doubled(u: Tensor, ndim: int, is_periodic: bool) -> Tensor:
+    """Linear interpolation to the centres of halves of the cells; constant beyond the last, or round."""
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[ndim]
+    if not is_periodic:
+        return F.interpolate(u, scale_factor=2, mode=mode, align_corners=False)
+    finer = F.interpolate(F.pad(u, (1, 1) * ndim, mode="circular"), scale_factor=2, mode=mode, align_corners=False)
+    return finer[(..., *[slice(2, -2)] * ndim)]
+
+
+def solver_of(config: Config, cache: Cache, u: Tensor) -> Step:
+    """u: training data (row, time, channel, *space)."""
+    is_own = config.data.source == "generate" and config.task[cache.task.name].space_stride == 1
+    values = u.movedim(2, 0).flatten(1)
+    return coarse_step(cache.task, cache.dt, is_own, values.amin(1), values.amax(1))
+
+
+def answers(config: Config, cache: Cache, u: Tensor, parameters: Tensor) -> Tensor:
+    """The solver's answer to every frame of u (row, time, channel, *space), kept in bench/out/coarse/ by what u holds."""
+    digest = hashlib.sha256(u.contiguous().numpy()).hexdigest()[:16]
+    path = OUT / "coarse" / f"{cache.task.name}-{digest}.npy"
+    if not path.is_file():
+        step, rows = solver_of(config, cache, u), parameters.repeat_interleave(u.shape[1], 0)
+        with torch.no_grad():
+            parts = [step(*some) for some in zip(u.flatten(0, 1).split(AT_ONCE), rows.split(AT_ONCE), strict=True)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.save(file, torch.cat(parts).view_as(u).numpy())
+        partial.replace(path)
+    return torch.from_numpy(np.load(path))
+
+
+def corrected(problem: Problem, config: Config, cache: Cache) -> Problem:
+    """The problem of a rival that corrects the solver."""
+    return dataclasses.replace(problem, step=solver_of(config, cache, problem.train),
+                               train_step=answers(config, cache, problem.train, problem.train_parameters))
+
+
+# ---- ours ----------------------------------------------------------------------------------------------------------------
+
+
+class Coarse(Base):
+    """The solver as a base predictor."""
+
+    kind = "coarse"
+
+    def __init__(self, codec: Any, step: Step, values: Tensor):
+        super().__init__()
+        self.codec, self.step, self.parameters_of = [codec], step, values   # in a list: not a module of the base's own
+
+    def forward(self, u: Tensor, known: Known) -> Tensor:
+        codec = self.codec[0]
+        rows = self.parameters_of[known.index] if len(self.parameters_of) else torch.zeros(len(u), 0)
+        return codec.normalise(self.step(codec.denormalise(u[:, -1]), rows))
+
+
+class CoarseWindows(Windows):
+    """Windows with the solver's answer to the last frame shown, which the head then gives while gradients are taken."""
+
+    answers: Tensor   # (training row, time, channel, *space), physical
+
+    def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Known]:
+        cache, rows = self.caches[batch.task], self.caches[batch.task].split["train"][batch.rows[part]]
+        starts = batch.starts[part] + self.tasks[batch.task].train_from
+        window = cache.batch(rows, starts, head.history + 1)
+        coarse = self.answers[batch.rows[part], starts + head.history - 1]
+        coarse = head.codec.encode(head.codec.normalise(coarse[:, None]))
+        window, coarse = augment(head.task, [(window, head.codec), (coarse, head.codec)],
+                                 generator(self.seed, step, "augment"))
+        head.predict_base = lambda z, known: coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, known)
+        return window[:, :head.history], window[:, head.history:], head.known(cache.parameters[rows])
+
+
+def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float) -> Trained:
+    """Our operator with the solver for a base, else with `changes` to the configuration."""
+    from bench.ours import train_ours as train_operator  # it imports the operator, which the rivals do not need
+
+    key = f"task.{args.task}"
+    mine = {name: value for name, value in changes.items() if name not in (f"{key}.base", f"{key}.reach")}
+    config = changed(args, mine | {"operator.unroll_fraction": 0.0, f"{key}.bundle": 1})
+    cache = open_cache(config, args.task)
+    u, _ = fields(config, cache, "train")
+    parameters = cache.parameters[cache.split["train"]]
+    found = answers(config, cache, u, parameters)
+    values = torch.stack([cache.parameters[cache.parameter_index == index][0]
+                          for index in range(len(cache.parameter_values))]) if len(cache.parameter_values) else torch.zeros(0, 0)
+    step = solver_of(config, cache, u)
+    head = head_with(cache, "persistence", base_settings(cache), torch.device("cpu"))
+
+    head.description["is_conservative"] = data_keep(head, cache)
+
+    def to_solver(part: TaskHead) -> None:
+        part.base = Coarse(part.codec, step, values)
+
+    to_solver(head)
+    normalise = head.codec.normalise
+    left = head.codec.encode(normalise(u[:, 1:]) - normalise(found[:, :-1])).square().flatten(1).mean(1)
+    index = cache.parameter_index[cache.split["train"]]
+    for value in range(len(head.scale)):
+        head.scale[value] = left[index == value].mean().sqrt().clamp_min(1e-7)
+
+    def modify(operator: Operator) -> None:
+        to_solver(operator.heads[args.task])
+
+    class MyWindows(CoarseWindows):
+        answers = found
+
+    error = base_error(head, cache, config.context(args.task))
+    return train_operator(config, args.task, budget, seed, args.device, CLOCKS[args.clock], fitted=(head, error), modify=modify,
+                          windows_of=MyWindows)

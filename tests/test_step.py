@@ -1,0 +1,35 @@
+"""A task's step goes on from any state as its solver would, so that it can be corrected or shown to a network."""
+
+import pytest
+import torch
+
+from ups.tasks import TASKS, get_task
+
+STATED = {"advection1d": (0.4, 0.5), "burgers1d": (0.05, 0.5), "reacdiff1d": (0.5, 0.5),
+          "diff_sorp1d": (None, 100.0), "cfd1d": (0.1, 0.1), "cfd1d_trans": (0.1, 0.1), "cfd2d": (0.1, 0.1), "cfd3d": (0.1, 0.05),
+          "diff_react2d": (None, 0.5)}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_a_step_is_the_solvers_from_frame_to_frame_and_rows_know_nothing_of_each_other(name):
+    task, (parameter, t_end) = get_task(name), STATED[name]
+    resolution = {1: 64, 2: 16, 3: 8}[task.ndim]
+    u = task.simulate([0, 1], seed=5, resolution=resolution, num_frames=9, parameter=parameter, t_end=t_end)
+    given, then = u[:, 6], u[:, 7]
+    found = task.step(given, parameter=parameter, dt=t_end / 8)
+    assert found.shape == given.shape and found.dtype == given.dtype
+    space = tuple(range(2, given.ndim))
+    change = (then - given).square().mean((0, *space)).sqrt()
+    gap = (found - then).square().mean((0, *space)).sqrt()
+    # the solvers of waves and layers know more than the cells do: sub-cell shifts, finer cells
+    bound = {"advection1d": 0.2, "burgers1d": 0.02, "diff_sorp1d": 0.25}.get(name, 1e-3)
+    assert bool((gap <= bound * change).all()), gap / change
+    still = (given - then).square().mean((0, *space)).sqrt()
+    assert not bool((still <= bound * change).all())   # standing still, the fake, is refused
+    alone = task.step(given[1:], parameter=parameter, dt=t_end / 8)
+    torch.testing.assert_close(alone[0], found[1], rtol=1e-6, atol=1e-6)
+
+
+def test_tasks_whose_fields_are_not_the_whole_state_have_no_step():
+    assert {"shallow_water2d", "ns_incom2d", "darcy2d"} <= {name for name, task in TASKS.items() if task.step is None}
+    assert all(task.step is None or task.simulate is not None for task in TASKS.values())
