@@ -10,6 +10,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import cache as cache_once
 
 import torch
 from torch import Tensor
@@ -21,12 +22,12 @@ from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
 from ups.models.choose import base_error, candidates, fitted_part, residual_scale, spread
 from ups.models.head import TaskHead
-from ups.models.loss import operator_loss, pooled, squared_errors
+from ups.models.loss import JUDGED, SHARES, best_share, operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
-SHARES = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
+RESOLUTION = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
 
 
 def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int, part: slice) -> tuple[Tensor, dict[str, Tensor]]:
@@ -53,6 +54,15 @@ def fit_bases(cache: Cache, config: Config, seed: int, place: torch.device, watc
     return head, best
 
 
+def served_share(operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device) -> float:
+    """How much of what the network says serves, as train_operator.py decides it on validation."""
+    rows, found = spread(cache, "val", JUDGED * num_validated), {}
+    for share in SHARES:
+        operator.heads[cache.task.name].description["network_share"] = share
+        found[share] = squared_errors(operator, cache, rows, context, place)
+    return best_share(found, cache.trajectory[rows], seed)[0]
+
+
 def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",
                clock: Callable[[], float] = time.process_time, fitted: tuple[TaskHead, float] | None = None,
                modify: Callable[[Operator], None] | None = None, windows_of: type[Windows] = Windows) -> Trained:
@@ -73,7 +83,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         modify(operator)
     operator.to(place)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
-    scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=SHARES))
+    scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=RESOLUTION))
     windows = windows_of({task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed)
 
     history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
@@ -86,7 +96,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
             share = min(watch() / budget_seconds, 1.0)
             if share < 1.0:
                 begun = clock()
-                yield int(share * SHARES)
+                yield int(share * RESOLUTION)
                 times.append(clock() - begun)
             if share >= marks[0]:
                 marks.pop(0)
@@ -95,34 +105,37 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
                     found = pooled(squared_errors(operator, cache, rows, config.context(task), place))
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:
-                    chosen = (min(found.values()), found["network"] < found["base"], ema.snapshot())
+                    chosen = (min(found.values()), ema.snapshot())
 
     def loss(now: int) -> Tensor:
         batch = windows.schedule.batch(len(times))
         return loss_of(operator, windows, batch, now, slice(0, len(batch)))[0]
 
-    stopped = fit(operator, loss, shares(), optimizer, lambda now: learning_rate(now, SHARES, settings.optim),
+    stopped = fit(operator, loss, shares(), optimizer, lambda now: learning_rate(now, RESOLUTION, settings.optim),
                   settings.optim.clip_norm, ema)
     if stopped is not None:
         raise ValueError(f"the gradient of {task} is not finite at step {len(times)}; expected numbers. Lower the learning "
                          f"rates of the operator.")
-    operator.load_state_dict(chosen[2], strict=False)
-    operator.heads[task].description["network_share"] = float(chosen[1])
-    if best < chosen[0]:                                     # the fitted base before any gradient step was better still
+    operator.load_state_dict(chosen[1], strict=False)
+    described = operator.heads[task].description
+    is_fit_better = best < chosen[0]                         # the fitted base before any gradient step was better still
+    if is_fit_better:
         operator.heads[task].load_state_dict(base, strict=False)
-        operator.heads[task].description["network_share"] = 0.0
     operator.eval()
 
+    @cache_once
+    def share() -> float:
+        """Of what the network says, as the stage decides it; asked for by forecasts alone, short trials make none."""
+        return 0.0 if is_fit_better else served_share(operator, cache, settings.train.validate_trajectories,
+                                                      config.context(task), seed, place)
+
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
+        described["network_share"] = share()
         return Forecaster(operator).forecast(task, given, values, num_steps)
 
     def predict_base(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        served, described = operator.heads[task], operator.heads[task].description
-        served.description = described | {"network_share": 0.0}
-        try:
-            return predict(given, values, num_steps)
-        finally:
-            served.description = described
+        described["network_share"] = 0.0
+        return Forecaster(operator).forecast(task, given, values, num_steps)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
     return Trained(predict, sum(p.numel() for p in operator.parameters()), len(times), step_ms, watch(),
