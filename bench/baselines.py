@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.networks import NETWORKS, Settings
-from ups.boundary import PERIODIC
+from ups.boundary import PERIODIC, along
 from ups.models.rollout import rollout
 
 CHANGE_FLOOR = 0.05  # share of the typical change below which loss "change" stops dividing by the change
@@ -37,6 +37,7 @@ class Problem:
     normalise, denormalise: physical to normalised fields and back; offset: what to add to a normalised channel to make it
     proportional to the physical one (mean / std), for relative losses; std: of every channel. is_symmetric: the symmetries
     of the line, square or cube map solutions to solutions; vector: the channels that are components along the axes and turn.
+    is_cube: all axes have as many cells, one length and one boundary, so that they may be exchanged.
     step: (u, parameters) -> the frame after u (row, channel, *space) by a solver that is to be corrected; train_step: its
     answers to every frame of train.
     """
@@ -58,6 +59,7 @@ class Problem:
     val_inputs: Tensor | None = None
     normalise_inputs: Callable[[Tensor], Tensor] | None = None
     vector: tuple[int, ...] = ()
+    is_cube: bool = True
     std: Tensor | None = None
     step: Callable[[Tensor, Tensor], Tensor] | None = None
     train_step: Tensor | None = None
@@ -215,10 +217,11 @@ class Trainer:
             length = s.history + num_steps
             starts = torch.randint(self.first, self.u.shape[1] - length + 1, (s.batch_size,), generator=self.random)
             frames = starts[:, None] + torch.arange(length)
-            if s.augment and p.boundary == PERIODIC:
+            ends = along(p.boundary, p.ndim)
+            if s.augment and PERIODIC in ends:
                 index = [rows.view(-1, 1, *[1] * p.ndim), frames.view(*frames.shape, *[1] * p.ndim)]
                 for axis, size in enumerate(self.u.shape[2:-1]):
-                    shift = torch.randint(size, (s.batch_size, 1), generator=self.random)
+                    shift = torch.randint(size if ends[axis] == PERIODIC else 1, (s.batch_size, 1), generator=self.random)
                     cells = (torch.arange(size) + shift) % size
                     index.append(cells.view(-1, 1, *[1] * axis, size, *[1] * (p.ndim - axis - 1)))
             else:
@@ -242,7 +245,7 @@ class Trainer:
         """
         p, axes = self.problem, range(2, 2 + self.problem.ndim)
         flips = [axis for axis in axes if torch.rand((), generator=self.random) < 0.5]
-        order = torch.randperm(p.ndim, generator=self.random).tolist() if p.ndim > 1 else [0]
+        order = torch.randperm(p.ndim, generator=self.random).tolist() if p.is_cube else list(range(p.ndim))
         fields = [(field.flip(flips) if flips else field).movedim([axes[axis] for axis in order], list(axes))
                   for field in fields]
         if not p.vector:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 
 CONVOLUTION = {1: nn.Conv2d, 2: nn.Conv2d, 3: nn.Conv3d}   # 1D is an image of height 1
 WRAP = {PERIODIC: "circular", NO_FLUX: "replicate", OUTFLOW: "replicate", DIRICHLET: "zeros"}
@@ -120,18 +120,19 @@ def extend(x: Tensor, axis: int, cells: int, wrap: str) -> Tensor:
 
 
 class Conv(nn.Module):
-    """Convolution of (batch, channel, *space) in channels_last memory, padded by the boundary; 1D has height 1."""
+    """Convolution of (batch, channel, *space) in channels_last memory, padded by the boundary of each axis; 1D has height 1."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, ndim: int, wrap: str, stride: int = 1,
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, ndim: int, boundary: str, stride: int = 1,
                  groups: int = 1):
         super().__init__()
-        self.axes, self.cells, self.wrap = (3,) if ndim == 1 else tuple(range(2, 2 + ndim)), kernel // 2, wrap
+        self.axes, self.cells = (3,) if ndim == 1 else tuple(range(2, 2 + ndim)), kernel // 2
+        self.wraps = [WRAP[end] for end in along(boundary, ndim)]
         shape, strides = (([1] if ndim == 1 else []) + [size] * ndim for size in (kernel, stride))
         self.conv = CONVOLUTION[ndim](in_channels, out_channels, shape, strides, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        for axis in self.axes:
-            x = extend(x, axis, self.cells, self.wrap)
+        for axis, wrap in zip(self.axes, self.wraps, strict=True):
+            x = extend(x, axis, self.cells, wrap)
         return self.conv(x)
 
 
@@ -250,13 +251,12 @@ class FNO(nn.Module):
         self.lift = nn.Linear(in_channels + self.grid.shape[-1], width)
         padded = tuple(size + s.padding for size in sizes)
         self.spectral = nn.ModuleList(SpectralConv(padded, width, s.modes, s.basis) for _ in range(s.depth))
-        wrap = WRAP[boundary]
         self.is_pointwise = s.kernel == 1 or s.is_separable
-        self.filter = nn.ModuleList(Conv(width, width, s.kernel, ndim, wrap, groups=width)
+        self.filter = nn.ModuleList(Conv(width, width, s.kernel, ndim, boundary, groups=width)
                                     for _ in range(s.depth if s.is_separable else 0))
         for conv in self.filter:
             nn.init.dirac_(conv.conv.weight, groups=width)
-        self.local = nn.ModuleList(nn.Linear(width, width) if self.is_pointwise else Conv(width, width, s.kernel, ndim, wrap)
+        self.local = nn.ModuleList(nn.Linear(width, width) if self.is_pointwise else Conv(width, width, s.kernel, ndim, boundary)
                                    for _ in range(s.depth))
         self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
                                  for _ in range(s.depth if s.mlp else 0))
@@ -292,10 +292,9 @@ def _conv_space_first(conv: Conv, x: Tensor, ndim: int) -> Tensor:
 
 
 def coordinates(sizes: tuple[int, ...], boundary: str) -> Tensor:
-    """(*space, ndim) cell centres in (0, 1), or no channel where the problem is invariant under shifts."""
-    if boundary == PERIODIC:
-        return torch.zeros(*sizes, 0)
-    return torch.stack(torch.meshgrid(*((torch.arange(size) + 0.5) / size for size in sizes), indexing="ij"), -1)
+    """Cell centres in (0, 1) along the axes that the problem is not invariant under shifts of: (*space, axes)."""
+    places = torch.stack(torch.meshgrid(*((torch.arange(size) + 0.5) / size for size in sizes), indexing="ij"), -1)
+    return places[..., [end != PERIODIC for end in along(boundary, len(sizes))]]
 
 
 class LibraryFNO(nn.Module):
@@ -325,12 +324,12 @@ class LibraryFNO(nn.Module):
 class ResidualBlock(nn.Module):
     """x + conv(gelu(norm(conv(gelu(norm x))))) with a pointwise map of x where the channels change."""
 
-    def __init__(self, in_channels: int, out_channels: int, ndim: int, wrap: str):
+    def __init__(self, in_channels: int, out_channels: int, ndim: int, boundary: str):
         super().__init__()
         self.norm1 = nn.GroupNorm(_groups(in_channels), in_channels)
         self.norm2 = nn.GroupNorm(_groups(out_channels), out_channels)
-        self.conv1 = Conv(in_channels, out_channels, 3, ndim, wrap)
-        self.conv2 = Conv(out_channels, out_channels, 3, ndim, wrap)
+        self.conv1 = Conv(in_channels, out_channels, 3, ndim, boundary)
+        self.conv2 = Conv(out_channels, out_channels, 3, ndim, boundary)
         self.skip = CONVOLUTION[ndim](in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -347,7 +346,7 @@ class UNet(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, sizes: tuple[int, ...], boundary: str, settings: Settings):
         super().__init__()
-        ndim, wrap, depth = len(sizes), WRAP[boundary], settings.depth
+        ndim, depth = len(sizes), settings.depth
         self.ndim, self.patch = ndim, settings.patch
         factor = self.patch * 2 ** (depth - 1)
         if any(size % factor for size in sizes):
@@ -356,13 +355,13 @@ class UNet(nn.Module):
         widths = [settings.width * factor for factor in (1, 2, 2, 4, 4, 8)[:depth]]
         folded = self.patch**ndim
         grid = coordinates(sizes, boundary)
-        self.stem = Conv((in_channels + grid.shape[-1]) * folded, widths[0], 3, ndim, wrap)
+        self.stem = Conv((in_channels + grid.shape[-1]) * folded, widths[0], 3, ndim, boundary)
         pairs, first, last = list(itertools.pairwise(widths)), widths[0], widths[-1]
-        self.down = nn.ModuleList(ResidualBlock(a, a, ndim, wrap) for a, _ in pairs)
-        self.shrink = nn.ModuleList(Conv(a, b, 3, ndim, wrap, stride=2) for a, b in pairs)
-        self.middle = nn.Sequential(ResidualBlock(last, last, ndim, wrap), ResidualBlock(last, last, ndim, wrap))
-        self.up = nn.ModuleList(ResidualBlock(a + b, a, ndim, wrap) for a, b in pairs)
-        outermost = Conv(first, out_channels * folded, 3, ndim, wrap)
+        self.down = nn.ModuleList(ResidualBlock(a, a, ndim, boundary) for a, _ in pairs)
+        self.shrink = nn.ModuleList(Conv(a, b, 3, ndim, boundary, stride=2) for a, b in pairs)
+        self.middle = nn.Sequential(ResidualBlock(last, last, ndim, boundary), ResidualBlock(last, last, ndim, boundary))
+        self.up = nn.ModuleList(ResidualBlock(a + b, a, ndim, boundary) for a, b in pairs)
+        outermost = Conv(first, out_channels * folded, 3, ndim, boundary)
         self.head = nn.Sequential(nn.GroupNorm(_groups(first), first), nn.GELU(), outermost)
         self.memory = torch.channels_last if ndim < 3 else torch.channels_last_3d
         self.to(memory_format=self.memory)

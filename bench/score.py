@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Problem, Trained
+from ups.boundary import along
 from ups.config import Config
 from ups.data.build_cache import open_sources
 from ups.data.cache import open_cache
@@ -65,7 +66,9 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
                       u["train"], u["val"], parameters["train"], parameters["val"],
                       cache.tokenizer.normalise, cache.tokenizer.denormalise, offset,
                       a["train"], a["val"], cache.input_tokenizer.normalise if spec.is_steady else None,
-                      tuple(spec.fields.index(name) for name in spec.vector), cache.tokenizer.std.clone())
+                      tuple(spec.fields.index(name) for name in spec.vector),
+                      len({*zip(cache.tokenizer.space, along(spec.boundary, spec.ndim), spec.spans, strict=True)}) == 1,
+                      cache.tokenizer.std.clone())
     return problem, splits
 
 

@@ -245,6 +245,24 @@ def test_scored_windows_start_at_the_last_context_frame():
     assert torch.isfinite(window).all() and torch.isfinite(targets).all()
 
 
+def test_axes_that_differ_are_not_exchanged_and_only_periodic_ones_are_shifted():
+    """A channel: periodic along, walls across; 8 x 4 cells."""
+    u = torch.randn(6, 14, 2, 8, 4)
+    p = dataclasses.replace(problem(ndim=2), boundary="periodic,no_flux", is_cube=False, train=u, val=u, is_symmetric=False)
+    for network in ("fno", "unet"):
+        trainer = Trainer(p, Settings(**{**TINY, "network": network, "modes": 2, "kernel": 3}), seed=0)
+        assert trainer.net.grid.shape == (8, 4, 1) and trainer.net.grid[0, :, 0].tolist() == [0.125, 0.375, 0.625, 0.875]
+        v = torch.randn(2, 8, 4, 2)
+        parameters = torch.zeros(2, 0)
+        torch.testing.assert_close(trainer.advance(v[:, None].roll(2, 2), parameters),
+                                   trainer.advance(v[:, None], parameters).roll(2, 1), rtol=1e-4, atol=1e-5)
+    window, *_ = trainer.batch(1)
+    columns = {tuple(frame.sum(0).flatten().round(decimals=3).tolist()) for frame in trainer.u.flatten(0, 1)}
+    assert {tuple(frame.sum(0).flatten().round(decimals=3).tolist()) for frame in window.flatten(0, 1)} <= columns
+    trainer.problem = dataclasses.replace(p, is_symmetric=True)
+    assert all(trainer.symmetry(window)[0].shape == window.shape for _ in range(9))
+
+
 def test_symmetries_move_all_fields_alike():
     trainer = Trainer(problem(ndim=2, boundary=NO_FLUX), Settings(**TINY), seed=0)
     field, seen = torch.arange(64.0).view(1, 1, 8, 8, 1), set()
