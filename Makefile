@@ -62,7 +62,7 @@ PY := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench bench-gpu tune sweep dry-run \
+.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench bench-gpu tune sweep profile dry-run \
   leaderboard publish remove clean-smoke
 
 help:           ## This list
@@ -137,6 +137,9 @@ bench: cache                  ## Ours, an FNO and a U-Net at equal time: make be
 
 tune: cache                   ## Search settings for a task on validation, for ours and both rivals: make tune TASK=cfd1d BUDGET=180
 	$(PY) -m bench.tune --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS))
+
+profile: cache                ## Where a step's time goes, beside the machine's peaks, and a trace: make profile STAGE=operator
+	$(PY) -m bench.profiling $(or $(STAGE),$(error STAGE is missing, such as STAGE=operator)) $(FLAGS)
 
 sweep: $(ENVIRONMENT)         ## Settings times seeds, on validation: make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator
 	$(PY) -m ups.evaluation.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
