@@ -26,6 +26,8 @@ import ups
 from ups.config import DRY_RUN, read_command, run_script
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
+from ups.data.own import open_input
+from ups.data.own_writer import write_own
 from ups.data.pdebench import Trajectories, open_data
 from ups.files import file_hash, flush
 from ups.forecaster import CLOSE
@@ -89,7 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
     weights = file_hash(Path(args.run) / "operator" / "model.safetensors")
 
     # ---- data
-    source = open_data(args.input, args.task, space_stride=args.space_stride, time_stride=args.time_stride)
+    strides, own = {"space_stride": args.space_stride, "time_stride": args.time_stride}, head.task.own
+    source = open_data(args.input, args.task, **strides) if own is None else open_input(
+        head.task, args.input, known["dt"], args.parameters, **strides)
     rows, shown = rows_of(args.rows, source.num_trajectories), args.shown or source.num_frames
     if not head.history <= shown <= source.num_frames:
         raise ValueError(f"--shown is {shown} of the {source.num_frames} frames of {args.input}; expected at "
@@ -116,6 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
         first, last = rows[indices[0] // repeats], rows[indices[-1] // repeats] + 1
         u = source.read(first, last)
         u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, shown - head.history : shown]
+        if own is not None and not values and known["parameters"]:
+            options["parameters"] = source.parameters[first:last]
         if args.members:
             options.update(members=args.members, by=args.by, seed=args.seed, rows=range(first, last))
         u_pred = (model.sample if args.members else model.forecast)(args.task, u, **options)
@@ -124,12 +130,18 @@ def main(arguments: list[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory(dir=folder, prefix=".predict-") as temporary:
         path = Path(temporary) / output.name
-        write_data(path, args.task, predict, settings, chunk=repeats * max(1, STATES // repeats))
+        chunk = repeats * max(1, STATES // repeats)
+        if own is None:
+            write_data(path, args.task, predict, settings, chunk=chunk)
+        else:
+            table = np.tile(list(values.values()), (len(rows), 1)) if values else source.parameters[rows]
+            write_own(path, head.task, predict, len(rows) * repeats, num_frames, source.space, chunk=chunk,
+                      times=known["dt"] * np.arange(num_frames), parameters=table.repeat(repeats, 0))
         with h5py.File(path, "r+", locking=False) as file:
             file.attrs.update({"task": args.task, "run": args.run, "first_row": rows[0],
                                "members": args.members, "shown_frames": head.history, **(values or {})})
-            layout = layout_of(head.task)
-            for name in () if is_steady else layout.names(file) or ("",):
+            layout = layout_of(head.task) if own is None else None
+            for name in () if is_steady or own is not None else layout.names(file) or ("",):
                 times = file[layout.coordinate("t", name)]   # those that follow the input's
                 begin = source.coordinates["t"][shown - head.history]
                 times[...] = begin + known["dt"] * np.arange(times.shape[-1])

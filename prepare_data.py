@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -29,6 +30,7 @@ from ups.data.download import fetch, is_verified, published_file, published_file
 from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
+from ups.data.sources import look_at_own, open_user
 from ups.tasks import TASKS, get_task
 
 
@@ -44,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = read_command(__doc__, CONFIG_OPTIONS | {
         "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
         "--doctor": {"action": "store_true", "help": "examine the files; exit 1 on an error or a warning"},
+        "--describe": {"metavar": "FILE", "help": "print the section that declares a file of yours; nothing "
+                                                  "else"},
         "--file": {"help": "download the published files of this name or pattern, also test problems and "
                            "parts that no setting names; with --dry-run: list them"},
         "--md5": {"action": "store_true", "help": "with --doctor: compare the MD5 of large files too"},
@@ -51,8 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
                       "help": "processes that solve (default: one per core)"}}, arguments)
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
+    if args.describe:
+        from ups.data.describe import describe_file
+
+        print(describe_file(args.describe))
+        return 0
     config = load_config(args.config, args.overrides)
     is_published, is_own = config.data.source == "published", config.data.source == "own"
+    mine = [name for name in config.data.tasks if config.is_own(name)]
 
     # ------------------------------------------------------------------------------------------------ by name
     if args.file:
@@ -66,8 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
     # -------------------------------------------------------------------------------------------------- files
     # (task, parameter, path, bytes, generation settings or (id, md5, first trajectories alone or 0)); tasks
     # that share files name them once
+    declared = {name: partial(open_user, config, name, strided=False)
+                for name in config.data.tasks if config.spec(name).own is not None}
     distinct = {(get_task(name).of or name, parameter): name for name in config.data.tasks
-                for parameter in sorted(config.task[name].parameters) or [None]}
+                if name not in declared for parameter in sorted(config.task[name].parameters) or [None]}
     files = []
     for (task, parameter), name in distinct.items():
         wanted = config.task[name]
@@ -83,9 +95,11 @@ def main(arguments: list[str] | None = None) -> int:
     # ------------------------------------------------------------------------------------------------- doctor
     if args.doctor:
         is_ill = False
-        for path, findings in examine([(task, path) for task, _, path, *_ in files], hash_all=args.md5,
-                                      val_fraction=config.data.val_fraction,
-                                      test_fraction=config.data.test_fraction, is_own=is_own):
+        paths = [(task, path) for task, _, path, *_ in files]
+        paths += [(name, Path(config.task[name].files)) for name in declared]
+        for path, findings in examine(paths, hash_all=args.md5, val_fraction=config.data.val_fraction,
+                                      test_fraction=config.data.test_fraction, is_own=is_own,
+                                      declared=declared):
             print(report(path, findings))
             is_ill |= any(finding.severity != "info" for finding in findings)
         return int(is_ill)
@@ -94,14 +108,13 @@ def main(arguments: list[str] | None = None) -> int:
     if args.dry_run:
         from ups.dry_run import print_data_plan  # imports torch
 
+        look_at_own(config, list(declared))
         print_data_plan(config, files, solve, args.workers)
         return 0
 
     # ---------------------------------------------------------------------------------------------------- own
-    if is_own:
-        from ups.data.build_cache import look_at_own  # imports torch, which the other sources go without
-
-        look_at_own(config)
+    look_at_own(config, mine)
+    if len(mine) == len(config.data.tasks):
         return 0
 
     # --------------------------------------------------------------------------------------------------- loop

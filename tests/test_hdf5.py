@@ -12,7 +12,7 @@ import pytest
 from test_pdebench import settings, solver, written
 
 from ups.data.generate import write_data
-from ups.data.layout import node
+from ups.stored.hdf5 import node
 from ups.data.pdebench import open_data
 from ups.files import partial_path
 

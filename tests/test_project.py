@@ -71,10 +71,11 @@ def test_overlays_repeat_nothing_that_default_yaml_says():
 def keys_of(cls: type, where: str = "") -> typing.Iterator[tuple[str, str]]:
     """(section, key) of every value of the configuration."""
     for name, kind in typing.get_type_hints(cls).items():
-        inner = next((k for k in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(k)), None)
-        if inner:
-            yield from keys_of(inner, name)
-        else:
+        parts = [part for k in (kind, *typing.get_args(kind)) for part in (k, *typing.get_args(k))]
+        inner = [k for k in parts if dataclasses.is_dataclass(k)]
+        for section in inner:
+            yield from keys_of(section, name)
+        if not inner:
             yield where, name
 
 

@@ -75,7 +75,7 @@ def print_training_plan(config: Config, stage: str) -> None:
     print(f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {share}, in "
           f"micro-batches of {micro}")
     networks = [_network(config, name, model, is_operator=stage == "operator") for name in names]
-    seconds = [_seconds(network, tokens, micro, get_task(name).boundary, train.precision)
+    seconds = [_seconds(network, tokens, micro, config.spec(name).boundary, train.precision)
                for name, (network, tokens) in zip(names, networks, strict=True)]
     with torch.device("meta"):   # what the tasks share, and a row of the embedding each
         shared = (Operator if stage == "operator" else Corrector)(
@@ -156,7 +156,7 @@ def print_report_plan(config: Config) -> None:
     for stage, section in (("diffusion", config.diffusion), ("steady", config.steady)):
         for name in config.served(stage, config.evaluated):
             network, x = _network(config, name, section.model, is_operator=False)
-            forth, _ = _seconds(network, x, settings.batch_size, get_task(name).boundary,
+            forth, _ = _seconds(network, x, settings.batch_size, config.spec(name).boundary,
                                 section.train.precision)
             states = settings.ensemble_trajectories * (
                 4 if stage == "steady" else 24 + settings.ensemble_frames)
@@ -187,7 +187,7 @@ def _network(config: Config, name: str, model: ModelConfig,
              is_operator: bool) -> tuple[nn.ModuleDict, tuple[int, ...]]:
     """A network of the stage's size for one task, and the task's grid of tokens. Latents count at full
     rank."""
-    task, settings, shapes = get_task(name), config.task[name], plan(config, name)["shapes"]
+    task, settings, shapes = config.spec(name), config.task[name], plan(config, name)["shapes"]
     *tokens, dim = shapes["state"][2:]
     outputs = dim * (1 if task.is_steady else settings.bundle)
     if is_operator:

@@ -124,8 +124,8 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
                          f"({batch}, {len(known)}) or ({len(known)},): "
                          f"{', '.join(known) or 'none, so None'}. Give these, in order.")
     for (name, (low, high)), column in zip(known.items(), values.unbind(1), strict=True):
-        is_known = (column >= low * (1 - SAME)) & (column <= high * (1 + SAME))
-        is_right = (column > 0) & column.isfinite() & (is_known | extrapolate)
+        is_known = (column >= low - SAME * abs(low)) & (column <= high + SAME * abs(high))
+        is_right = ((column > 0) | (low <= 0)) & column.isfinite() & (is_known | extrapolate)
         if not bool(is_right.all()):
             raise ValueError(f"{head.name} was given {name} = {float(column[~is_right][0]):g}; expected "
                              f"{low:g} to {high:g}, where the operator was trained. Train with such a value, "

@@ -21,6 +21,7 @@ from ups.config.schema import (
     ModelConfig,
     OperatorConfig,
     OptimConfig,
+    OwnTaskConfig,
     SamplingConfig,
     SteadyConfig,
     TaskConfig,
@@ -30,7 +31,8 @@ from ups.config.schema import (
 
 __all__ = [
     "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "STAGES", "Config", "DiffusionConfig", "EvaluateConfig",
-    "ModelConfig", "OperatorConfig", "OptimConfig", "SamplingConfig", "SteadyConfig", "TaskConfig",
+    "ModelConfig", "OperatorConfig", "OptimConfig", "OwnTaskConfig", "SamplingConfig", "SteadyConfig",
+    "TaskConfig",
     "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml",
     "run_script", "to_dict",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_type_hints
 
 from ups.config.schema import STAGES, Config, TaskConfig
-from ups.tasks import TASKS, Task, get_task
+from ups.tasks import TASKS, Task
 
 NAME = re.compile(r"(?=.{1,100}$)\w[\w+-]*(\.[\w+-]+)*")
 
@@ -40,7 +40,7 @@ BASES = {
 
 def check(config: Config) -> None:
     """Refuse impossible values and combinations. Raises one ValueError, a line for each key that is wrong."""
-    tasks = {name: get_task(name) for name in config.data.tasks}
+    tasks = {name: config.spec(name) for name in config.data.tasks}
     rows = [*_of_bounds(config, ""), *_of_sections(config)]
     for name, task in tasks.items():   # those that read the same files must want the same files
         other = next(one for one in tasks if (tasks[one].of or one) == (task.of or name))
@@ -114,7 +114,8 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
     bounds = list(_of_bounds(settings, f"{key}."))
     if not all(holds for holds, *_ in bounds):   # what follows divides by these
         return bounds
-    cells = -(-settings.resolution // settings.space_stride)
+    axes = settings.cells(task.ndim)
+    cells = min(axes)
     width = settings.patch**task.ndim * len(task.fields)
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride) - settings.train_from
     serving = [name for name, rules in BASES.items() if rules.is_steady == task.is_steady]
@@ -122,10 +123,10 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
         (bool(settings.parameters) == bool(task.parameters), f"{key}.parameters is {settings.parameters}",
          f"a value for {task.parameters[0]}" if task.parameters
          else "an empty list (the task has no parameter)", "Change it."),
-        (cells % settings.patch == 0,
-         f"{key}.patch {settings.patch} does not divide the grid of {cells} cells "
-         f"(resolution / space_stride)",
-         f"one of {[p for p in range(1, 65) if cells % p == 0]}",
+        (all(size % settings.patch == 0 for size in axes),
+         f"{key}.patch {settings.patch} does not divide the grid of "
+         f"{' x '.join(map(str, sorted({*axes})))} cells (resolution / space_stride)",
+         f"one of {[p for p in range(1, 65) if all(size % p == 0 for size in axes)]}",
          f"Change {key}.patch or {key}.space_stride."),
         (0 <= settings.dim <= width, f"{key}.dim is {settings.dim}",
          f"0 (choose by energy) to {width} (a patch holds so many numbers)", "Lower it."),

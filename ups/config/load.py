@@ -13,6 +13,7 @@ import functools
 import math
 import reprlib
 import sys
+import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any, Literal, NoReturn
 import yaml
 
 from ups.config.checks import check
-from ups.config.schema import ROOT, Config
+from ups.config.own import DEFAULTS, complete
+from ups.config.schema import ROOT, Config, OwnTaskConfig, TaskConfig
 from ups.tasks import TASKS, get_task
 
 DEFAULT = ROOT / "configs" / "default.yaml"
@@ -105,6 +107,9 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, f"{key}.")
+    if origin is types.UnionType:   # of the section of a task, one that declares it names its files
+        is_own = isinstance(value, dict) and "files" in value
+        return _build(OwnTaskConfig if is_own else TaskConfig, value, f"{key}.")
     if origin is dict and isinstance(value, dict):
         return _convert_all((str(k), v, arguments[1], f"{key}.{k}") for k, v in value.items())
     if origin is list and isinstance(value, list):
@@ -188,11 +193,21 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     overlays = _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
     data = functools.reduce(_merge, overlays, read_yaml(DEFAULT))
     sections = data["task"]
-    for name in sections if isinstance(sections, dict) else ():
+    sections = sections if isinstance(sections, dict) else {}
+    declared = [name for name, section in sections.items()
+                if isinstance(section, dict) and "files" in section]
+    for name in {*sections} - {*declared}:
         get_task(str(name))
-    data["task"] = _merge({name: task.settings for name, task in TASKS.items()}, sections)
+    data["task"] = _merge({name: task.settings for name, task in TASKS.items()}, data["task"])
+    for name in declared:
+        if unknown := [key for key in sections[name] if key not in DEFAULTS]:
+            raise _unknown(str(unknown[0]), DEFAULTS, f"task.{name}.")
+        data["task"][name] = {**DEFAULTS, **sections[name]}
     for text in overrides:
         _override(data, text)
+    for name in declared:   # the files of one that is not asked for need not be there
+        section, is_asked = data["task"].pop(name), name in data["data"]["tasks"]
+        data["task"] |= {name: complete(str(name), section)} if is_asked else {}
     config = _build(Config, data)
     named = {*config.data.tasks, *map(str, sections),
              *(text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task."))}

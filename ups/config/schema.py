@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ups.tasks import get_task
+from ups.config.own import facts
+from ups.tasks import Task, get_task, own_task
 
 ROOT = Path(__file__).resolve().parents[2]
 # stage of a run -> those that it is made from
@@ -87,6 +88,60 @@ class TaskConfig:
     reach: int
     reserve: Annotated[float, Bound(lambda value: 0 <= value < 1,
         "a share in [0, 1)", "Use 0.5, or 0 for a task that is not corrected.")]
+
+
+    def spec(self, name: str) -> Task:
+        """The task that the section is of."""
+        return get_task(name)
+
+    def cells(self, ndim: int) -> tuple[int, ...]:
+        """Of every axis, after striding."""
+        return (-(-self.resolution // self.space_stride),) * ndim
+
+    @property
+    def num_files(self) -> int:
+        """How many files of num_trajectories each there are: one per parameter value."""
+        return max(1, len(self.parameters))
+
+
+@dataclass(frozen=True)
+class PlaceConfig:
+    array: str
+    axes: list[str]
+    fields: list[str]
+
+
+@dataclass(frozen=True)
+class OwnTaskConfig(TaskConfig):
+    """A task that its section declares; `ups.config.own.complete` fills what is left out."""
+
+    num_trajectories: Annotated[int, Bound(lambda value: value == 0 or value >= 3,
+        "0 (all) or at least 3 (training, validation, test)", "Raise it.")]
+    resolution: list[int]
+    parameters: dict[str, str]
+    files: str
+    layout: dict[str, PlaceConfig]
+    inputs: list[str]
+    boundary: str
+    domain: dict[str, list[float]]
+    dt: Annotated[float, Bound(lambda value: value >= 0, "0 or more")]
+    times: str
+    positive: list[str]
+    conserved: list[str]
+    bounded: bool
+    symmetries: list[Literal["shift", "mirror"]]
+    hidden: bool
+    split: Literal["auto", "index", "folder"]
+
+    def spec(self, name: str) -> Task:
+        return own_task(name, facts(self))
+
+    def cells(self, ndim: int) -> tuple[int, ...]:
+        return tuple(-(-size // self.space_stride) for size in self.resolution)
+
+    @property
+    def num_files(self) -> int:
+        return 1   # they are read as one
 
 
 @dataclass(frozen=True)
@@ -229,7 +284,7 @@ class Config:
     run: RunConfig
     data: DataConfig
     cache: CacheConfig
-    task: dict[str, TaskConfig]
+    task: dict[str, TaskConfig | OwnTaskConfig]
     sampling: SamplingConfig
     ddp: DdpConfig
     operator: OperatorConfig
@@ -281,6 +336,14 @@ class Config:
         """The network of a stage; student and rival have the corrector's."""
         return getattr(getattr(self, stage), "model", self.diffusion.model)
 
+    def spec(self, name: str) -> Task:
+        """The task called `name`: built in, or declared by its section. Raises ValueError for neither."""
+        return self.task[name].spec(name) if name in self.task else get_task(name)
+
+    def is_own(self, name: str) -> bool:
+        """Whether the files of a task are the user's."""
+        return self.data.source == "own" or isinstance(self.task[name], OwnTaskConfig)
+
     def cache_path(self, task: str) -> Path:
         return Path(self.cache.root) / f"{task}.h5"
 
@@ -302,12 +365,12 @@ class Config:
 
     def context(self, task: str) -> int:
         """Frames given to a model before its first prediction."""
-        entry = get_task(task)
-        return (0 if entry.is_steady else self.task[task].history if entry.hides
+        entry = self.spec(task)
+        return (0 if entry.is_steady else self.task[task].history if entry.hides or entry.own
                 else self.evaluate.context_frames)
 
     def served(self, stage: str, names: list[str] | None = None) -> list[str]:
         """The tasks (of `names`, else all) that a stage serves, whose caches it reads: the operator all, the
         others, which learn its errors, those with reserved trajectories."""
         return [name for name in names or self.data.tasks if stage == "operator" or (
-            self.task[name].reserve > 0 and get_task(name).is_steady == (stage == "steady"))]
+            self.task[name].reserve > 0 and self.spec(name).is_steady == (stage == "steady"))]

@@ -22,23 +22,18 @@ from tqdm import tqdm
 
 from ups.config import Config
 from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
-from ups.data.layout import allocated, layout_of
-from ups.data.pdebench import Trajectories, open_data, split_indices
+from ups.data.layout import allocated
+from ups.data.sources import Source, data_files, open_sources, split_of, table_of, trajectories_of
 from ups.data.tokenizer import PatchMoments, Tokenizer
 from ups.files import completing, partial_path, reserve
 from ups.metrics.errors import nrmse, nrmse_global
-from ups.tasks import Task, get_task
+from ups.tasks import Task
 
 # of float32 data held at a time (at least one trajectory), with temporaries some 25 times that; with eight
 # times as many it took half as long again (the processor's caches)
 READ_BYTES = 2**22
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
 LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
-
-
-def data_files(config: Config, task_name: str) -> list[Path]:
-    """The data files of `task_name`, one per parameter value, in the order of the rows."""
-    return [config.data_path(task_name, value) for value in config.task[task_name].parameters or [None]]
 
 
 def _identity(paths: Iterable[Path]) -> list[list]:
@@ -66,10 +61,11 @@ def plan(config: Config, task_name: str, codecs: dict[str, Tokenizer] | None = N
 
     Without fitted `codecs` a dim that is chosen by energy counts as full rank, so bytes is an upper bound.
     """
-    task, settings = get_task(task_name), config.task[task_name]
-    rows = settings.num_trajectories * max(1, len(settings.parameters))
+    task, settings = config.spec(task_name), config.task[task_name]
+    num = settings.num_trajectories or open_sources(config, task_name)[0].num_trajectories
+    rows = num * settings.num_files
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
-    space = (-(-settings.resolution // settings.space_stride),) * task.ndim
+    space = settings.cells(task.ndim)
     tokens = [size // settings.patch for size in space]
     shapes = {}
     for name, part in _channels(task).items():
@@ -90,10 +86,11 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     what the configuration says; OSError where the disk is full or may not be written. The file appears whole
     or not at all.
     """
-    task, settings, used = get_task(task_name), config.task[task_name], cache_settings(config, task_name)
-    num, path, paths = settings.num_trajectories, config.cache_path(task_name), data_files(config, task_name)
+    task, settings, used = config.spec(task_name), config.task[task_name], cache_settings(config, task_name)
+    path, paths = config.cache_path(task_name), data_files(config, task_name)
     sources, files, groups = open_sources(config, task_name), _identity(paths), _channels(task)
-    split = split_indices(task_name, num, config.data.val_fraction, config.data.test_fraction)
+    num, split = trajectories_of(config, task_name, sources), split_of(config, task_name, sources)
+    table = table_of(config, task_name, sources)
     with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
               disable=not progress) as bar:
         moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch)
@@ -121,17 +118,14 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                                for key, value in codec.state_dict().items()}
                 arrays |= {f"split/{name}": split_rows(index, len(sources), num)
                            for name, index in split.items()}
-                attributes = [task.attributes(value) for value in settings.parameters or [None]]
-                values = np.array([[entry[name] for name in task.parameters] for entry in attributes],
-                                  np.float64)
                 header = {"settings": used, "fingerprint": digest.hexdigest(), "files": files,
                           "dt": sources[0].dt, "boundary": task.boundary,
                           "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
                           "coordinates": {axis: list(map(float, at))
-                                          for axis, at in sources[0].coordinates.items()}, "floor": floor}
-                arrays |= {"parameters": values.repeat(num, 0),
-                           "parameter_index": np.arange(len(sources)).repeat(num),
-                           "trajectory": np.tile(np.arange(num), len(sources)),
+                                          for axis, at in sources[0].coordinates.items()}, "floor": floor,
+                          **({} if table.values is None else {"values": table.values})}
+                arrays |= {"parameters": table.parameters, "parameter_index": table.index,
+                           "trajectory": table.trajectory,
                            "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
                 for name, values in arrays.items():
                     file.create_dataset(name, data=values)
@@ -145,19 +139,18 @@ def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
                           + b"".join(index.tobytes() for index in split.values()))
 
 
-def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
+def same_sources(config: Config, cache: Cache) -> list[Source]:
     """`open_sources` of what `cache` was built from. Raises ValueError where the files hold other values.
 
     Files that are as old and as large as the cache says were not changed since; of others every value is
     read.
     """
     name = cache.task.name
-    paths, num, sources = (data_files(config, name), config.task[name].num_trajectories,
-                           open_sources(config, name))
+    paths, sources = data_files(config, name), open_sources(config, name)
+    num = trajectories_of(config, name, sources)
     if _identity(paths) == cache.header["files"]:
         return sources
-    digest = _digest_of(cache_settings(config, name),
-                        split_indices(name, num, config.data.val_fraction, config.data.test_fraction))
+    digest = _digest_of(cache_settings(config, name), split_of(config, name, sources))
     with tqdm(total=num * len(sources), unit=" trajectories", desc=f"data {name}", leave=False) as bar:
         for _, _, u in _read(cache.task, sources, num, config.cache.chunk, bar):
             digest.update(u)
@@ -168,58 +161,13 @@ def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
     return sources
 
 
-def open_sources(config: Config, task_name: str) -> list[Trajectories]:
-    """The data files of a task, one per parameter value, checked against the configuration and each other."""
-    settings, wanted, key = config.task[task_name], plan(config, task_name), f"task.{task_name}"
-    sources = [open_data(path, task_name, space_stride=settings.space_stride,
-                         time_stride=settings.time_stride,
-                         first_frame=settings.first_frame) for path in data_files(config, task_name)]
-    for source, value in zip(sources, settings.parameters or [None], strict=True):
-        checks = (
-            (source.num_frames == wanted["frames"], "frames (after striding)", source.num_frames,
-             wanted["frames"], "num_frames"),
-            (source.space == wanted["space"], "cells (after striding)", source.space, wanted["space"],
-             "resolution"),
-            (source.num_trajectories >= settings.num_trajectories, "trajectories", source.num_trajectories,
-             f"at least {settings.num_trajectories}", "num_trajectories"),
-            (value is None or np.isclose(source.parameter, value, rtol=1e-6, atol=0), "as parameter",
-             source.parameter, value, "parameters"),
-            (np.isclose(source.dt, sources[0].dt, rtol=1e-4), "between frames", source.dt, sources[0].dt,
-             "t_end"),
-        )
-        for is_right, what, found, expected, field in checks:
-            if not is_right:
-                raise ValueError(f"{source.path} has {found} {what}; expected {expected}. Correct "
-                                 f"{key}.{field}, or remove the file and run `make data`.")
-    return sources
-
-
-def look_at_own(config: Config) -> None:
-    """Print a line per file of the user's (data.source=own), which is never written; ValueError or
-    FileNotFoundError for what is missing or not as configured."""
-    for task in config.data.tasks:
-        wanted = config.task[task]
-        for path in data_files(config, task):
-            if not path.exists():
-                there = sorted(other.name for other in path.parent.glob("*"))
-                layout = layout_of(get_task(task)).describe(wanted.num_trajectories, wanted.num_frames,
-                                                            wanted.resolution)
-                raise FileNotFoundError(
-                    f"no data file {path}; expected yours there, as data.source=own says. Write {layout}; or "
-                    f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."
-                )
-        for source in open_sources(config, task):
-            notes = "".join(f"; {note}" for note in source.notes)
-            print(f"{source.path}: yours, {source.num_trajectories} trajectories of {task}{notes}")
-
-
 def _channels(task: Task) -> dict[str, slice]:
     """Groups of channels with a tokenizer of their own, as slices of Task.channels."""
     num = len(task.inputs)
     return {"state": slice(num, None), **({"input": slice(num)} if num else {})}
 
 
-def _read(task: Task, sources: Sequence[Trajectories], num: int, chunk: int, bar: tqdm,
+def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm,
           chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(file, trajectory indices, values) of the first `num` trajectories of every file, or the `chosen` ones
     of them."""

@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from ups.config import Config, TaskConfig
-from ups.data.layout import dataset, node
+from ups.stored.hdf5 import dataset, node
 from ups.data.tokenizer import TENSORS, Tokenizer
 from ups.progress import beat
-from ups.tasks import Task, get_task
+from ups.tasks import Task, described_task
 from ups.transfer import pinned, send
 
 FORMAT = 1
@@ -79,11 +79,15 @@ class Cache:
                     for name in ("parameters", "parameter_index", "trajectory"))
                 self.split = {name: torch.from_numpy(dataset(file, f"split/{name}")[()])
                               for name in ("train", "val", "test")}
-            self.task: Task = get_task(self.header["settings"]["task"]["name"])
+            self.task: Task = described_task(self.header["settings"]["task"])
             self.fingerprint: str = self.header["fingerprint"]
             self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
-            values = torch.tensor(self.header["settings"]["settings"]["parameters"], dtype=torch.float64)
-            if len(values) and not torch.equal(self.parameters[:, 0], values[self.parameter_index]):
+            settings_then, is_own = self.header["settings"]["settings"], self.task.own is not None
+            values = torch.tensor(self.header["values"] if is_own else settings_then["parameters"],
+                                  dtype=torch.float64)
+            found = self.parameters if is_own else self.parameters[:, :1].flatten()
+            self.is_sampled = len(values) > 0 and not torch.equal(found, values[self.parameter_index])
+            if self.is_sampled and not is_own:
                 raise ValueError("parameters that are not those of its settings")
         except Exception as error:
             # by what is missing or of another kind; the seal holds, so it was written so
@@ -91,7 +95,7 @@ class Cache:
                            "all parts of a cache") from error
         self._check()
         self.frame_bytes = self.num_bytes / (self.num_rows * self.num_frames)
-        self.parameter_values = torch.tensor(settings.parameters, dtype=torch.float64)
+        self.parameter_values = values
         if self.task.hides:
             self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
         self._reserve(settings.reserve)
@@ -381,12 +385,13 @@ def _refusal(path: Path, what: str, expected: str) -> ValueError:
 
 def cache_settings(config: Config, task_name: str) -> dict[str, dict]:
     """Everything in the configuration that decides what the cache of `task_name` holds."""
-    task, settings, data = get_task(task_name), config.task[task_name], config.data
+    task, settings, data = config.spec(task_name), config.task[task_name], config.data
+    origin = {"source": data.source, "seed": data.seed if data.source == "generate" else None}
     return {
-        "task": {"name": task.name, "fields": list(task.fields), "inputs": list(task.inputs),
+        "task": {**task.description, "fields": list(task.fields), "inputs": list(task.inputs),
                  "positive": list(task.positive)},
         "settings": {key: getattr(settings, key) for key in USED_SETTINGS},
-        "data": {"source": data.source, "seed": data.seed if data.source == "generate" else None,
+        "data": {**(origin if task.own is None else {"split": settings.split}),
                  "val_fraction": data.val_fraction, "test_fraction": data.test_fraction},
         "cache": {"dtype": config.cache.dtype},
     }

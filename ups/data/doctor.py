@@ -6,7 +6,7 @@ without dynamics, initial conditions that appear in training and in test, NaN, d
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import yaml
 
 from ups.boundary import PERIODIC, along
 from ups.data.download import edition, md5_of
+from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.tasks import Finding
 
@@ -34,27 +35,32 @@ SHOWN = 5             # indices listed per finding
 
 
 def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_fraction: float,
-            hash_all: bool = False, is_own: bool = False) -> Iterator[tuple[Path, list[Finding]]]:
+            hash_all: bool = False, is_own: bool = False,
+            declared: Mapping[str, Callable[[], OwnTrajectories]] | None = None,
+            ) -> Iterator[tuple[Path, list[Finding]]]:
     """What is to be said about each of the files (task, path). A file that cannot be read gives one error;
     nothing is raised for its sake.
 
     val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large
-    files too. is_own: the user's files, whatever their names: not compared with the published ones.
+    files too. is_own: the user's files, whatever their names: not compared with the published ones. declared:
+    how the files of tasks that the user declares are opened.
     """
     seen: dict[tuple[str, bytes], tuple[Path, int, str]] = {}
     for task, path in files:
         try:
-            data = open_data(path, task)
+            is_declared = task in (declared or {})
+            data = declared[task]() if is_declared else open_data(path, task)
             scan = _scan(data)
         except (ValueError, OSError) as error:
             yield path, [Finding("error", str(error).rstrip("."), str(path), "")]
             continue
         split = dict.fromkeys(range(data.num_trajectories), "train")   # where there are too few to split
         if len(split) >= 3:
-            split = {int(i): name for name, rows in split_indices(task, len(split), val_fraction,
-                                                                  test_fraction).items() for i in rows}
+            shares = (val_fraction, test_fraction)
+            parts = data.split(*shares) if is_declared else split_indices(task, len(split), *shares)
+            split = {int(i): name for name, rows in parts.items() for i in rows}
         found = [Finding("info", note, str(path), "nothing") for note in data.notes]
-        found += [] if is_own else _edition(data, hash_all)
+        found += [] if is_own or is_declared else _edition(data, hash_all)
         first = [seen.setdefault((task, digest), (path, i, split[i]))
                  for i, digest in enumerate(scan.initial)]
         leaks = [i for i, (_, _, part) in enumerate(first) if part != split[i]]
@@ -162,7 +168,7 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
             yield Finding("error", f"the file says {name} = {value:g}, and {task.name} has {wanted:g}", where,
                           "name the right task in data.tasks, or mend what is wrong in the file")
     median = float(np.median(scan.drift)) if scan.drift else 0.0
-    if task.conserved == task.fields and median > DRIFT:
+    if task.own is None and task.conserved == task.fields and median > DRIFT:
         yield Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
                                "conserves it: this is another equation, such as reacdiff1d, or an open "
                                "boundary", where, "name the right task in data.tasks")

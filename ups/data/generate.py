@@ -22,9 +22,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.data.layout import Layout, fixed_text, layout_of, node
+from ups.data.layout import Layout, fixed_text, layout_of
 from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, made_with, opened
 from ups.files import completing, partial_path, reserve
+from ups.stored.hdf5 import node
 from ups.tasks import get_task
 
 # trajectories of a file per worker: a worker imports torch for seconds before it solves the first

@@ -15,8 +15,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.data.layout import Layout, found_in, layout_of, node
+from ups.data.layout import Layout, found_in, layout_of
 from ups.files import partial_path
+from ups.stored.hdf5 import node, require_written
 from ups.tasks import TASKS, Array, Task, get_task
 
 # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
@@ -186,7 +187,7 @@ def describe(file: h5py.File, path: Path, task: str, *, space_stride: int = 1, t
     for array in spec.arrays:
         dataset, lead = layout.dataset(file, array, *groups[:1])
         notes += [f"{array.key} has a leading axis of length 1 (a device axis), ignored"] * len(lead)
-        _require_written(dataset, path)
+        require_written(dataset, path, AGAIN)
         size = dict(zip(layout.axes(array), dataset.shape[len(lead):], strict=True))
         sizes.append((len(groups) or size["trajectory"], size.get("time", 1),
                       tuple(size[axis] for axis in spec.axes)))
@@ -247,18 +248,6 @@ def opened(path: Path, task: str) -> Iterator[h5py.File]:
         raise ValueError(f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of "
                          f"{task}. Check its permissions; if no other process writes it, delete it and run "
                          "`make data`.") from error
-
-
-def _require_written(dataset: h5py.Dataset, path: Path) -> None:
-    """Raise ValueError for an array that is declared and not there; HDF5 would read it as zeros, however
-    large."""
-    chunks, stored = dataset.chunks, dataset.id
-    there = stored.get_num_chunks() if chunks else stored.get_storage_size()
-    expected = (math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, chunks, strict=True))
-                if chunks else dataset.nbytes)
-    if there < expected:
-        raise ValueError(f"{path}: {there} of {expected} {'chunks' if chunks else 'bytes'} of {dataset.name} "
-                         f"are there; expected all. {AGAIN}")
 
 
 def _coordinates(file: h5py.File, path: Path, layout: Layout, groups: tuple[str, ...], frames: int,

@@ -53,7 +53,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     entry = {
         "num_initial_conditions": len(groups.unique()), "comparisons": comparisons, "models": models,
         "num_trajectories": len(rows), "num_frames_predicted": truth.num_frames, "times": times.tolist(),
-        "parameters": list(cache.settings.parameters), "fields": list(task.fields),
+        "parameters": cache.parameter_values.tolist(), "fields": list(task.fields),
         "grid": list(cache.tokenizer.space),
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
         "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,

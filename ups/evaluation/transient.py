@@ -184,7 +184,7 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
 
 def setting_of(settings: TaskConfig, task: Task) -> str:
     """Why the next state of this task is uncertain, in words."""
-    values = ", ".join(f"{value:g}" for value in settings.parameters)
+    values = ", ".join(f"{value:g}" if isinstance(value, float) else value for value in settings.parameters)
     words = [*([task.unknown] if task.unknown else []),
              *([f"the parameter (one of {values}) is hidden"] if task.hides else []),
              *([f"patches of {settings.patch} cells are cut to {settings.dim} numbers"]

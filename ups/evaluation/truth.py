@@ -14,7 +14,7 @@ from torch import Tensor
 from ups.config import Config
 from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
-from ups.data.pdebench import Trajectories
+from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ class Truth:
     parameter value.
     """
 
-    def __init__(self, cache: Cache, sources: Sequence[Trajectories], split: str, context: int,
+    def __init__(self, cache: Cache, sources: Sequence[Source], split: str, context: int,
                  most: int = 0):
         self.cache, self.task, self.sources = cache, cache.task, sources
         self.split, self.context, self.rows = split, context, cache.split[split]
@@ -42,8 +42,8 @@ class Truth:
     def _read(self, rows: Tensor) -> Tensor:
         """Whole trajectories (n, T, channels, *space), float32; each is read once."""
         unique, where = rows.unique(return_inverse=True)
-        places = zip(self.cache.parameter_index[unique].tolist(), self.cache.trajectory[unique].tolist(),
-                     strict=True)
+        num = self.cache.num_rows // len(self.sources)   # rows: source x trajectory
+        places = [divmod(row, num) for row in unique.tolist()]
         return torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1)[0])
                             for file, i in places])[where]
 

@@ -25,7 +25,7 @@ from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearGuess
 from ups.models.backbone import BACKBONES, TaskNetwork, zero_linear
 from ups.models.warm import take_maps
-from ups.tasks import get_task
+from ups.tasks import described_task
 from ups.training.checkpoint import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
@@ -66,7 +66,7 @@ class CorrectorHead(nn.Module):
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
         super().__init__()
-        self.name, self.boundary = description["name"], get_task(description["name"]).boundary
+        self.name, self.boundary = description["name"], described_task(description).boundary
         dim, num_conditions = description["dim"], description["num_conditions"]
         for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
                                   ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0),

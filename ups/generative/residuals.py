@@ -58,7 +58,7 @@ class StateConditions:
         self.operator, self.name, self.head = operator, name, operator.head(name)
         self.device = self.head.scale.device
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description: dict[str, Any] = {"name": name, "dim": bundle * dim,
+        self.description: dict[str, Any] = {**self.head.task.description, "dim": bundle * dim,
                                             "num_conditions": (history + 1 + bundle) * dim}
 
     def predict(self, z: Tensor, known: Known) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +93,8 @@ class FieldConditions:
         self.device = self.head.scale.device
         codec, dim = self.head.input_codec, self.head.codec.dim
         num_conditions = 3 * codec.width + codec.patch**self.head.task.ndim + dim
-        self.description: dict[str, Any] = {"name": name, "dim": dim, "num_conditions": num_conditions,
+        self.description: dict[str, Any] = {**self.head.task.description, "dim": dim,
+                                            "num_conditions": num_conditions,
                                             "guess": {"shape": list(linear.shape),
                                                       "num_modes": len(linear.variance)}}
 

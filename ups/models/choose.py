@@ -33,7 +33,7 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
     """The JSON-able description of a task's head with the base `kind`; see `Operator`."""
     task, is_steady = cache.settings, cache.task.is_steady
     return {
-        "name": cache.task.name, "history": 1 if is_steady else task.history,
+        **cache.task.description, "history": 1 if is_steady else task.history,
         "bundle": 1 if is_steady else task.bundle,
         **describe_data(cache), "base": {"kind": kind, "settings": settings}, "network_share": 1.0,
         "is_conservative": False,
@@ -114,6 +114,10 @@ def candidates(cache: Cache, base_steps: int, seed: int,
     samples = Samples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     is_conservative = data_keep(samples.head, cache)
     for kind in cache.settings.base:
+        if cache.is_sampled and BASES[kind].knows_fitted_only:
+            print(f"{cache.task.name}: {kind} serves a few parameter values alone, and these are many: left "
+                  f"out")
+            continue
         note(f"{cache.task.name}: {kind}")
         for name, fitted, base in BASES[kind].fit(samples, settings):
             head = head_with(cache, kind, fitted, device)

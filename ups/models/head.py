@@ -13,7 +13,7 @@ from ups.models.bases import BASES
 from ups.models.bases.base import Known
 from ups.models.conserve import correction
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
-from ups.tasks import get_task
+from ups.tasks import described_task
 from ups.transfer import send
 
 FOUND = ("network_share", "is_conservative")   # of the data, by the stage
@@ -32,7 +32,7 @@ class TaskHead(nn.Module):
     def __init__(self, description: dict[str, Any], width: int):
         super().__init__()
         self.name = description["name"]
-        self.task = get_task(self.name)
+        self.task = described_task(description)
         known = {"boundary": self.task.boundary, "domain": plain(self.task.domain)}
         if wrong := [key for key in (*known, "dt", "parameters", *FOUND) if key not in description
                      or description[key] != known.get(key, description[key])]:
@@ -82,16 +82,24 @@ class TaskHead(nn.Module):
         if not names:
             return Known(send(parameters.float(), device),
                          send(torch.zeros(len(parameters), dtype=torch.long), device))
-        values, logs = self.description["parameter_values"], parameters.double().log()
-        trained = torch.tensor(values, dtype=torch.float64).log()
-        distance, nearest = (logs[:, :1] - trained).abs().min(1)
+        values = torch.tensor(self.description["parameter_values"], dtype=torch.float64)
+        logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
+        distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
         if self.base.knows_fitted_only and not bool((distance <= 1e-6).all()):   # NaN as well
             bad = float(parameters[int(distance.argmax()), 0])
             raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of "
-                             f"{values}, for which its propagator was fitted. Add the value to "
+                             f"{values.tolist()}, for which its propagator was fitted. Add the value to "
                              f"task.{self.name}.parameters and train, or choose another base.")
-        spread = trained.std(correction=0) if len(values) > 1 else 1.0
-        return Known(send(((logs - trained.mean()) / spread).float(), device), send(nearest, device))
+        spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
+        spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+        return Known(send(((logs - trained.mean(0)) / spread).float(), device), send(nearest, device))
+
+    def _scaled(self, parameters: Tensor) -> Tensor:
+        """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero.
+        """
+        spans = list(self.description["parameters"].values())[: parameters.shape[1]]
+        return torch.stack([column.log() if low > 0 else column
+                            for (low, _), column in zip(spans, parameters.unbind(1), strict=True)], 1)
 
     def take(self, parent: "TaskHead") -> str:
         """Take over another head of this task, as `ups.models.warm` says; in words, "" if it cannot serve:
@@ -171,7 +179,7 @@ def describe_data(cache: Cache) -> dict[str, Any]:
                            # none where they are hidden
                            for name, column in zip(cache.task.parameters, cache.parameters.unbind(1),
                                                    strict=False)},
-            "parameter_values": [float(v) for v in cache.parameter_values]}
+            "parameter_values": cache.parameter_values.tolist()}
 
 
 def flat_facts(description: dict[str, Any]) -> dict[str, Any]:

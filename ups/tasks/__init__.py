@@ -6,10 +6,13 @@ Facts from PDEBench (Takamoto et al. 2022, arXiv 2210.07182) and its public code
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Mapping
+from typing import Any
 
+from ups.tasks.own import Place, own_task
 from ups.tasks.task import Array, Finding, Task
 
-__all__ = ["TASKS", "Array", "Finding", "Task", "get_task"]
+__all__ = ["TASKS", "Array", "Finding", "Place", "Task", "described_task", "get_task", "own_task"]
 
 TASKS: dict[str, Task] = {
     task.name: task for file in sorted(module.name for module in pkgutil.iter_modules(__path__))
@@ -23,5 +26,13 @@ def get_task(name: str) -> Task:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key "
-                         "data.tasks).")
+                         f"data.tasks), or one of yours, which task.{name:.80}.files declares (README, Your "
+                         f"own data).")
     return TASKS[name]
+
+
+def described_task(description: Mapping[str, Any]) -> Task:
+    """The task of a description that weights or a cache carry: by name, and of a user's own task by the facts
+    beside it ("own")."""
+    name, facts = description["name"], description.get("own")
+    return own_task(name, facts) if facts else get_task(name)

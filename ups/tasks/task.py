@@ -52,7 +52,8 @@ class Task:
         published file's name as a function of the first. constants: equation constants that all files of the
         task share.
     respell: (old, new) text in the file name where PDEBench departs from Python's way of writing the number.
-    positive: channels normalised in log-space.
+    positive: channels normalised in log-space. still: fields of a time-dependent task that do not change,
+    such as a coefficient: the last ones.
     hides: the parameters are withheld from every model, which is shown `history` frames and no more (more
         frames would reveal them): the next state is then truly uncertain. of: the task whose files a variant
         of it reads.
@@ -66,8 +67,8 @@ class Task:
     is_shifted: along periodic axes a shifted solution is a solution. is_symmetric: mirror images and, on a
     cube, exchanged axes of solutions are solutions. vector: the fields that are the
     components of a vector along `axes` and turn with them; the others are scalars.
-    layout: "arrays" (one array per channel, trajectories on axis 0) or "groups" (one HDF5 group per
-    trajectory).
+    layout: "arrays" (one array per channel, trajectories on axis 0), "groups" (one HDF5 group per trajectory)
+    or "own": declared by the user, and own then holds the facts it is made from (ups/tasks/own.py).
     arrays: what a file holds, in the order of `inputs` then `fields`. has_own_times: the frames' times are
         those of every trajectory, in the array t.
     t_end, num_frames, resolution, num_trajectories: of one published file (time in model units).
@@ -105,6 +106,7 @@ class Task:
     respell: tuple[str, str] = ("", "")
     inputs: tuple[str, ...] = ()
     positive: tuple[str, ...] = ()
+    still: tuple[str, ...] = ()
     domain: tuple[float, float] | tuple[tuple[float, float], ...] = (0.0, 1.0)
     axes: tuple[str, ...] = ()
     t_end: float = 1.0
@@ -132,6 +134,7 @@ class Task:
     checks: tuple[Callable[[Any, Any], Iterable[Finding]], ...] = ()
     posterior: Callable[..., Any] | None = None
     draw: Callable[..., Any] | None = None
+    own: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if not self.axes:
@@ -140,6 +143,11 @@ class Task:
     @property
     def is_steady(self) -> bool:
         return bool(self.inputs)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What names the task in a file: `ups.tasks.described_task` gives it back."""
+        return {"name": self.name} | ({"own": dict(self.own)} if self.own is not None else {})
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -164,6 +172,8 @@ class Task:
     @property
     def remedy(self) -> str:
         """What to do about data that do not solve the equation."""
+        if self.own is not None:
+            return f"mend task.{self.name} or the files"
         if self.simulate:
             return "set data.source=generate, which solves the stated equation, or train on it for what it is"
         return (f"train on it for what it is, or write data of your own (data.source=own): {self.name} has "
@@ -204,7 +214,7 @@ class Task:
     def parameter_in(self, name: str) -> float | None:
         """The first parameter as a file's name tells it, or None."""
         match = re.match(re.escape(self.filename.split("{")[0]) + r"([0-9]+\.?[0-9]*(?:e-?[0-9]+)?)", name)
-        return float(match[1]) if match and self.parameters else None
+        return float(match[1]) if match and self.parameters and self.filename else None
 
     def attributes(self, parameter: float | None) -> dict[str, float]:
         """Equation parameters and constants of one file, by the name its HDF5 attributes have."""

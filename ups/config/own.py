@@ -1,0 +1,319 @@
+"""Data of the user's own, declared in section task.NAME: what is said, what the first file shows, one line
+for whatever does not fit, that says what to write where.
+
+    ks: {files: "my/*.h5", layout: {u: [trajectory, time, x]}, boundary: periodic, domain: [0, 64], dt: 0.5}
+
+`complete` makes a section of it in which nothing is left open; the files are read by ups/data/own.py.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.boundary import BOUNDARIES, PERIODIC
+from ups.config.foreign import FOREIGN
+from ups.config.shown import coordinate, matches, measure, value_in, wrong
+from ups.lazy import np
+from ups.tasks import TASKS, Place
+
+if TYPE_CHECKING:
+    from ups.stored import Store
+
+WORDS = ("trajectory", "time", "channel", "component")   # of axes; any other is one of space
+# of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "")
+DEFAULTS: dict[str, Any] = {
+    "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "dt": 0.0, "times": "",
+    "parameters": {}, "positive": [], "conserved": [], "bounded": False, "symmetries": [], "hidden": False,
+    "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
+    "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
+    "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": []}
+MOST_PARAMETERS = 3
+TIMES = ("t", "time", "times")
+UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
+MOST_TOKENS = {1: 256, 2: 64, 3: 32}   # per axis, of a patch that is chosen
+
+
+def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with every value that it leaves open, from the first file that it names. Raises ValueError
+    or FileNotFoundError.
+    """
+    from ups.stored import open_store  # imports h5py
+
+    key = f"task.{name}"
+    said = dict(section)
+    if name in TASKS:
+        raise wrong(key, "it declares files under the name of a built-in task", "a name of its own",
+                    f"Write another in place of {name}, here and in data.tasks.")
+    path = Path(matches(key, said["files"])[0])
+    with open_store(path) as store:
+        if isinstance(said["layout"], str):
+            said = _foreign(key, said, store)
+        places = _places(key, said["layout"], store)
+        if not places:
+            raise wrong(f"{key}.layout", "it is empty", "the arrays and the words for their axes, "
+                        "such as {u: [trajectory, time, x]}", f"python prepare_data.py --describe {path} "
+                        f"prints one; the file holds {store.listing()}.")
+        sizes = measure(key, store, places)
+        axes = [axis for axis in sizes if axis not in WORDS]
+        _check_axes(key, path, axes)
+        places = _named(key, places, axes, store)
+        fields = [field for place in places for field in place.fields]
+        said["boundary"] = _boundary(key, said["boundary"], axes)
+        ends = said["boundary"].split(",") * (len(axes) if "," not in said["boundary"] else 1)
+        said["domain"] = {axis: _span(key, said["domain"], axis, end, sizes[axis], store, places)
+                          for axis, end in zip(axes, ends, strict=True)}
+        is_steady = "time" not in sizes
+        said |= _time(key, said, store, places, sizes, is_steady)
+        said["parameters"] = _parameters(key, said["parameters"], store, places, path)
+    _names(key, said, fields, is_steady)
+    said["layout"] = {place.array: {key: list(value) if key != "array" else value
+                                    for key, value in vars(place).items()} for place in places}
+    said["resolution"] = [sizes[axis] for axis in axes]
+    said["num_frames"] = said["num_frames"] or sizes.get("time", 1)
+    said["t_end"] = said["dt"] * (said["num_frames"] - 1)
+    said["degree"] = 0 if is_steady else said["degree"]
+    cells = [-(-size // max(1, said["space_stride"])) for size in said["resolution"]]
+    said["patch"] = said["patch"] or patch_for(cells)
+    said["base"] = said["base"] or (["elliptic"] if is_steady else ["persistence", "propagator"])
+    return said
+
+
+def facts(settings: Any) -> dict[str, Any]:
+    """What a complete section says of its task, for `ups.tasks.own_task`."""
+    return {"arrays": [{"array": place.array, "axes": place.axes, "fields": place.fields}
+                       for place in settings.layout.values()],
+            "axes": list(settings.domain), "boundary": settings.boundary,
+            "domain": list(settings.domain.values()), "inputs": settings.inputs,
+            "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
+            "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
+            "hidden": settings.hidden}
+
+
+def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:
+    """The section with what a layout that goes by a name says of itself; what the user says stays."""
+    kind = said["layout"]
+    if kind not in FOREIGN:
+        raise wrong(f"{key}.layout", f"it is {kind!r:.80}", f"the arrays with their axes, or one of "
+                    f"{', '.join(FOREIGN)}", f"Write it so; python prepare_data.py --describe {store.path} "
+                                             f"helps.")
+    found = FOREIGN[kind](store)
+    return {**said, **{name: said[name] or value for name, value in found.items() if name != "layout"},
+            "layout": found["layout"]}
+
+
+def _places(key: str, layout: Any, store: "Store") -> list[Place]:
+    """The places of a layout; fields are named later, where channels are counted."""
+    places = []
+    if not isinstance(layout, Mapping):
+        raise wrong(f"{key}.layout", f"it is {layout!r:.80}", "a mapping such as {u: [trajectory, time, x]}",
+                    "Write it so.")
+    for name, entry in layout.items():
+        entry = entry if isinstance(entry, Mapping) else {"axes": entry}
+        axes, strange = entry.get("axes"), sorted(set(entry) - {"array", "axes", "fields"})
+        if strange or not isinstance(axes, list) or not all(isinstance(axis, str) and axis.isidentifier()
+                                                            for axis in axes):
+            raise wrong(f"{key}.layout.{name}", f"it is "
+                                                f"{entry if strange else axes!r:.120}", "one word per axis "
+                                                                                        "of the array: "
+                                                                                        "trajectory, time, "
+                                                                                        "channel, component, "
+                                                                                        "or a name of an "
+                                                                                        "axis of space such "
+                                                                                        "as x",
+                        f"Write {name}: [trajectory, time, x], or {name}: {{array: NAME, axes: [..], fields: "
+                        f"[..]}}.")
+        repeated = [axis for axis in axes if axes.count(axis) > 1 + (axis == "component")]
+        if repeated:
+            raise wrong(f"{key}.layout.{name}", f"it names {repeated[0]} twice", "each axis once",
+                        "Correct the words.")
+        fields = tuple(entry.get("fields") or (str(name),))
+        places.append(Place(str(entry.get("array", name)), tuple(axes), fields))
+    return places
+
+
+def _check_axes(key: str, path: Path, axes: Sequence[str]) -> None:
+    if not 1 <= len(axes) <= 3:
+        raise wrong(f"{key}.layout", f"it names {len(axes)} axes of space ({', '.join(axes) or 'none'})",
+                    f"1 to 3 besides "
+                    f"{', '.join(WORDS)}", "Name them, such as x, y, z; an axis of another meaning "
+                    "is trajectory, time, channel or component.")
+
+
+def _named(key: str, places: Sequence[Place], axes: Sequence[str], store: "Store") -> list[Place]:
+    """The places with a name for every field: NAME, NAME_x and NAME_y of a vector, NAME_0 .. of channels."""
+    named = []
+    for place in places:
+        group = (store.groups(place.array) or [""])[0] if "*" in place.array else ""
+        shape = dict(zip(place.axes, store.array(place.array.replace("*", group)).shape, strict=True))
+        count, rank = shape.get("channel", 1), place.axes.count("component")
+        if rank and shape["component"] != len(axes):
+            raise wrong(f"{key}.layout.{place.array}", f"its components are "
+                                                       f"{shape['component']}", f"{len(axes)}, one "
+                        f"per axis of space ({', '.join(axes)})", "Call that axis channel, or correct the "
+                                                                  "words.")
+        channels = [f"_{i}" for i in range(count)] if "channel" in shape else [""]
+        names = [f"{place.fields[0]}{channel}{suffix}" for channel in channels
+                 for suffix in _suffixes(axes, rank)]
+        given = place.fields if len(place.fields) == len(names) and len(names) > 1 else None
+        if len(place.fields) > 1 and given is None:
+            raise wrong(f"{key}.layout.{place.array}.fields", f"it names "
+                                                              f"{len(place.fields)}", f"{len(names)}, one "
+                        "per channel", "Correct the list.")
+        named.append(Place(place.array, place.axes, tuple(given or names)))
+    return named
+
+
+def _suffixes(axes: Sequence[str], rank: int) -> list[str]:
+    """Of the components of a scalar, a vector or a tensor."""
+    return {0: [""], 1: [f"_{a}" for a in axes], 2: [f"_{a}{b}" for a in axes for b in axes]}[rank]
+
+
+def _boundary(key: str, said: Any, axes: Sequence[str]) -> str:
+    """One name for all axes, or one per axis, joined."""
+    per_axis = [said.get(axis, "") for axis in axes] if isinstance(said, Mapping) else \
+        list(said) if isinstance(said, list) else str(said).split(",")
+    if len(per_axis) not in (1, len(axes)) or not {*per_axis} <= {*BOUNDARIES} \
+            or (isinstance(said, Mapping) and {*said} != {*axes}):
+        raise wrong(f"{key}.boundary", f"it is {said!r:.80}" if said else "it is missing",
+                    f"one of {', '.join(BOUNDARIES)}, or one per axis ({', '.join(axes)})",
+                    f"Write boundary: periodic, or boundary: "
+                    f"{{{', '.join(f'{axis}: no_flux' for axis in axes)}}}.")
+    return per_axis[0] if len({*per_axis}) == 1 else ",".join(per_axis)
+
+
+def _span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
+          places: Sequence[Place]) -> list[float]:
+    """(low, high) of an axis, as said and checked against its coordinate, or as that shows it. Cells lie
+    between them: of a grid whose points lie on both walls, half a cell is added on each side.
+    """
+    given = said.get(axis) if isinstance(said, Mapping) else said
+    found = coordinate(store, places, [axis])
+    example = f"Write domain: [0, 1], or domain: {{{axis}: [0, 1], ..}}."
+    if given and not (isinstance(given, list) and len(given) == 2 and all(
+            isinstance(x, int | float) and math.isfinite(x) for x in given) and given[0] < given[1]):
+        raise wrong(f"{key}.domain", f"that of {axis} is "
+                                     f"{given!r:.80}", "two numbers, the lower first", example)
+    if found is None:
+        if not given:
+            raise wrong(f"{key}.domain", f"it is missing for {axis}, and {store.path} holds no coordinate of "
+                                         f"that name", "where the axis begins and ends", example)
+        return [float(x) for x in given]
+    place, x = found
+    if len(x) != size:
+        raise wrong(f"{key}.layout", f"the axis called {axis} has {size} cells and the array {place} in "
+                                     f"{store.path} {len(x)} numbers", "as "
+                                         "many", f"Are the words in the order of the axes? "
+                                                 f"{store.listing()}.")
+    step = (x[-1] - x[0]) / max(1, size - 1) if size > 1 else 1.0
+    if size > 1 and not (step > 0 and np.ptp(np.diff(x)) <= UNEVEN * step):
+        raise wrong(f"{key}.layout", f"{place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in steps of "
+                    f"{np.diff(x).min():g} to {np.diff(x).max():g}", "equal, increasing steps",
+                    "Resample the fields to an even grid.")
+    low = x[0] - step / 2 if end != PERIODIC or abs(x[0] - step / 2) < UNEVEN * step else x[0]
+    shown = [float(f"{value:.9g}") for value in (low, low + size * step)]
+    if given and size > 1:
+        length = given[1] - given[0]
+        is_cells = abs(length - size * step) <= 0.1 * step and -0.1 * step <= x[0] - given[0] <= 1.1 * step
+        is_nodes = end != PERIODIC and abs(length - (size - 1) * step) <= 0.1 * step \
+            and abs(x[0] - given[0]) <= 0.1 * step
+        if not (is_cells or is_nodes):
+            raise wrong(f"{key}.domain", f"that of {axis} is {given}, and {place} in {store.path} runs from "
+                                         f"{x[0]:g} to {x[-1]:g} in steps of {step:g}", f"what the file "
+                                                              f"says, {shown}", f"Write domain: {{{axis}: "
+                        f"{shown}}}, or leave it out.")
+        return [float(v) for v in given] if is_cells else shown
+    return shown
+
+
+def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Place],
+          sizes: Mapping[str, int], is_steady: bool) -> dict[str, Any]:
+    """dt between stored frames, as said or as the frames' times show, and where these lie ("" if nowhere)."""
+    if is_steady:
+        return {"dt": 0.0, "times": ""}
+    dt, frames = said["dt"], sizes["time"]
+    asked = said["times"] or (dt if isinstance(dt, str) else "")
+    found = coordinate(store, places, [asked] if asked else TIMES)
+    if asked and found is None:
+        raise wrong(f"{key}.dt", f"{store.path} holds no array {asked!r} of "
+                                 f"times", "a number, or the name of one",
+                    f"Write dt: 0.1, or one that it holds: {store.listing()}.")
+    shown = None
+    if found is not None and frames > 1:
+        place, t = found
+        if len(t) not in (frames, frames + 1):
+            raise wrong(f"{key}.layout", f"the axis called time has {frames} frames and the array {place} in "
+                        f"{store.path} {len(t)} times", "as many (or one more)",
+                        f"Are the words in the order of the axes? {store.listing()}.")
+        steps = np.diff(t[:frames])
+        if not (steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean()):
+            raise wrong(f"{key}.dt", f"{place} in {store.path} has steps of {steps.min():g} to "
+                                     f"{steps.max():g}",
+                        "equal, increasing ones", "Resample the frames to one step, or leave uneven ones out "
+                        f"({key}.first_frame).")
+        shown = float(f"{(t[frames - 1] - t[0]) / (frames - 1):.9g}")
+    if isinstance(dt, str) or not dt:
+        if shown is None:
+            raise wrong(f"{key}.dt", "it is missing, and the file "
+                                     "holds no times", "the time between stored frames, or "
+                        "the name of the array of times", f"Write dt: 0.1; {store.path} holds "
+                                                          f"{store.listing()}.")
+        dt = shown
+    if isinstance(dt, bool) or not isinstance(dt, int | float) or not 0 < dt < math.inf:
+        raise wrong(f"{key}.dt", f"it is "
+                                 f"{dt!r:.80}", "a number above zero, or the name of the array of times",
+                    "Write dt: 0.1.")
+    if shown is not None and abs(shown - dt) > UNEVEN * dt:
+        raise wrong(f"{key}.dt", f"it is {dt:g}, and {found[0]} in {store.path} has steps of {shown:g}",
+                    "what the file says", f"Write dt: {shown:g}, or leave it out.")
+    return {"dt": float(dt), "times": found[0] if asked and found else ""}
+
+
+def _parameters(key: str, said: Any, store: "Store", places: Sequence[Place], path: Path) -> dict[str, str]:
+    """Name -> where its value is: an attribute, an array, or a pattern of the file's name with {}."""
+    if isinstance(said, list):
+        said = {str(name): str(name) for name in said}
+    if not isinstance(said, Mapping) or len(said) > MOST_PARAMETERS:
+        raise wrong(f"{key}.parameters", f"it is "
+                                         f"{said!r:.120}", f"at most {MOST_PARAMETERS} names, each with the "
+                                                           f"attribute, the array or the pattern of file "
+                                                           f"names that "
+                                                           f"holds it", "Write parameters: {nu: nu}, or "
+                    "parameters: {nu: \"run_nu{}_*\"}; leave out what does not vary.")
+    groups = next((store.groups(place.array) for place in places if "*" in place.array), [""])
+    for name, place in said.items():
+        value_in(key, store, name, str(place), path, groups[0])
+    return {str(name): str(place) for name, place in said.items()}
+
+
+def _names(key: str, said: Mapping[str, Any], fields: Sequence[str], is_steady: bool) -> None:
+    """That the lists of fields name fields, and a steady task its coefficient."""
+    repeated = [field for field in fields if fields.count(field) > 1]
+    if repeated:
+        raise wrong(f"{key}.layout", f"two arrays give a field {repeated[0]}", "a name for each",
+                    "Write {array: NAME, axes: [..], fields: [..]}.")
+    for part in ("inputs", "positive", "conserved"):
+        if strange := [name for name in said[part] if name not in fields]:
+            raise wrong(f"{key}.{part}", f"it names "
+                                         f"{strange[0]!r:.80}", f"fields of the layout ({', '.join(fields)})",
+                        "Correct the list.")
+    if strange := [name for name in said["symmetries"] if name not in ("shift", "mirror")]:
+        raise wrong(f"{key}.symmetries", f"it names "
+                                         f"{strange[0]!r:.80}", "shift (along periodic axes) or mirror",
+                    "Leave out what shifted and mirrored solutions do not keep.")
+    unknown = [field for field in fields if field not in said["inputs"]]
+    if is_steady != bool(said["inputs"]) or not unknown:
+        raise wrong(f"{key}.inputs", f"it is {said['inputs']}, and " + (
+            "no array has a time axis, so the task is steady" if is_steady else "some array has a time axis"),
+            f"the coefficient among {', '.join(fields)}, from which the others follow" if is_steady else
+            "none: fields without a time axis are coefficients already",
+            f"Write inputs: [{fields[0]}]." if is_steady else "Leave it out.")
+
+
+def patch_for(cells: Sequence[int]) -> int:
+    """A patch that divides every axis: 4, more where tokens would be many, less where the grid asks for it.
+    """
+    most = MOST_TOKENS[len(cells)]
+    fitting = [p for p in range(1, 17) if all(n % p == 0 and n // p >= min(n, 4) for n in cells)]
+    enough = [p for p in fitting if p >= 4 and max(cells) // p <= most]
+    return min(enough) if enough else max(fitting)

@@ -1,0 +1,119 @@
+"""What the files of the user's own show: which there are, the sizes of their arrays, coordinates and
+parameters, and the one line that says what does not fit and what to write where.
+"""
+
+import difflib
+import glob
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ups.lazy import np
+from ups.tasks import Place
+
+if TYPE_CHECKING:
+    from ups.stored import Store
+
+# where a coordinate may lie
+COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
+
+
+def wrong(key: str, what: str, expected: str, do: str) -> ValueError:
+    return ValueError(f"{key}: {what}; expected {expected}. {do}")
+
+
+def matches(key: str, pattern: str) -> list[str]:
+    """The files of a pattern in natural order. Raises FileNotFoundError."""
+    from ups.stored import natural  # imports h5py
+
+    found = sorted(glob.glob(pattern, recursive=True), key=natural) if pattern else []
+    if not found:
+        folder = Path(pattern).parent
+        names = sorted(path.name for path in folder.glob("*"))[:5] if folder.is_dir() else ["no such folder"]
+        raise FileNotFoundError(f"{key}.files: no file fits {pattern!r}; expected yours (relative to "
+                                f"{Path.cwd()}). Correct {key}.files (in {folder}: "
+                                f"{', '.join(names) or 'nothing'}).")
+    return found
+
+
+def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]:
+    """Axis -> size, axes of space in the order in which the arrays name them, of one file; "trajectory" where
+    it has that axis or groups. Raises ValueError for an array that is not there or not so.
+    """
+    sizes, first = {}, {}
+    for place in places:
+        array, groups = place.array, []
+        if "*" in array:
+            groups = store.groups(array)
+            array = array.replace("*", groups[0]) if groups else array
+        found = store.array(array)
+        if found is None:
+            near = difflib.get_close_matches(array, store.names(), n=1)
+            raise wrong(f"{key}.layout", f"{store.path} holds no array "
+                                         f"{array!r}", "every array of the layout",
+                        f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: "
+                        f"{store.listing()}.")
+        if found.dtype.kind not in "fiu":
+            raise wrong(f"{key}.layout", f"{array} in {store.path} holds {found.dtype}", "real numbers",
+                        "Write complex numbers as two arrays, or leave the array out.")
+        if len(found.shape) != len(place.axes):
+            raise wrong(f"{key}.layout", f"{array} in {store.path} has {len(found.shape)} axes, "
+                                         f"{found.shape}, and {len(place.axes)} words "
+                                         f"({', '.join(place.axes)})", "one word per axis, as they are "
+                                                                       "stored",
+                        f"Correct layout.{array}: trajectory, time, channel, component or a name such as x.")
+        lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
+        for axis, size in lengths:
+            if axis not in ("channel", "component") and sizes.setdefault(axis, size) != size:
+                raise wrong(f"{key}.layout", f"{axis} is {size} long in {array} of {store.path} and "
+                                             f"{sizes[axis]} in {first[axis]}", "one size per axis, so one "
+                                                 "grid", f"Are the words of {array} in the order of its "
+                                                         f"axes? Else put arrays of another grid into a task "
+                                                         f"of their own.")
+            first.setdefault(axis, array)
+            if size < 1:
+                raise wrong(f"{key}.layout", f"{array} in {store.path} has shape "
+                                             f"{found.shape}", "at least one number",
+                            "Leave that file out.")
+    return sizes
+
+
+def coordinate(store: "Store", places: Sequence[Place],
+               names: Iterable[str]) -> "tuple[str, np.ndarray] | None":
+    """Where a coordinate lies, by its usual names, and its numbers; None if nowhere."""
+    groups = [place.array.rpartition("/")[0].replace("*", (store.groups(place.array) or [""])[0])
+              for place in places if "*" in place.array]
+    for name in names:
+        for form in [form.format(name) for form in COORDINATES]:
+            for place in [form, *[f"{group}/{form}" for group in groups]]:
+                found = store.array(place)
+                if found is not None and found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
+                    values = np.asarray(store.read(place), np.float64)
+                    return place, values[0] if values.ndim == 2 else values
+    return None
+
+
+def value_in(key: str, store: "Store", name: str, place: str, path: Path, group: str = "") -> "np.ndarray":
+    """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
+    if "{}" in place:
+        before, after = place.split("{}", 1)
+        pattern = r".*" * (not before) + ".*".join(map(re.escape, before.split("*"))) + \
+            r"([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)" + ".*".join(map(re.escape, after.split("*")))
+        match = re.match(pattern, path.name)
+        found = float(match[1].rstrip(".")) if match else None
+    else:
+        found = store.value(place.replace("*", group))
+    try:
+        values = np.asarray(found, np.float64)
+        is_right = found is not None and values.ndim <= 1 and bool(np.isfinite(values).all())
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        there = sorted(store.attributes())
+        raise wrong(f"{key}.parameters.{name}", f"{path} holds no number in {place!r}" if found is None else
+                    f"{place} in {path} holds "
+                    f"{found!r:.80}", "an attribute, an array with a number per trajectory, or "
+                    "a pattern of file names such as \"run_nu{}_*\"", f"Correct it (attributes: "
+                    f"{', '.join(there[:8]) or 'none'}; arrays: {store.listing()}).")
+    return values.reshape(-1)[0] if values.size == 1 else values

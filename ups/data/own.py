@@ -1,0 +1,266 @@
+"""The reader of files that a configuration declares (ups/config/own.py): all that fit a pattern, as one set
+of trajectories, whatever their kind and the order of their axes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from ups.config.shown import coordinate, matches, measure, value_in, wrong
+from ups.stored import Store, open_store
+from ups.tasks import Place, Task, own_task
+
+BLOCK_BYTES = 16 * 2**20   # largest temporary of a read, as of PDEBench's files
+FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SEED = 0   # of the order in which trajectories are dealt out to training, validation and test
+MANY = ("trajectory", "time")
+MOST_VALUES = 8   # of parameters, for each of which there are trajectories enough to fit a base of its own
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """One file: its trajectories, the names of their groups (or ()), and the parameters (trajectories, P)."""
+
+    path: Path
+    num_trajectories: int
+    groups: tuple[str, ...]
+    parameters: np.ndarray
+
+
+@dataclass(frozen=True)
+class OwnTrajectories:
+    """The files of one task, described but not read; as `ups.data.pdebench.Trajectories`, of several files.
+
+    rows (n, 2): file and number in it of every trajectory; starts (n,): its initial condition, where files of
+    several parameter values repeat them. Holds no open file.
+    """
+
+    path: Path
+    task: Task
+    files: tuple[OwnFile, ...]
+    rows: np.ndarray
+    num_frames: int
+    space: tuple[int, ...]
+    dt: float
+    coordinates: dict[str, np.ndarray]
+    notes: tuple[str, ...]
+    space_stride: int = 1
+    time_stride: int = 1
+    first_frame: int = 0
+    split_by: str = "auto"
+
+    parameter, attributes = None, MappingProxyType({})   # they are of trajectories: parameters
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def parameters(self) -> np.ndarray:
+        """(n, P), float64."""
+        return np.array([self.files[file].parameters[number] for file, number in self.rows]).reshape(
+            len(self.rows), len(self.task.parameters))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Numbers in the file, if files of equal length differ by a parameter: published data repeat the
+        initial conditions then, and so may these. Else every trajectory has its own.
+        """
+        lengths = {file.num_trajectories for file in self.files}
+        values = [file.parameters for file in self.files]
+        is_one_each = bool(self.task.parameters) and all(len(np.unique(part, axis=0)) == 1 for part in values)
+        differ = is_one_each and len({tuple(part[0]) for part in values}) == len(values)
+        return self.rows[:, 1] if len(self.files) > 1 and len(lengths) == 1 and differ and lengths != {1} \
+            else np.arange(len(self.rows))
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units."""
+        assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
+        out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
+        for start, stop in _runs(self.rows[first:last]):
+            file, number = self.files[self.rows[first + start, 0]], int(self.rows[first + start, 1])
+            with open_store(file.path) as store:
+                for place in self.task.arrays:
+                    self._fill(store, file, place, number, out[start:stop])
+        return out
+
+    def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers (n,) of at most `num` trajectories spread over the files, and what `read` gives of them."""
+        rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))
+        return rows, np.concatenate([self.read(row, row + 1) for row in rows.tolist()])
+
+    def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
+        """Trajectories of "train", "val" and "test" (ascending): by the folders their files lie in, or dealt
+        out by their initial conditions in an order that is always the same.
+        """
+        folders = [FOLDERS.get(file.path.parent.name.lower()) for file in self.files]
+        if self.split_by == "folder" or (self.split_by == "auto" and {*folders} == {"train", "val", "test"}):
+            names = np.array([folders[file] or "none" for file in self.rows[:, 0]])
+            if missing := [name for name in ("train", "val", "test") if not (names == name).any()]:
+                raise wrong(f"task.{self.task.name}.split", f"no file lies in a folder {missing[0]}",
+                            "folders train, "
+                            "val and test", "Move files there and widen the pattern of files, or write "
+                            "split: index.")
+            return {name: np.flatnonzero(names == name) for name in ("train", "val", "test")}
+        starts = np.unique(self.starts)
+        num_val, num_test = (max(1, int(len(starts) * share + 1e-9))
+                             for share in (val_fraction, test_fraction))
+        if len(starts) - num_val - num_test < 1:
+            raise wrong(f"task.{self.task.name}", f"{len(starts)} trajectories cannot be split into "
+                                                  f"training, validation and test", "3 "
+                                               "at least", "Add files, or cut long ones into several "
+                                                           "trajectories.")
+        order = np.random.default_rng(SEED).permutation(starts)
+        parts = np.split(order, [num_val, num_val + num_test])
+        return {name: np.flatnonzero(np.isin(self.starts, part))
+                for name, part in zip(("val", "test", "train"), parts, strict=True)}
+
+    def _fill(self, store: Store, file: OwnFile, place: Place, number: int, out: np.ndarray) -> None:
+        """The fields of one array, of trajectories number..
+
+        of the file, into out (n, time, channel, *space).
+        """
+        names = [self.task.channels.index(field) for field in place.fields]
+        is_grouped = "*" in place.array
+        size = store.array(place.array.replace("*", (file.groups or ("",))[0])).shape
+        num_stored = math.prod(n for axis, n in zip(place.axes, size, strict=True) if axis not in MANY)
+        count = max(1, BLOCK_BYTES // (8 * num_stored * (1 if is_grouped else len(out))))
+        frames = self.num_frames if place.is_steady else min(self.num_frames, count)
+        for row in range(len(out) if is_grouped else 1):
+            array = place.array.replace("*", file.groups[number + row]) if is_grouped else place.array
+            target = out[row:row + 1] if is_grouped else out
+            for frame in range(0, self.num_frames, frames):
+                count = min(frames, self.num_frames - frame)
+                begin = self.first_frame + frame * self.time_stride
+                at = {"trajectory": slice(number, number + len(out)),
+                      "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
+                      **dict.fromkeys(("channel", "component"), slice(None))}
+                index = tuple(at.get(axis, slice(None, None, self.space_stride)) for axis in place.axes)
+                block = self._ordered(np.asarray(store.read(array, index)), place)
+                target[:, frame:frame + count, names] = block
+
+    def _ordered(self, block: np.ndarray, place: Place) -> np.ndarray:
+        """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""
+        wanted = ["trajectory", "time", "channel", "component", *self.task.axes]
+        order = sorted(range(block.ndim), key=lambda axis: wanted.index(place.axes[axis]))
+        block, have = block.transpose(order), [place.axes[axis] for axis in order]
+        inner = [axis for axis in have if axis in ("channel", "component")]
+        lead = [block.shape[have.index(axis)] if axis in have else 1 for axis in ("trajectory", "time")]
+        space = [block.shape[have.index(axis)] if axis in have else 1 for axis in self.task.axes]
+        assert len(inner) + sum(size != 1 for size in (*lead, *space)) <= block.ndim, (block.shape, place)
+        return block.reshape(*lead, len(place.fields), *space)
+
+
+def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(first, last) of the pieces of rows (file, number) that lie side by side in one file."""
+    breaks = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 1)) + 1
+    cuts = [0, *breaks.tolist(), len(rows)]
+    return zip(cuts[:-1], cuts[1:], strict=True)
+
+
+def own_files(name: str, pattern: str) -> list[Path]:
+    """The files that a section names."""
+    return [Path(path) for path in matches(f"task.{name}", pattern)]
+
+
+def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (), num_frames: int = 0,
+             dt: float = 0.0,
+             num_trajectories: int = 0, space_stride: int = 1, time_stride: int = 1,
+             first_frame: int = 0, split_by: str = "auto") -> OwnTrajectories:
+    """The trajectories in `paths`, described but not read, checked against each other and, where given,
+    against the grid, the frames and the step that are expected of them. num_trajectories: as many spread over
+    all of them, 0: all. Raises ValueError or FileNotFoundError, a line that says what to write where.
+    """
+    key, files, found = f"task.{task.name}", [], {}
+    resolution = tuple(resolution)
+    for path in paths:
+        with open_store(path) as store:
+            sizes = measure(key, store, task.arrays)
+            space, frames = tuple(sizes[axis] for axis in task.axes), sizes.get("time", 1)
+            resolution, num_frames = resolution or space, num_frames or frames
+            if space != resolution:
+                raise wrong(f"{key}.files", f"{path} holds a grid of {space} cells, and {paths[0]} one of "
+                            f"{resolution}", "one grid in "
+                                             "all files", "Split them into two tasks with a pattern of "
+                            "files each, or resample some.")
+            if frames < num_frames:
+                raise wrong(f"{key}.num_frames", f"{path} holds {frames} "
+                                                 f"frames", f"{num_frames} as in {paths[0]}",
+                            f"Write {key}.num_frames: {frames} to use as many of every file, or leave that "
+                            f"file out.")
+            found[path] = _step(key, store, task, frames)
+            grouped = [place.array for place in task.arrays if "*" in place.array]
+            groups = tuple(store.groups(grouped[0])) if grouped else ()
+            num = len(groups) or sizes.get("trajectory", 1)
+            values = [_values(key, store, name, place, path, groups, num)
+                      for name, place in task.own["parameters"].items()]
+            table = np.stack(values, 1) if values else np.zeros((num, 0))
+            files.append(OwnFile(path, num, groups, table.astype(np.float64)))
+    steps = {path: step for path, step in found.items() if step}
+    for path, step in steps.items():
+        expected = dt or next(iter(steps.values()))
+        if abs(step - expected) > 0.01 * expected:
+            raise wrong(f"{key}.dt", f"the frames of {path} are {step:g} "
+                                     f"apart", f"{expected:g} as of the others",
+                        "Put files of another step into a task of their own, or resample them.")
+    if first_frame + 1 > num_frames:
+        raise wrong(f"{key}.first_frame", f"it is {first_frame} of {num_frames} frames", "fewer", "Lower it.")
+    rows = np.concatenate([np.stack([np.full(file.num_trajectories, i), np.arange(file.num_trajectories)], 1)
+                           for i, file in enumerate(files)])
+    if num_trajectories > len(rows):
+        raise wrong(f"{key}.num_trajectories", f"the files hold {len(rows)}", f"at least {num_trajectories}",
+                    f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.")
+    if num_trajectories:
+        rows = rows[np.linspace(0, len(rows) - 1, num_trajectories).round().astype(int)]
+    spans = zip(task.axes, task.spans, resolution, strict=True)
+    coordinates = {axis: (low + (np.arange(size) + 0.5) * (high - low) / size)[::space_stride]
+                   for axis, (low, high), size in spans}
+    step = dt or next(iter(steps.values()), 0.0 if task.is_steady else 1.0)
+    if not task.is_steady:
+        coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
+    notes = (f"{len(files)} files",) if len(files) > 1 else ()
+    return OwnTrajectories(
+        Path(paths[0]) if len(paths) == 1 else Path(paths[0]).parent, task, tuple(files), rows,
+        -(-(num_frames - first_frame) // time_stride), tuple(-(-size // space_stride) for size in resolution),
+        0.0 if task.is_steady else step * time_stride, coordinates, notes, space_stride, time_stride,
+        first_frame, split_by)
+
+
+def open_input(task: Task, path: str, dt: float, given: Sequence[str], **strides: int) -> OwnTrajectories:
+    """One file of fields to start from, laid out as the task's own. dt: of its frames, where it holds no
+    times; given: NAME=VALUE of parameters that are not looked for in it.
+    """
+    names = {text.split("=")[0] for text in given}
+    places = {name: place for name, place in task.own["parameters"].items() if name not in names}
+    reduced = own_task(task.name, {**task.own, "parameters": places})
+    return open_own(reduced, [Path(path)], dt=0 if task.own["times"] else dt, **strides)
+
+
+def _values(key: str, store: Store, name: str, place: str, path: Path, groups: Sequence[str],
+            num: int) -> np.ndarray:
+    """The parameter of each of the `num` trajectories of a file (or of its groups)."""
+    if groups and "*" in place:
+        return np.array([float(value_in(key, store, name, place, path, group)) for group in groups])
+    values = value_in(key, store, name, place, path)
+    if values.ndim and len(values) != num:
+        raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values", f"1, or {num} as it "
+                    "holds trajectories", "Write one per trajectory.")
+    return np.broadcast_to(values, num)
+
+
+def _step(key: str, store: Store, task: Task, frames: int) -> float:
+    """The step of the times in a file, 0 where none are named or it has a single frame."""
+    place = task.own["times"]
+    if task.is_steady or not place or frames < 2:
+        return 0.0
+    found = coordinate(store, task.arrays, [place])
+    if found is None or len(found[1]) < frames:
+        raise wrong(f"{key}.dt", f"{store.path} holds no times in "
+                                 f"{place!r}", f"{frames} of them as in other files",
+                    "Write the number itself, such as dt: 0.1.")
+    return float((found[1][frames - 1] - found[1][0]) / (frames - 1))

@@ -1,0 +1,133 @@
+"""The data files of a task as one set of trajectories, whoever wrote them: published, generated, or the
+user's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.config import Config, OwnTaskConfig
+from ups.data.layout import layout_of
+from ups.data.own import MOST_VALUES, OwnTrajectories, open_own, own_files
+from ups.data.pdebench import Trajectories, open_data, split_indices
+from ups.tasks import get_task
+
+Source = Trajectories | OwnTrajectories
+
+
+def data_files(config: Config, task_name: str) -> list[Path]:
+    """The data files of `task_name`, one per parameter value, in the order of the rows; of the user's own,
+    all.
+    """
+    settings = config.task[task_name]
+    if isinstance(settings, OwnTaskConfig):
+        return own_files(task_name, settings.files)
+    return [config.data_path(task_name, value) for value in settings.parameters or [None]]
+
+
+def open_user(config: Config, task_name: str, strided: bool = True) -> OwnTrajectories:
+    """The files that the section of a task declares; strided: as the section says."""
+    settings = config.task[task_name]
+    strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
+    return open_own(config.spec(task_name), data_files(config, task_name), resolution=settings.resolution,
+                    num_frames=settings.num_frames, dt=settings.dt,
+                    num_trajectories=settings.num_trajectories, split_by=settings.split,
+                    **(strides if strided else {}))
+
+
+def split_of(config: Config, task_name: str, sources: Sequence[Source]) -> dict[str, np.ndarray]:
+    """Numbers, within every source, of the trajectories of "train", "val" and "test"."""
+    settings, shares = config.task[task_name], (config.data.val_fraction, config.data.test_fraction)
+    if isinstance(settings, OwnTaskConfig):
+        return sources[0].split(*shares)
+    return split_indices(task_name, settings.num_trajectories, *shares)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is known of every row = source x trajectory: parameters (n, P), which of `values` they are (or
+    nearest to), and the initial condition. values: rows of parameters where the files tell them, None where
+    the configuration does.
+    """
+
+    parameters: np.ndarray
+    index: np.ndarray
+    trajectory: np.ndarray
+    values: list[list[float]] | None
+
+
+def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table:
+    """The table of a task's rows."""
+    task, settings = config.spec(task_name), config.task[task_name]
+    if isinstance(settings, OwnTaskConfig):
+        parameters = sources[0].parameters
+        values = np.unique(parameters, axis=0) if parameters.shape[1] else np.zeros((0, 0))
+        if len(values) > MOST_VALUES:   # those at even steps of their order stand for all
+            values = values[np.linspace(0, len(values) - 1, MOST_VALUES).round().astype(int)]
+        scale = np.where(np.ptp(values, axis=0) > 0, np.ptp(values, axis=0), 1.0) if len(values) else 1.0
+        index = (np.abs((parameters[:, None] - values) / scale).sum(-1).argmin(1) if len(values)
+                 else np.zeros(len(parameters), int))
+        return Table(parameters, index, sources[0].starts, values.tolist())
+    num = settings.num_trajectories
+    attributes = [task.attributes(value) for value in settings.parameters or [None]]
+    values = np.array([[entry[name] for name in task.parameters] for entry in attributes], np.float64)
+    return Table(values.repeat(num, 0), np.arange(len(sources)).repeat(num),
+                 np.tile(np.arange(num), len(sources)), None)
+
+
+def trajectories_of(config: Config, task_name: str, sources: Sequence[Source]) -> int:
+    """How many trajectories of every source are used."""
+    return config.task[task_name].num_trajectories or sources[0].num_trajectories
+
+
+def open_sources(config: Config, task_name: str) -> list[Source]:
+    """The data files of a task, one per parameter value, checked against the configuration and each other."""
+    settings, key = config.task[task_name], f"task.{task_name}"
+    if isinstance(settings, OwnTaskConfig):
+        return [open_user(config, task_name)]
+    frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
+    space = settings.cells(get_task(task_name).ndim)
+    sources = [open_data(path, task_name, space_stride=settings.space_stride,
+                         time_stride=settings.time_stride,
+                         first_frame=settings.first_frame) for path in data_files(config, task_name)]
+    for source, value in zip(sources, settings.parameters or [None], strict=True):
+        checks = (
+            (source.num_frames == frames, "frames (after striding)", source.num_frames,
+             frames, "num_frames"),
+            (source.space == space, "cells (after striding)", source.space, space,
+             "resolution"),
+            (source.num_trajectories >= settings.num_trajectories, "trajectories", source.num_trajectories,
+             f"at least {settings.num_trajectories}", "num_trajectories"),
+            (value is None or np.isclose(source.parameter, value, rtol=1e-6, atol=0), "as parameter",
+             source.parameter, value, "parameters"),
+            (np.isclose(source.dt, sources[0].dt, rtol=1e-4), "between frames", source.dt, sources[0].dt,
+             "t_end"),
+        )
+        for is_right, what, found, expected, field in checks:
+            if not is_right:
+                raise ValueError(f"{source.path} has {found} {what}; expected {expected}. Correct "
+                                 f"{key}.{field}, or remove the file and run `make data`.")
+    return sources
+
+
+def look_at_own(config: Config, tasks: Sequence[str]) -> None:
+    """Print a line per file of the user's (data.source=own), or per task that declares its files; they are
+    never written. ValueError or FileNotFoundError for what is missing or not as configured.
+    """
+    for task in tasks:
+        wanted = config.task[task]
+        for path in data_files(config, task):
+            if not path.exists():
+                there = sorted(other.name for other in path.parent.glob("*"))
+                layout = layout_of(get_task(task)).describe(wanted.num_trajectories, wanted.num_frames,
+                                                            wanted.resolution)
+                raise FileNotFoundError(
+                    f"no data file {path}; expected yours there, as data.source=own says. Write {layout}; or "
+                    f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."
+                )
+        for source in open_sources(config, task):
+            notes = "".join(f"; {note}" for note in source.notes)
+            print(f"{source.path}: yours, {source.num_trajectories} trajectories of {task}{notes}")

@@ -1,0 +1,69 @@
+"""NumPy's own files, mapped where they lie: .npy holds one array, which goes by any name, .npz several."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+
+from ups.stored.store import Store, Stored, checked, natural
+
+HEADER_BYTES = 30   # of a file within a zip, before its name and its extra field, whose lengths end it
+
+
+class Npy(Store):
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.rows = checked(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False), ".npy file")
+
+    def names(self) -> list[str]:
+        return [self.path.stem]
+
+    def array(self, name: str) -> Stored:
+        return Stored(self.rows.shape, self.rows.dtype)
+
+    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        return np.array(self.rows[index])
+
+
+class Npz(Store):
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.parts = checked(path, lambda: dict(_members(path)), ".npz file")
+
+    def names(self) -> list[str]:
+        return sorted(self.parts, key=natural)
+
+    def array(self, name: str) -> Stored | None:
+        found = self.parts.get(name)
+        return None if found is None else Stored(found.shape, found.dtype)
+
+    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        return np.array(self.parts[name][index])
+
+
+def _members(path: Path) -> list[tuple[str, np.ndarray]]:
+    """The arrays of an .npz file, mapped. Raises ValueError for one that is compressed: parts of it could not
+    be read alone.
+    """
+    found = []
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{path} holds {entry.filename} compressed; expected arrays that can be "
+                                 f"read in parts. Write it with np.savez in place of np.savez_compressed, or "
+                                 f"as HDF5.")
+            file.seek(entry.header_offset + HEADER_BYTES - 4)
+            lengths = np.frombuffer(file.read(4), "<u2")
+            file.seek(int(lengths.sum()), 1)
+            version = npy.read_magic(file)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, is_fortran, dtype = read(file)
+            if dtype.hasobject:
+                raise ValueError(f"{path} holds {entry.filename} of Python objects; expected numbers. Write "
+                                 f"numbers.")
+            order, number = "F" if is_fortran else "C", file.tell()
+            rows = np.memmap(path, dtype, "r", number, shape, order) if shape else np.array(
+                np.frombuffer(file.read(dtype.itemsize), dtype)[0])
+            found.append((entry.filename.removesuffix(".npy"), rows))
+    return found

@@ -1,0 +1,95 @@
+"""What every kind of file gives: its arrays by name, their sizes, parts of them, and attributes."""
+
+import fnmatch
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One array of a file. axes: the names of its axes where the file tells them, else (). is_whole: no part
+    of it was left unwritten.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    axes: tuple[str, ...] = ()
+
+
+def natural(name: str) -> list:
+    """A key that sorts frame_2 before frame_10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+class Store:
+    """An open file. names(): of all its arrays; groups(pattern): what * stands for in a name such as
+    "*/data"; array(name), or None; read(name, index) with an integer or slice per axis; attributes of the
+    file; attribute of an object: attribute("group@name").
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing, where nothing is held open."""
+
+    def names(self) -> list[str]:
+        raise NotImplementedError
+
+    def array(self, name: str) -> Stored | None:
+        raise NotImplementedError
+
+    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        raise NotImplementedError
+
+    def attributes(self, name: str = "") -> dict[str, Any]:
+        """Of the file, or of the array or group `name`."""
+        return {}
+
+    def groups(self, pattern: str) -> list[str]:
+        """The names that stand for * in `pattern`, in natural order."""
+        head, _, tail = pattern.partition("*")
+        fitting = fnmatch.filter(self.names(), pattern)
+        return sorted({name[len(head):len(name) - len(tail)] for name in fitting}, key=natural)
+
+    def group_names(self, group: str) -> list[str]:
+        """What lies directly in a group."""
+        return []
+
+    def value(self, place: str) -> Any:
+        """The number or array at `place`: an attribute of the file, "name@attribute" of an object, or an
+        array. None where there is none of these.
+        """
+        name, is_attribute, key = place.partition("@")
+        if is_attribute:
+            return self.attributes(name).get(key)
+        found = self.attributes().get(place)
+        return found if found is not None else self.read(place) if self.array(place) else None
+
+    def listing(self, most: int = 8) -> str:
+        """What the file holds, in words."""
+        names = self.names()
+        shown = [f"{name} {self.array(name).shape}" for name in names[:most]]
+        return f"{', '.join(shown) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
+
+
+def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:
+    """action(), where what a library says of a damaged file becomes a ValueError that names it."""
+    try:
+        return action()
+    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError, EOFError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise ValueError(f"{path} is damaged, or no readable {kind} ({error}); expected a complete file. "
+                         f"Write it again.") from error
