@@ -157,9 +157,11 @@ def test_errors_by_lead_are_those_of_reserved_rollouts_and_differ_between_member
     assert all(len(set(row)) == 5 for row in chosen.tolist())
     many = errors.random(rows, 3 * len(errors.rows))
     assert int(many.max()) < len(errors.rows)
-    alone = ensembles.residuals.operator.rollout(truth.given(rows, ensembles.residuals.head.codec, CPU), truth.task.name, truth.cache.parameters[rows], 3)
+    head = ensembles.residuals.head
+    alone = ensembles.residuals.operator.rollout(truth.given(rows, head.codec, CPU), truth.task.name,
+                                                 truth.cache.parameters[rows], 3)
     members = errors.draw(errors.random, rows, 3, 5)
-    kept = ensembles.residuals.head.physical(alone[:, None] + errors.left[chosen])
+    kept = head.physical(alone[:, None] + errors.left[chosen])
     torch.testing.assert_close(members, kept)
 
 
