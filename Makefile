@@ -135,7 +135,7 @@ lint: $(ENVIRONMENT)          ## Style
 bench: cache                  ## Ours, an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
 	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
 
-tune: cache                   ## Search settings for a task on validation, for ours and both rivals: make tune TASK=cfd1d BUDGET=180
+tune: cache                   ## Search settings for a task on validation, for ours and both rivals: make tune TASK=burgers1d BUDGET=180
 	$(PY) -m bench.tune --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS))
 
 profile: cache                ## Where a step's time goes, beside the machine's peaks, and a trace: make profile STAGE=operator

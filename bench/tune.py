@@ -1,6 +1,6 @@
 """Settings for a task, found on validation by the same search for our operator, the FNO and the U-Net.
 
-    make tune TASK=cfd1d BUDGET=180
+    make tune TASK=burgers1d BUDGET=180
     python -m bench.tune --config configs/small_11task.yaml --task cfd1d --budget 180 --models ours fno unet
 
 A search takes SEARCH times the budget that one training is meant to get (or --search seconds), by processor seconds of one
