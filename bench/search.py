@@ -47,24 +47,28 @@ def search(start: Changes, changes: list[Changes], run: Callable[[Changes, float
         trials.append({"settings": settings, "given": share, "val": error, "steps": trial.steps, "seconds": trial.seconds})
         return Trial(error, trial.steps, trial.seconds)
 
-    best, error, points, third = start, math.inf, [], seconds / 3
+    best, error, points, third, is_start_sound = start, math.inf, [], seconds / 3, False
     for number, change in enumerate(changes):
         left = third - sum(trial["seconds"] for trial in trials)
         if left <= 0:
             say(f"  no time for {len(changes) - number} of {len(changes)} changes")
             break
-        settings = {**best, **change}
-        if number and settings == best:
+        settings = {**best, **change} if change else start   # no change: the start, wherever it stands in the list
+        if settings == best and points:
             continue
         trial = attempt(settings, left / (len(changes) - number), False)
-        if trial is not None and trial.steps and (trial.error < error or not points):
+        if trial is None or not trial.steps:
+            continue
+        is_start_sound |= settings == start
+        if trial.error < error or not points:
             best, error = settings, trial.error
             points.append(settings)
             say(f"  {error:9.2e} {best or 'as it starts'}")
     if sum(trial["steps"] > 0 for trial in trials) < 2:
         raise ValueError(f"a search of {seconds:g} s for {len(changes)} settings came to a training step in fewer than two; "
                          f"expected time to compare some that fit. Give more (--search), or a smaller task.")
-    finalists = points if len(points) <= FINALISTS else [points[0], *points[1 - FINALISTS:]]
+    latest = [settings for settings in points if settings != start]
+    finalists = [start, *latest[1 - FINALISTS:]] if is_start_sound else latest[-FINALISTS:]
     for count in (FINALISTS, FINALISTS // 2) if len(finalists) > 1 else ():
         share = third / len(finalists)
         scored = [(trial.error, number) for number, settings in enumerate(finalists)

@@ -481,6 +481,7 @@ def test_a_search_leaves_out_what_does_not_fit_and_refuses_too_little_time(capsy
         search({}, [{}, {"lr": 0.5}], fake_run(lambda *_: 1.0, [], lambda settings, seconds: 0), 3.0)
     with pytest.raises(ValueError, match="fewer than two"):
         search({}, [{}, {"modes": 99}], run, 3.0)
+    assert search({}, [{"lr": 2.0}, {}, {"lr": 3.0}], run, 3.0)["changes"] == {}     # the start, tried second, was better
     slow = []
     search({}, [{}, {"lr": 0.5}, {"lr": 0.25}], lambda *a: slow.append(a) or Trial(1.0, 1, 0.6), 3.0)   # a fit took long
     assert [settings for settings, *_ in slow] == [{}, {"lr": 0.5}] and "no time for 1 of 3 changes" in capsys.readouterr().out
