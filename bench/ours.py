@@ -20,7 +20,7 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.choose import base_error, candidates, fitted_part, residual_scale, spread
+from ups.models.choose import base_error, candidates, fitted_part, settle, spread
 from ups.models.head import TaskHead
 from ups.models.loss import JUDGED, SHARES, best_share, operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
@@ -50,7 +50,7 @@ def fit_bases(cache: Cache, config: Config, seed: int, place: torch.device, watc
     if head is None:
         raise ValueError(f"no base of {cache.task.name} survives its validation rollouts; expected one that stays finite. Add "
                          f"persistence to task.{cache.task.name}.base.")
-    head.scale.copy_(residual_scale(head, cache, seed))
+    settle(head, cache, seed)
     return head, best
 
 

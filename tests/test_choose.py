@@ -339,3 +339,13 @@ def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_say
     description = head_description(open_cache(replace(config, task=task), "darcy2d"), "elliptic", {})
     assert (description["history"], description["bundle"]) == (1, 1)
     json.dumps(description)
+
+
+def test_the_bounds_are_those_of_the_training_trajectories_and_half_their_width_on_both_sides(config):
+    cache = open_cache(config, "diff_react2d")
+    head, _ = choose_base(cache, 20, config.context("diff_react2d"), 0, CPU)
+    w = head.codec.decode(cache.batch(cache.split["train"], 0, cache.num_frames))
+    for channel in range(2):
+        low, high = float(w[:, :, channel].min()), float(w[:, :, channel].max())
+        assert float(head.low[channel]) == pytest.approx(low - 0.5 * (high - low), abs=1e-5)
+        assert float(head.high[channel]) == pytest.approx(high + 0.5 * (high - low), abs=1e-5)

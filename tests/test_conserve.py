@@ -132,3 +132,27 @@ def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
     front = torch.tanh(8 * (0.4 + torch.sin(torch.arange(64) / 64 * 2 * torch.pi - torch.linspace(0, 1, 5)[:, None])))
     front = front[None, :, None].expand(8, -1, -1, -1).contiguous()
     assert found(front) and not found(front[..., ::8].contiguous())    # of few of its cells the mean does not stay
+
+
+def test_no_rollout_of_a_network_that_says_far_too_much_leaves_the_bounds_and_one_within_them_is_left_alone():
+    operator, u = operator_of("burgers1d", is_conservative=False), states(get_task("burgers1d"))
+    head = operator.heads["burgers1d"]
+    z = head.codec.encode(head.codec.normalise(u[:, :1]))
+
+    def rolled() -> Tensor:
+        return head.codec.decode(operator.rollout(z, "burgers1d", torch.zeros(len(u), 0), 40))
+
+    free = rolled()
+    for end, value in ((head.low, -100.0), (head.high, 100.0)):
+        end.fill_(value)
+    assert torch.equal(rolled(), free)                      # to the last bit
+    head.low.fill_(-2.0)
+    head.high.fill_(3.0)
+    head.base.forward = lambda u, known: -1.5 * u[:, -1] ** 3     # a polynomial that blows up, as a fitted one may
+    u_pred = rolled()
+    assert u_pred.min() >= -2 - 1e-5 and u_pred.max() <= 3 + 1e-5 and u_pred.max() > 2.9
+    base = head.codec.decode(operator.rollout(z, "burgers1d", torch.zeros(len(u), 0), 40, "base"))
+    assert base.isfinite().all() and base.abs().max() <= 3 + 1e-5
+    head.low.fill_(-torch.inf)
+    head.high.fill_(torch.inf)
+    assert not rolled().isfinite().all()                    # the fake

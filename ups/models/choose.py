@@ -26,6 +26,7 @@ from ups.progress import note
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
+BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
 KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that the grid samples loses 3e-5, half its error
 
 
@@ -158,8 +159,27 @@ def choose_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
         raise ValueError(f"no base of {name} survives its validation rollouts (tried: {', '.join(scores)}); "
                          f"expected one that stays finite. Add persistence to task.{name}.base, or look at "
                          "the data with the doctor.")
-    best.scale.copy_(residual_scale(best, cache, seed))
+    settle(best, cache, seed)
     return best, scores
+
+
+def settle(head: TaskHead, cache: Cache, seed: int) -> None:
+    """What a head with its base takes from the training data besides: the network's unit and the bounds."""
+    head.scale.copy_(residual_scale(head, cache, seed))
+    for end, value in zip((head.low, head.high), bounds(head, cache), strict=True):
+        end.copy_(value)
+
+
+@torch.no_grad()
+def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
+    """What no channel of a prediction leaves, normalised, (C,) each: the range of training trajectories and
+    BEYOND of its width on both sides."""
+    ends = []
+    for rows in cache.parts(spread(cache, "train", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS):
+        w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)).transpose(0, 2)
+        ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))
+    low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
+    return low - BEYOND * (high - low), high + BEYOND * (high - low)
 
 
 def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,

@@ -49,6 +49,9 @@ class TaskHead(nn.Module):
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
+        # of each channel, normalised: no prediction leaves them, so that no rollout blows up
+        for name, end in (("low", -math.inf), ("high", math.inf)):
+            self.register_buffer(name, torch.full((self.codec.num_channels,), end))
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
         self.out = zero_linear(width, self.bundle * self.codec.dim)
 
@@ -118,6 +121,18 @@ class TaskHead(nn.Module):
             return AS_IT_WAS
         return take_maps(self, parent)
 
+    def bound(self, z: Tensor) -> Tensor:
+        """Latents (batch, T, *tokens, dim) whose fields stay within `low` and `high`; those that do, to the
+        last bit."""
+        w = self.codec.decode(z)
+        inside = self._clamp(w)
+        has_left = (inside != w).flatten(1).any(1)
+        return torch.where(has_left.view(-1, *[1] * (z.ndim - 1)), self.codec.encode(inside), z)
+
+    def _clamp(self, w: Tensor) -> Tensor:
+        every = (...,) + (None,) * self.task.ndim
+        return torch.clamp(w, self.low[every], self.high[every])
+
     def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
         """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
         *space): as they are for a task without, or where the data do not keep it."""
@@ -135,7 +150,7 @@ class TaskHead(nn.Module):
 
     def next_frame(self, u: Tensor, known: Known) -> Tensor:
         """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space)."""
-        return self.keep(self.base(u, known)[:, None], u[:, -1])[:, 0]
+        return self.keep(self._clamp(self.base(u, known))[:, None], u[:, -1])[:, 0]
 
     def predict_base(self, z: Tensor, known: Known) -> Tensor:
         """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""

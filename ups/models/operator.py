@@ -1,12 +1,13 @@
 """The operator: latents of the past to latents of the next frames, for every task in one network.
 
-    z_next = keep( encode( base(decode z) ) + scale * network(z, base, condition) )
+    z_next = keep( bound( encode( base(decode z) ) + scale * network(z, base, condition) ) )
 
 The base (ups/models/bases/) is cheap and chosen per task; the network is shared, sees the history
 and the base's answer and learns what the base leaves, in units of `scale`, the base's own residual on
 training windows. A base with weights is also trained on its own error, so that it never hides behind the
 network, and the network serves only the tasks where it helps on validation (`TaskHead.is_network_used`).
-Whatever the network says, what the equation keeps, the base and the whole keep (`TaskHead.keep`).
+Whatever the network says, what the equation keeps, the base and the whole keep (`TaskHead.keep`), and no
+prediction goes far beyond what training has shown (`TaskHead.bound`): long rollouts stay finite.
 """
 
 from pathlib import Path
@@ -102,7 +103,7 @@ class Operator(TaskNetwork):
             out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary))
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         z_full = z_base + head.description["network_share"] * scale * change
-        return head.keep_latents(z_full, z[:, -1]), z_base
+        return head.keep_latents(head.bound(z_full), z[:, -1]), z_base
 
     def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
         """One call from raw parameters (batch, P): (batch, bundle, *tokens, dim)."""
