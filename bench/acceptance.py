@@ -87,6 +87,11 @@ def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
     long = entry["checks"]["long"]
     yield (f"{number}g {model}: members blown up within {long['frames']} frames, where the operator's are not",
            point(float(max(0, long["blown_up"][model] - long["blown_up"]["operator"]))), None, 0.0)
+    if climate := long.get("climate"):     # refuses an ensemble that smooths as its operator does, and one that freezes
+        pair = [climate[name]["spectrum_error"] for name in (model, "operator")]
+        ratio = None if None in pair else pair[0] / pair[1]
+        yield f"{number}j {model}: spectrum error of long rollouts over the operator's", point(ratio), None, 0.5
+        yield f"{number}j {model}: memory of long rollouts over the data's", point(climate[model]["memory"]), 0.8, 1.25
 
 
 def exact(number: str, model: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:

@@ -243,3 +243,17 @@ def test_results_that_lack_a_part_are_an_error_and_no_pass(missing):
     entry = {key: value for key, value in forecast().items() if key != missing}
     with pytest.raises(KeyError, match=missing):
         list(acceptance.transient("t", entry))
+
+
+@pytest.mark.parametrize(("climate", "criteria"), [
+    ({"spectrum_error": 0.2, "memory": 1.1}, set()),
+    ({"spectrum_error": 0.9, "memory": 1.1}, {"2j corrector: spectrum error of long rollouts over the operator's"}),   # as smooth
+    ({"spectrum_error": 0.2, "memory": 5.0}, {"2j corrector: memory of long rollouts over the data's"}),               # frozen
+    ({"spectrum_error": None, "memory": None}, {"2j corrector: spectrum error of long rollouts over the operator's",
+                                                "2j corrector: memory of long rollouts over the data's"})])
+def test_long_rollouts_are_held_to_the_statistics_of_the_data(climate, criteria):
+    entry = copy.deepcopy(forecast())
+    entry["checks"]["long"]["climate"] = {"operator": {"spectrum_error": 1.0, "memory": 1.0}, **dict.fromkeys(
+        ("corrector", "student_1", "student_2"), climate)}
+    rows = [row for row in acceptance.transient("t", entry) if row.criterion.startswith("2j")]
+    assert len(rows) == 2 and {row.criterion for row in rows if not row.passed} == criteria

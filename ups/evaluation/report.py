@@ -68,6 +68,8 @@ STEADY_ROWS = [   # the first two where the exact posterior is known
     Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),
     Metric("trace", "variance over exact", "total variance over that of the exact posterior", best=1.0),
     *ENSEMBLE_ROWS]
+CLIMATE = {"variance": "variance over the data's", "spectrum_error": "spectrum error, decades",
+           "distance": "distance of values, standard deviations", "memory": "memory over the data's"}
 CAPTIONS = {
     "by_lead": "Scores by lead time, two with 95 % intervals; grey: within 10 % of one, a calibrated spread "
                "and the CRPS of exact draws.",
@@ -147,6 +149,16 @@ def _comparison_table(comparisons: dict) -> str:
                  [[html.escape(name), *line] for name, line in zip(comparisons, lines, strict=True)])
 
 
+def _climate_table(long: dict) -> str:
+    """Statistics of long rollouts beside the data's, a row per model."""
+    rows = long.get("climate", {})
+    lines = [[html.escape("data, every other trajectory" if model == "truth" else label(model)),
+              *[number(rows[model][key]) for key in CLIMATE], number(long["blown_up"].get(model))]
+             for model in ordered(rows)]
+    return table([f"{long['frames']} frames, second half", *CLIMATE.values(), "members blown up"],
+                 lines) if lines else ""
+
+
 def _steady_table(cases: dict) -> str:
     """Cases and models in rows, metrics in columns."""
     cases = {case: {model: {**models[model], **models[model].get("exact", {})} for model in ordered(models)}
@@ -210,6 +222,7 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> str:
     if entry.get("comparisons"):
         out.append(_comparison_table(entry["comparisons"]) + "<p class=note>Same trajectories; below 1 the "
                                                              "first is better.</p>")
+    out.append(_climate_table(entry.get("checks", {}).get("long", {})))
     if sample.get("members"):
         field = figures_ensemble.field_to_show(sample)
         if len(sample["axes"]) == 1:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ups.config import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, milliseconds_per_state, one_step, rollouts
 from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, rivals_of, timed
+from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (
     Scores,
@@ -18,6 +19,7 @@ from ups.metrics.intervals import (
     distance_matrix,
     entry,
     exchange_floor,
+    number,
     pairing,
 )
 from ups.tasks import Task
@@ -170,13 +172,22 @@ def check_latents(ensembles: Ensembles, windows: Windows, models: dict[str, dict
 
 def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[str, Any]:
     """How many of a few members leave the range of their start by BLOWN_UP, or are not finite, in
-    `num_frames` frames."""
+    `num_frames` frames; for a task on its invariant measure the `climate` of the second half of them beside
+    that of the data, "truth" being one half of the data beside the other."""
+    truth, every, climates = ensembles.truth, rows, {}
     rows = rows[:LONG_ROWS]
-    limit = BLOWN_UP * ensembles.truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
-    u = {model: rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS).abs().flatten(2).amax(2)
+    limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
+    u = {model: rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS)
          for model in ensembles.names if model == "operator" or model not in CHEAP}
-    blown_up = {model: int((~(largest <= limit)).sum()) for model, largest in u.items()}
-    return {"frames": num_frames, "members": len(rows) * LONG_MEMBERS, "blown_up": blown_up}
+    blown_up = {model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum()) for model, members in u.items()}
+    if truth.task.is_stationary and len(every) > 1:
+        u_ref = truth.frames(every, 0, truth.cache.num_frames)
+        late = {model: members[:, :, num_frames // 2:].flatten(0, 1) for model, members in u.items()}
+        climates = {model: {key: number(value) for key, value in
+                            climate(members, u_ref, truth.task.boundary).items()}
+                    for model, members in {**late, "truth": u_ref[::2]}.items()}
+    return {"frames": num_frames, "members": len(rows) * LONG_MEMBERS, "blown_up": blown_up,
+            "climate": climates}
 
 
 # ---- words

@@ -82,7 +82,7 @@ def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: 
 FAMILY = (
     Task("burgers1d_forced", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_BurgersForced_Nu{}.hdf5",
          ("Nu",), equation="∂u/∂t + u ∂u/∂x = Nu ∂²u/∂x² + white noise in the waves 1 to 3", t_end=1.0,
-         unknown="white noise drives it",
+         unknown="white noise drives it", is_stationary=True,
          num_frames=41, resolution=128, num_trajectories=2000, conserved=("u",), simulate=simulate,
          draw=functools.partial(draws, evolve),
          defaults={"parameters": [0.01], "reserve": 0.5}),

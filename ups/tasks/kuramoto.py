@@ -94,7 +94,7 @@ def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: 
 FAMILY = (
     Task("ks1d_coarse", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_KS_Coarse.hdf5",
          constants=(("length", LENGTH),), domain=(0.0, LENGTH),
-         unknown="its short waves are not seen",
+         unknown="its short waves are not seen", is_stationary=True,
          equation="∂u/∂t + u ∂u/∂x + ∂²u/∂x² + ∂⁴u/∂x⁴ = 0, seen without its short waves", t_end=60.0,
          num_frames=61, resolution=32, num_trajectories=1000, conserved=("u",), simulate=simulate,
          defaults={"reserve": 0.5}),

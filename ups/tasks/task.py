@@ -59,6 +59,7 @@ class Task:
         of it reads.
     unknown: why what follows the whole state that models are shown is uncertain all the same, in words; ""
     where it is not.
+    is_stationary: trajectories start on the invariant measure, so that long rollouts have its statistics.
     equation: what is solved, in the names of fields, inputs, parameters and constants; lap is the Laplacian.
     conserved: what the equation keeps: channels whose mean over space stays, or words for what `densities`
     gives, whose means stay. densities: u (n, T, C, *space) -> (n, T, K, *space). restore: u and its start
@@ -116,6 +117,7 @@ class Task:
     hides: bool = False
     of: str = ""
     unknown: str = ""
+    is_stationary: bool = False
     equation: str = ""
     conserved: tuple[str, ...] = ()
     densities: Callable[[Any], Any] | None = None
