@@ -136,11 +136,13 @@ def facts_of(config: Config, name: str) -> SimpleNamespace:
         input_tokenizer=codec(task.inputs, planned["shapes"]["input"][-1]) if task.is_steady else None)
 
 
-def operator_of(config: Config, precision: str) -> Operator:
-    """All tasks of the configuration, nothing fitted or trained."""
-    facts = [facts_of(config, name) for name in config.data.tasks]
+def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = None) -> Operator:
+    """An operator of tasks over bases (kinds: task -> base; None: all of the configuration, each its last), nothing fitted or
+    trained."""
+    kinds = kinds or {name: config.task[name].base[-1] for name in config.data.tasks}
+    facts = [facts_of(config, name) for name in kinds]
     operator = Operator({"model": dataclasses.asdict(config.operator.model), "precision": precision, "tasks": [
-        choose.head_description(one, one.settings.base[-1], choose.base_settings(one)) for one in facts]})
+        choose.head_description(one, kinds[one.task.name], choose.base_settings(one)) for one in facts]})
     for one in facts:
         head = operator.heads[one.task.name]
         head.codec.load_state_dict(one.tokenizer.state_dict())

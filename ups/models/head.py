@@ -84,15 +84,12 @@ class TaskHead(nn.Module):
         parameters = parameters.cpu()
         if not names:
             return Known(send(parameters.float(), device),
-                         send(torch.zeros(len(parameters), dtype=torch.long), device))
+                         send(torch.zeros(parameters.shape[0], dtype=torch.long), device))
         values = torch.tensor(self.description["parameter_values"], dtype=torch.float64)
         logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
         distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
-        if self.base.knows_fitted_only and not bool((distance <= 1e-6).all()):   # NaN as well
-            bad = float(parameters[int(distance.argmax()), 0])
-            raise ValueError(f"{self.name} was asked for the parameter value {bad:g}; expected one of "
-                             f"{values.tolist()}, for which its propagator was fitted. Add the value to "
-                             f"task.{self.name}.parameters and train, or choose another base.")
+        if self.base.knows_fitted_only:
+            self._require_fitted(parameters[:, 0], distance)
         spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))
         return Known(send(((logs - trained.mean(0)) / spread).float(), device), send(nearest, device))
@@ -103,6 +100,16 @@ class TaskHead(nn.Module):
         spans = list(self.description["parameters"].values())[: parameters.shape[1]]
         return torch.stack([column.log() if low > 0 else column
                             for (low, _), column in zip(spans, parameters.unbind(1), strict=True)], 1)
+
+    def _require_fitted(self, given: Tensor, distance: Tensor) -> None:
+        """Refuse parameter values of which one is not a fitted one, `distance` away in the logarithm."""
+        is_fitted, asked = (distance <= 1e-6).all(), f"{self.name} was asked for the parameter value"   # NaN: no
+        expected = (f"expected one of {self.description['parameter_values']}, for which its propagator was "
+                    f"fitted. Add the value to task.{self.name}.parameters and train, or choose another base.")
+        if torch.compiler.is_exporting():   # what is exported refuses them too; its graph holds none to name
+            torch._assert_async(is_fitted, f"{asked} of another case; {expected}")
+        elif not bool(is_fitted):
+            raise ValueError(f"{asked} {float(given[int(distance.argmax())]):g}; {expected}")
 
     def take(self, parent: "TaskHead") -> str:
         """Take over another head of this task, as `ups.models.warm` says; in words, "" if it cannot serve:

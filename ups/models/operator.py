@@ -87,7 +87,7 @@ class Operator(TaskNetwork):
         if frames != head.history:
             raise ValueError(f"{task} was given {frames} frames; expected its history of {head.history}. "
                              f"Slice the context.")
-        if found != [*codec.tokens, codec.dim] or len(known.index) != len(z):
+        if found != [*codec.tokens, codec.dim] or known.index.shape[0] != z.shape[0]:
             raise ValueError(f"{task} was given {len(z)} latents of shape {tuple(found)} and "
                              f"{len(known.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
                              f"and as many rows: it was trained on a grid of {codec.space} cells. Give the "

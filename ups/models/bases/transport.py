@@ -67,6 +67,6 @@ class Transport(Learnt):
         for axis in range(self.ndim):
             moved = u.movedim((1, 2 + axis), (-2, -1))
             lines = moved.flatten(0, -3)   # of the other axes, joined to the batch: (batch * lines, C, n)
-            out = self._along_last(lines, parameters.repeat_interleave(len(lines) // len(u), 0), axis)
+            out = self._along_last(lines, parameters.repeat_interleave(lines.shape[0] // u.shape[0], 0), axis)
             u = out.view(moved.shape).movedim((-2, -1), (1, 2 + axis))
         return u
