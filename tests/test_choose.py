@@ -36,6 +36,7 @@ from ups.models.choose import (
 from ups.models.head import TaskHead
 from ups.models.loss import squared_errors
 from ups.models.operator import over_bases
+from ups.tasks import TASKS, get_task
 from ups.training.fit import find_fit, fit_once
 
 CPU = torch.device("cpu")
@@ -349,3 +350,18 @@ def test_the_bounds_are_those_of_the_training_trajectories_and_half_their_width_
         low, high = float(w[:, :, channel].min()), float(w[:, :, channel].max())
         assert float(head.low[channel]) == pytest.approx(low - 0.5 * (high - low), abs=1e-5)
         assert float(head.high[channel]) == pytest.approx(high + 0.5 * (high - low), abs=1e-5)
+
+
+def test_a_propagator_that_is_told_the_walls_values_solves_diffusion_between_them(tmp_path, monkeypatch):
+    """Diffusion-sorption holds u = 1 at one wall and 0 at the other. Sines of the field as it is cannot say so."""
+    found = {}
+    for walls in (get_task("diff_sorp1d").walls, ()):
+        monkeypatch.setitem(TASKS, "diff_sorp1d", replace(TASKS["diff_sorp1d"], walls=walls))
+        config = make_caches(tmp_path, "data.tasks=[diff_sorp1d]", "task.diff_sorp1d.num_trajectories=24",
+                             "task.diff_sorp1d.resolution=32", "task.diff_sorp1d.num_frames=21", "task.diff_sorp1d.patch=4")
+        head, scores = choose_base(open_cache(config, "diff_sorp1d"), 20, 10, 0, CPU)
+        found[bool(walls)] = min(error for name, error in scores.items() if name.startswith("propagator"))
+        if walls:
+            ends = head.codec.denormalise(head.base.line)[0]
+            assert ends[[0, -1]].tolist() == pytest.approx([1 - 0.5 / 32, 0.5 / 32], abs=1e-5)
+    assert found[True] < 0.2 * found[False]

@@ -47,8 +47,16 @@ def base_settings(cache: Cache) -> dict[str, Any]:
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
             "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
             "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
-            "boundary": cache.task.boundary, "degree": task.degree, "history": task.history,
-            "reach": task.reach}
+            "boundary": cache.task.boundary, "walls": normalised_walls(cache), "degree": task.degree,
+            "history": task.history, "reach": task.reach}
+
+
+def normalised_walls(cache: Cache) -> list[list[float]]:
+    """`Task.walls` in units of the codec; [] for a task that states none."""
+    if not cache.task.walls:
+        return []
+    ends = torch.tensor(cache.task.walls)                                       # fields, 2
+    return cache.tokenizer.normalise(ends.T[:, :, None])[:, :, 0].T.tolist()
 
 
 def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.device) -> TaskHead:

@@ -159,6 +159,7 @@ FAMILY = (
          equation="R(u) ∂u/∂t = D ∂²u/∂x², R(u) = 1 + (1 - por)/por rho_s k_f n_f u^(n_f - 1)",
          constants=(("D", DIFFUSION), ("por", POROSITY), ("rho_s", BULK_DENSITY), ("k_f", FREUNDLICH_K),
                     ("n_f", FREUNDLICH_N)),
+         walls=((LEFT, 0.0),),   # on the right u = -D u_x, which is below 0.01 (D = 5e-4)
          t_end=500.0, resolution=NOMINAL_POINTS, simulate=simulate, step=advance,
          published={"1D_diff-sorp_NA_NA.h5": (133020, "9d466d1213065619d087319e16d9a938")}),
 )

@@ -45,7 +45,8 @@ class Task:
     fields: physical channels in our order; for steady tasks the unknown only (`inputs` holds the
     coefficient).
     inputs: coefficient fields a(x) of a steady task, empty for a time-dependent one.
-    ndim: space dimensions. boundary: as in ups/boundary.py. domain: every axis runs over it; or one such pair
+    ndim: space dimensions. boundary: as in ups/boundary.py. walls: of each field in 1D its values at both
+    ends, where these are known and not zero. domain: every axis runs over it; or one such pair
     per axis.
     axes: names of the stored space axes in storage order.
     parameters: names of the file-level parameters, as the HDF5 attribute spells them; `filename` is the
@@ -108,6 +109,7 @@ class Task:
     inputs: tuple[str, ...] = ()
     positive: tuple[str, ...] = ()
     still: tuple[str, ...] = ()
+    walls: tuple[tuple[float, float], ...] = ()
     domain: tuple[float, float] | tuple[tuple[float, float], ...] = (0.0, 1.0)
     axes: tuple[str, ...] = ()
     t_end: float = 1.0

@@ -1,7 +1,7 @@
 """The polynomial propagator: linear in what it fits, so fitted in closed form."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,10 +47,13 @@ class Propagator(Base):
     MOST_BYTES = 2**30   # of the normal equations, and a quarter of it of a batch in modes
 
     def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int,
-                 history: int, **_: Any):
+                 history: int, walls: Sequence[tuple[float, float]] = (), **_: Any):
         super().__init__()
         self.degree, self.history = degree, history
         self.transform = FieldTransform(space, boundary)
+        # between the values at the walls: what is above it is zero there, as sines are
+        ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
+        self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
         terms = len(monomials(num_channels, degree)) * history
         shape = (num_values, self.transform.modes, terms, num_channels)
         self.register_buffer("weight_real", torch.zeros(shape))
@@ -59,7 +62,7 @@ class Propagator(Base):
 
     def features(self, u: Tensor) -> Tensor:
         """(batch, history, C, *space) to spectral features (batch, terms, modes), newest frame first."""
-        frames = [dictionary(u[:, -1 - lag], self.degree) for lag in range(self.history)]
+        frames = [dictionary(u[:, -1 - lag] - self.line, self.degree) for lag in range(self.history)]
         return self.transform.forward(torch.cat(frames, 1))
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
