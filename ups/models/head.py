@@ -122,7 +122,8 @@ class TaskHead(nn.Module):
         if not all(one.is_same(other) for one, other in pairs):
             translate_maps(self, parent)
             return TRANSLATED
-        known, given = ({**head.description, "network_share": 1.0} for head in (self, parent))
+        known, given = ({key: value for key, value in head.description.items() if key not in FOUND}
+                        for head in (self, parent))
         if known == given:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS
