@@ -78,7 +78,8 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
     cells = [[row["run"], "pass" if all(gate["passed"] for gate in row["gates"]) else "FAIL",
               number(mean_of(row, metric)),
               *[number(figure(row["tasks"][name], metric)) for name in sorted(tasks)],
-              *_settings(row), number(row["training"].get("parameters")), number(row["training"].get("seconds")),
+              *_settings(row), number(row["training"].get("parameters")),
+              number(row["training"].get("seconds")),
               str(row["environment"].get("git_revision") or "–")[:10]] for row in ranked]
     return "\n".join([f"{horizon} ({settings})", "",
                       *(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))])
