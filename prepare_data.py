@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -30,7 +29,7 @@ from ups.data.download import fetch, is_verified, published_file, published_file
 from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
-from ups.data.sources import look_at_own, open_user
+from ups.data.sources import data_files, look_at_own, open_user
 from ups.tasks import TASKS, get_task
 
 
@@ -96,7 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
     if args.doctor:
         is_ill = False
         paths = [(task, path) for task, _, path, *_ in files]
-        paths += [(name, Path(config.task[name].files)) for name in declared]
+        found = {name: data_files(config, name) for name in declared}
+        paths += [(name, some[0].parent if some[1:] else some[0]) for name, some in found.items()]
         for path, findings in examine(paths, hash_all=args.md5, val_fraction=config.data.val_fraction,
                                       test_fraction=config.data.test_fraction, is_own=is_own,
                                       declared=declared):

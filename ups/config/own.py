@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
-from ups.config.shown import coordinate, matches, measure, value_in, wrong
+from ups.config.shown import TIMES, coordinate, matches, measure, value_in, wrong
 from ups.lazy import np
 from ups.tasks import TASKS, Place
 
@@ -29,7 +29,6 @@ DEFAULTS: dict[str, Any] = {
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": []}
 MOST_PARAMETERS = 3
-TIMES = ("t", "time", "times")
 UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}   # per axis, of a patch that is chosen
 

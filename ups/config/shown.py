@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # where a coordinate may lie
 COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
+TIMES = ("t", "time", "times")
 
 
 def wrong(key: str, what: str, expected: str, do: str) -> ValueError:

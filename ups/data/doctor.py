@@ -59,12 +59,13 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
             shares = (val_fraction, test_fraction)
             parts = data.split(*shares) if is_declared else split_indices(task, len(split), *shares)
             split = {int(i): name for name, rows in parts.items() for i in rows}
+        again = "repair the numbers, or leave them out" if is_declared else "generate or download the file again"
         found = [Finding("info", note, str(path), "nothing") for note in data.notes]
         found += [] if is_own or is_declared else _edition(data, hash_all)
         first = [seen.setdefault((task, digest), (path, i, split[i]))
                  for i, digest in enumerate(scan.initial)]
         leaks = [i for i, (_, _, part) in enumerate(first) if part != split[i]]
-        found += [*_of_data(data, scan), *_of_rows(scan, leaks, first)]
+        found += [*_of_data(data, scan), *_of_rows(scan, leaks, first, again)]
         if not any(finding.severity == "error" for finding in found):
             found += _wall_noise(data)
         shared = [other.name for other, _, _ in first if other != path]
@@ -131,16 +132,18 @@ def _scan(data: Trajectories) -> _Scan:
     return scan
 
 
-def _of_rows(scan: _Scan, leaks: list[int], first: list[tuple[Path, int, str]]) -> Iterator[Finding]:
+def _of_rows(scan: _Scan, leaks: list[int], first: list[tuple[Path, int, str]],
+             again: str) -> Iterator[Finding]:
     """What is wrong with single trajectories. leaks: those that start as one of another split; first: file,
-    number and split of the first trajectory that starts as each does."""
+    number and split of the first trajectory that starts as each does; again: what to do about numbers that
+    are none."""
     known: dict[bytes, int] = {}
     earlier = [known.setdefault(digest, i) for i, digest in enumerate(scan.whole)]
     copies = [(i, j) for i, j in enumerate(earlier) if i != j]
     leak = [f"{i} as {first[i][1]} of {first[i][0].name}" for i in leaks[:1]]
     for severity, rows, what, do in (
             ("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
-             "generate or download the file again"),
+             again),
             ("error", scan.constant, "trajectories are constant in space and time",
              "remove them or generate the file again"),
             ("warning", [i for i, _ in copies],

@@ -1,0 +1,405 @@
+"""Data of one's own, declared: every kind of file and order of axes gives the same numbers, what is described
+loads, and each wrong description gets the line that says what to write where."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+import prepare_data
+from ups.config import load_config
+from ups.data.describe import describe_file
+from ups.data.doctor import examine
+from ups.data.own import open_own
+from ups.data.own_writer import write_own
+from ups.data.sources import open_sources, open_user, split_of, table_of
+from ups.stored import open_store
+from ups.tasks import described_task
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ROOT / "configs" / "small.yaml"
+N, T, X, Y = 6, 5, 16, 8
+DT = 0.5
+
+
+def waves(shape=(N, T, X), seed=0):
+    """Smooth periodic fields (trajectory, time, *space)."""
+    draw, (num, frames, *space) = np.random.default_rng(seed), shape
+    phase = draw.random((num, 1) + (1,) * len(space)) * 6.28
+    t = np.arange(frames).reshape(1, -1, *[1] * len(space))
+    u = np.zeros(shape)
+    for axis, n in enumerate(space):
+        x = 2 * np.pi * np.arange(n) / n
+        u = u + np.sin(x.reshape([-1 if i == axis else 1 for i in range(len(space))]) + phase + 0.3 * t)
+    return u.astype(np.float32)
+
+
+def write(path, **arrays):
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            if name.startswith("attr_"):
+                file.attrs[name[5:]] = values
+            else:
+                file[name.replace("__", "/")] = values
+    return path
+
+
+def overlay(folder, section, **more):
+    given = {"include": str(SMALL), "data": {"tasks": ["ks"], "source": "own"}, "cache": {"root": str(folder / "cache")},
+             "task": {"ks": section}, **more}
+    path = folder / "my_data.yaml"
+    path.write_text(yaml.safe_dump(given), encoding="utf-8")
+    return path
+
+
+def section(folder, **changes):
+    said = {"files": str(folder / "*.h5"), "layout": {"u": ["trajectory", "time", "x"]}, "boundary": "periodic",
+            "domain": [0, 22], "dt": DT}
+    return {key: value for key, value in {**said, **changes}.items() if value is not None}
+
+
+def read(folder, said):
+    config = load_config(overlay(folder, said))
+    [source] = open_sources(config, "ks")
+    return config, source, source.read(0, source.num_trajectories)
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def well_file(path, u, v):
+    """A file to the specification of The Well: scalars u (n, t, x, y), vectors v (n, t, x, y, 2)."""
+    with h5py.File(path, "w") as file:
+        file.attrs.update(dataset_name="mine", grid_type="cartesian", n_spatial_dims=2, n_trajectories=len(u),
+                          simulation_parameters=["Re"], Re=100.0)
+        space = file.create_group("dimensions")
+        space.attrs["spatial_dims"] = ["x", "y"]
+        for name, values in (("time", DT * np.arange(u.shape[1])), ("x", (np.arange(X) + 0.5) / X),
+                             ("y", (np.arange(Y) + 0.5) / Y)):
+            space[name] = values.astype(np.float32)
+            space[name].attrs.update(sample_varying=False, time_varying=False)
+        for axis, kind in (("x", "PERIODIC"), ("y", "WALL")):
+            group = file.create_group(f"boundary_conditions/{axis}_{kind.lower()}")
+            group.attrs.update(associated_dims=[axis], associated_fields=[], bc_type=kind, sample_varying=False,
+                               time_varying=False)
+            group["mask"] = np.ones(1, bool)
+        scalars = file.create_group("scalars")
+        scalars.attrs["field_names"] = ["Re"]
+        scalars["Re"] = 100.0
+        scalars["Re"].attrs.update(sample_varying=False, time_varying=False)
+        for order, fields in enumerate(({"u": u, "depth": u[0, 0]}, {"v": v}, {})):
+            group = file.create_group(f"t{order}_fields")
+            group.attrs["field_names"] = list(fields)
+            for name, values in fields.items():
+                group[name] = values
+                is_still = values.ndim == 2
+                group[name].attrs.update(dim_varying=[True, True], sample_varying=not is_still, time_varying=not is_still)
+
+
+def kinds(folder, u):
+    """Every way to write u (n, t, x): (name, section's changes)."""
+    write(folder / "usual.h5", u=u)
+    yield {"files": str(folder / "usual.h5")}
+    write(folder / "turned.h5", data__v=u.transpose(2, 1, 0).astype(float))
+    yield {"files": str(folder / "turned.h5"),
+           "layout": {"u": {"array": "data/v", "axes": ["x", "time", "trajectory"]}}}
+    np.save(folder / "one.npy", u.transpose(0, 2, 1))
+    yield {"files": str(folder / "one.npy"), "layout": {"u": ["trajectory", "x", "time"]}}
+    np.savez(folder / "some.npz", u=np.asfortranarray(u), t=DT * np.arange(T))
+    yield {"files": str(folder / "some.npz"), "dt": "t"}
+    (folder / "runs").mkdir()
+    for i, one in enumerate(u):
+        write(folder / "runs" / f"run_{i}.h5", u=one, attr_nu=0.1)
+    yield {"files": str(folder / "runs" / "*.h5"), "layout": {"u": ["time", "x"]}}
+    write(folder / "groups.h5", **{f"{i:04d}__data": one[..., None] for i, one in enumerate(u)},
+          **{f"{i:04d}__grid__t": DT * np.arange(T) for i in range(N)})
+    yield {"files": str(folder / "groups.h5"), "layout": "pdebench", "dt": None}
+    with h5py.File(folder / "dims.nc", "w") as file:   # netCDF-4
+        file["u"] = u
+        for axis, name in enumerate(("trajectory", "time", "x")):
+            file[name] = np.arange(u.shape[axis], dtype=float)
+            file[name].make_scale(name)
+            file["u"].dims[axis].attach_scale(file[name])
+    yield {"files": str(folder / "dims.nc"), "domain": [0, X], "dt": 1.0}
+
+
+def test_every_kind_of_file_and_order_of_axes_gives_the_same_numbers(tmp_path):
+    u = waves()
+    for said in kinds(tmp_path, u):
+        _, source, found = read(tmp_path, section(tmp_path, **said))
+        assert np.array_equal(found[:, :, 0], u), said
+        assert np.array_equal(source.read(2, 4), found[2:4]) and source.dt in (DT, 1.0)
+        strided = load_config(overlay(tmp_path, section(tmp_path, **said, space_stride=2, time_stride=2, first_frame=1)))
+        [few] = open_sources(strided, "ks")
+        assert np.array_equal(few.read(1, 3)[:, :, 0], u[1:3, 1::2, ::2]) and few.dt == 2 * source.dt
+
+
+@pytest.mark.parametrize("library", ["zarr", "netCDF4"])
+def test_files_of_other_libraries_are_read_by_them_or_their_names_are_said(tmp_path, library):
+    u = waves()
+    if library == "zarr":
+        (tmp_path / "a.zarr").mkdir()
+        path = tmp_path / "a.zarr"
+    else:
+        path = tmp_path / "a.nc"
+        path.write_bytes(b"CDF\x01" + bytes(32))
+    try:
+        module = __import__(library)
+    except ImportError:
+        with pytest.raises(ValueError, match=f"needs the library {library}, which is not installed.*pip install {library}"):
+            open_store(path)
+        return
+    if library == "zarr":
+        module.open_group(str(path), mode="w").create_array("u", data=u)
+    else:
+        path.unlink()
+        with module.Dataset(str(path), "w", format="NETCDF3_CLASSIC") as file:
+            for name, size in zip(("n", "t", "x"), u.shape, strict=True):
+                file.createDimension(name, size)
+            file.createVariable("u", "f4", ("n", "t", "x"))[:] = u
+    assert np.array_equal(read(tmp_path, section(tmp_path, files=str(path)))[2][:, :, 0], u)
+
+
+def test_a_well_file_says_all_of_itself(tmp_path):
+    u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y), 1), waves((N, T, X, Y), 2)], -1)
+    well_file(tmp_path / "a.h5", u, v)
+    config, source, found = read(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
+    task = config.spec("ks")
+    assert task.fields == ("u", "v_x", "v_y", "depth") and task.still == ("depth",) and task.vector == ("v_x", "v_y")
+    assert task.boundary == "periodic,no_flux" and task.parameters == ("Re",) and source.dt == pytest.approx(DT)
+    assert config.task["ks"].domain == {"x": [0, 1], "y": [0, 1]} and source.space == (X, Y)
+    assert np.array_equal(found[:, :, 0], u) and np.array_equal(found[:, :, 1], v[..., 0])
+    assert np.array_equal(found[:, :, 3], np.broadcast_to(u[0, 0], u.shape))
+    assert np.array_equal(source.parameters, np.full((N, 1), 100.0))
+    assert "layout: well" in describe_file(str(tmp_path / "a.h5"))
+
+
+def test_a_task_of_its_own_travels_as_plain_values(tmp_path):
+    write(tmp_path / "a.h5", u=waves((N, T, X, Y)))
+    said = section(tmp_path, layout={"u": ["trajectory", "time", "x", "y"]}, domain={"x": [0, 2], "y": [-1, 1]},
+                   boundary={"x": "periodic", "y": "no_flux"}, conserved=["u"], symmetries=["mirror"])
+    config = load_config(overlay(tmp_path, said))
+    task = config.spec("ks")
+    again = described_task(yaml.safe_load(yaml.safe_dump(task.description)))
+    assert again == task and again.own == task.own and hash(again) == hash(task)
+    assert (task.is_symmetric, task.is_shifted, task.spans) == (True, False, ((0, 2), (-1, 1)))
+    assert config.task["ks"].patch == 2 and config.task["ks"].cells(2) == (X, Y) and config.context("ks") == 1
+
+
+def test_parameters_come_from_attributes_arrays_and_names_and_split_what_shares_its_starts(tmp_path):
+    u = waves()
+    for nu in (0.1, 0.2):
+        write(tmp_path / f"burgers_nu{nu}_a.h5", u=u, attr_nu=nu, Re=np.arange(N) + nu)
+    for place in ("nu", "burgers_nu{}_*"):
+        config, source, _ = read(tmp_path, section(tmp_path, parameters={"nu": place}))
+        assert source.parameters[:, 0].tolist() == [0.1] * N + [0.2] * N
+        parts = split_of(config, "ks", [source])
+        assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(2 * N))
+        assert {*(parts["test"] % N).tolist()}.isdisjoint((parts["train"] % N).tolist())
+        table = table_of(config, "ks", [source])
+        assert table.values == [[0.1], [0.2]] and table.index.tolist() == [0] * N + [1] * N
+    config, source, _ = read(tmp_path, section(tmp_path, parameters={"Re": "Re"}))
+    assert np.allclose(source.parameters[:, 0], np.concatenate([np.arange(N) + 0.1, np.arange(N) + 0.2]))
+    assert len(table_of(config, "ks", [source]).values) == 8 and (source.starts == np.arange(2 * N)).all()
+
+
+def test_files_in_folders_are_split_by_them(tmp_path):
+    for number, name in enumerate(("train", "valid", "test")):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "a.h5", u=waves(seed=number))
+    config, source, _ = read(tmp_path, section(tmp_path, files=str(tmp_path / "*" / "*.h5")))
+    parts = split_of(config, "ks", [source])
+    names = {part: {source.files[i].path.parent.name for i in source.rows[rows, 0]} for part, rows in parts.items()}
+    assert names == {"train": {"train"}, "val": {"valid"}, "test": {"test"}}
+    by_index = split_of(load_config(overlay(tmp_path, section(
+        tmp_path, files=str(tmp_path / "*" / "*.h5"), split="index"))), "ks", [source])
+    assert len(by_index["train"]) == 3 * N or len(by_index["train"]) > 0
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y), 1), waves((N, T, X, Y), 2)], -1)
+    well_file(tmp_path / "a.h5", u, v)
+    config, source, found = read(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
+    task = config.spec("ks")
+    write_own(tmp_path / "b.hdf5", task, lambda indices: found[indices], N, T, (X, Y), chunk=4, times=DT * np.arange(T),
+              parameters=source.parameters)
+    again = open_own(task, [tmp_path / "b.hdf5"])
+    assert np.array_equal(again.read(0, N), found) and again.dt == pytest.approx(DT)
+    assert np.array_equal(again.parameters, source.parameters)
+
+
+# ---------------------------------------------------------------- what is described
+
+
+@pytest.mark.parametrize("coordinates", [True, False])
+def test_a_description_loads_once_its_questions_are_answered(tmp_path, coordinates):
+    known = {"t": DT * np.arange(T), "x": 22 / X * np.arange(X)} if coordinates else {}
+    path = write(tmp_path / "a.h5", u=waves(), **known, attr_nu=0.1)
+    text = describe_file(str(path))
+    said = yaml.safe_load(text)
+    assert said["task"]["a"]["layout"] == {"u": ["trajectory", "time", "x"]}
+    assert said["task"]["a"]["boundary"] == "periodic" and said["task"]["a"]["parameters"] == {"nu": "nu"}
+    assert ("dt: 1.0" in text, "domain" in said["task"]["a"]) == ((False, False) if coordinates else (True, True))
+    assert ("are these its axes" in text) != coordinates
+    (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
+    config = load_config(tmp_path / "my.yaml")
+    assert config.task["a"].dt == (DT if coordinates else 1.0)
+    assert [source.num_trajectories for source in open_sources(config, "a")] == [N]
+
+
+def test_axes_in_another_order_are_found_by_their_coordinates(tmp_path):
+    path = write(tmp_path / "a.h5", u=waves().transpose(2, 0, 1), t=DT * np.arange(T), x=np.arange(X) * 1.0)
+    assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["layout"] == {"u": ["x", "trajectory", "time"]}
+
+
+def test_a_description_guesses_walls_and_vectors(tmp_path):
+    v = np.stack([waves((N, T, X, Y))] * 2, -1) + np.linspace(0, 30, X)[:, None, None]
+    said = yaml.safe_load(describe_file(str(write(tmp_path / "a.h5", v=v.astype(np.float32)))))["task"]["a"]
+    assert said["layout"] == {"v": ["trajectory", "time", "x", "y", "component"]}
+    assert said["boundary"] == {"x": "no_flux", "y": "periodic"}
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"files": "nowhere/*.h5"}, r"task.ks.files: no file fits 'nowhere/\*.h5'.*Correct task.ks.files"),
+    ({"layout": {}}, r"task.ks.layout: it is empty.*--describe .*a.h5 prints one; the file holds Re \(6,\), t"),
+    ({"layout": {"v": ["trajectory", "time", "x"]}}, r"holds no array 'v'.*Write one that it holds: Re .*u \(6, 5, 16\)"),
+    ({"layout": {"u": ["trajectory", "x"]}}, r"u in .* has 3 axes, \(6, 5, 16\), and 2 words.*Correct layout.u"),
+    ({"layout": {"u": ["trajectory", "x", "time"]}}, r"axis called x has 5 cells and the array x .* 16 numbers.*in the "
+                                                     "order of the axes"),
+    ({"layout": {"u": ["trajectory", "time", "x"], "w": ["trajectory", "time", "x"]}},
+     r"x is 8 long in w of .* and 16 in u; expected one size per axis"),
+    ({"layout": {"u": ["x", "x", "time"]}}, "names x twice"),
+    ({"layout": "vell"}, "it is 'vell'; expected the arrays with their axes, or one of well, pdebench"),
+    ({"boundary": "wall"}, r"boundary: it is 'wall'; expected one of periodic, no_flux.*Write boundary: periodic"),
+    ({"boundary": None}, "boundary: it is missing.*Write boundary: periodic"),
+    ({"domain": [0, 64]}, r"domain: that of x is \[0, 64\], and x in .* runs from 0 to 20.625 in steps of 1.375; expected "
+                          r"what the file says, \[0.0, 22.0\]. Write domain: \{x: \[0.0, 22.0\]\}"),
+    ({"domain": [3, 1]}, r"that of x is \[3, 1\]; expected two numbers, the lower first"),
+    ({"dt": 0.1}, "dt: it is 0.1, and t in .* has steps of 0.5; expected what the file says. Write dt: 0.5"),
+    ({"dt": "tt"}, "no array 'tt' of times.*Write dt: 0.1, or one that it holds"),
+    ({"parameters": {"nu": "mu"}}, r"parameters.nu: .* holds no number in 'mu'.*attributes: nu; arrays: Re"),
+    ({"parameters": {"nu": "a_nu{}.h5"}}, r"holds no number in 'a_nu\{\}.h5'.*pattern of file names"),
+    ({"parameters": list("abcd")}, "expected at most 3 names.*leave out what does not vary"),
+    ({"positive": ["v"]}, r"positive: it names 'v'; expected fields of the layout \(u\)"),
+    ({"symmetries": ["turn"]}, "symmetries: it names 'turn'; expected shift .* or mirror"),
+    ({"inputs": ["u"]}, "some array has a time axis; expected none.*Leave it out"),
+    ({"num_frames": 7}, "a.h5 holds 5 frames; expected 7"),
+    ({"num_trajectories": 9}, "the files hold 6; expected at least 9"),
+    ({"layot": {}}, "unknown key task.ks.layot; did you mean 'layout'"),
+    ({"patch": 5}, r"task.ks.patch 5 does not divide the grid of 16 cells .*expected one of \[1, 2, 4, 8, 16\]"),
+    ({"base": ["elliptic"]}, "task.ks.base names elliptic; expected of .*the task is not steady"),
+])
+def test_a_wrong_description_gets_one_line_that_says_what_to_write_where(tmp_path, changes, message):
+    write(tmp_path / "a.h5", u=waves(), w=waves((N, T, 8)), t=DT * np.arange(T), x=22 / X * np.arange(X), Re=np.arange(N),
+          attr_nu=0.1)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        open_sources(load_config(overlay(tmp_path, section(tmp_path, **changes))), "ks")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("other", "message"), [
+    ({"u": waves((N, T, 8))}, r"b.h5 holds a grid of \(8,\) cells, and .*a.h5 one of \(16,\); expected one grid.*two tasks"),
+    ({"u": waves((N, 4, X))}, r"b.h5 holds 4 frames; expected 5 .*Write task.ks.num_frames: 4 to use as many"),
+    ({"v": waves()}, "b.h5 holds no array 'u'"),
+])
+def test_files_that_do_not_fit_each_other_are_named(tmp_path, other, message):
+    write(tmp_path / "a.h5", u=waves())
+    write(tmp_path / "b.h5", **other)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, section(tmp_path))
+
+
+def test_a_name_that_is_taken_and_arrays_that_cannot_be_read_in_parts_are_refused(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", u=waves())
+    with pytest.raises(ValueError, match="holds u.npy compressed.*np.savez in place of np.savez_compressed"):
+        read(tmp_path, section(tmp_path, files=str(tmp_path / "a.npz")))
+    write(tmp_path / "a.h5", u=waves())
+    given = overlay(tmp_path, {})
+    given.write_text(yaml.safe_dump({"data": {"tasks": ["burgers1d"]}, "task": {"burgers1d": section(tmp_path)}}))
+    with pytest.raises(ValueError, match="under the name of a built-in task; expected a name of its own"):
+        load_config(given)
+    with pytest.raises(ValueError, match="or one of yours, which task.kss.files declares"):
+        load_config(overlay(tmp_path, section(tmp_path)), ["data.tasks=[kss]"])
+
+
+@pytest.mark.parametrize(("u", "severity", "what", "do"), [
+    (waves() + np.linspace(0, 9, X, dtype=np.float32), "error", "the field jumps where its ends meet",
+     "write task.ks.boundary: no_flux"),
+    (np.concatenate([waves(), waves()[..., :1]], -1), "warning", "a periodic grid has one point twice", "leave the last"),
+    (np.where(waves() == waves()[3, 2, 4], np.nan, waves()), "error", "hold NaN or Inf .first: trajectory 3, frame 2", ""),
+])
+def test_the_doctor_finds_a_boundary_that_is_none_and_nan(tmp_path, u, severity, what, do, capsys):
+    write(tmp_path / "a.h5", u=u.astype(np.float32))
+    config = load_config(overlay(tmp_path, section(tmp_path, patch=1)))
+    [(_, findings)] = examine([("ks", tmp_path / "a.h5")], val_fraction=0.2, test_fraction=0.2,
+                              declared={"ks": lambda: open_user(config, "ks")})
+    import re
+    assert any(finding.severity == severity and re.search(what, finding.what) and do in finding.do for finding in findings)
+    assert prepare_data.main(["--config", str(tmp_path / "my_data.yaml"), "--doctor", "task.ks.patch=1"]) == 1
+    assert "ill" in capsys.readouterr().out or severity == "warning"
+
+
+# ---------------------------------------------------------------- the whole chain
+
+
+def kolmogorov(folder):
+    np.save(folder / "flow.npy", waves((12, 8, 16, 16)))
+    return {"files": str(folder / "flow.npy"), "layout": {"omega": ["trajectory", "time", "x", "y"]},
+            "boundary": "periodic", "domain": [0, 6.283], "dt": 0.1}
+
+
+def ks(folder):
+    write(folder / "ks.h5", u=waves((12, 12, 32)), x=22 / 32 * np.arange(32), t=DT * np.arange(12))
+    return {"files": str(folder / "ks.h5"), "layout": {"u": ["trajectory", "time", "x"]}, "boundary": "periodic"}
+
+
+def burgers(folder):
+    for nu in (0.1, 0.2):
+        write(folder / f"nu{nu}.h5", v=waves((8, 12, 32)).transpose(1, 2, 0))
+    return {"files": str(folder / "nu*.h5"), "layout": {"v": ["time", "x", "trajectory"]}, "boundary": "periodic",
+            "domain": [0, 1], "dt": 0.1, "parameters": {"nu": "nu{}.h5"}, "symmetries": ["shift"]}
+
+
+def well(folder):
+    u, v = waves((12, 8, X, Y)), np.stack([waves((12, 8, X, Y), 1), waves((12, 8, X, Y), 2)], -1)
+    well_file(folder / "well.h5", u, v)
+    return {"files": str(folder / "well.h5"), "layout": "well"}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.slow
+@pytest.mark.faults   # most of a minute each
+@pytest.mark.parametrize("data", [ks, kolmogorov, burgers, well])
+def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path, data):
+    config = overlay(tmp_path, data(tmp_path), run={"name": "mine", "root": str(tmp_path / "runs")}, operator={
+        "model": {"width": 16, "depth": 1, "kernel_size": 3},
+        "train": {"steps": 4, "validate_every": 4, "save_every": 4, "precision": "no"}})
+
+    def run(command):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+        return done.returncode, done.stdout + done.stderr
+
+    make = ["make", f"PYTHON={sys.executable}", f"CONFIG={config}", "RUN=mine", f"RUNS={tmp_path / 'runs'}", "TOPOLOGY=cpu",
+            "STAGES=operator"]
+    status, said = run([*make, "doctor"])
+    assert "sound" in said and (status == 0 or "ill" in said), said
+    run([*make, "train"])   # gates may fail after four steps
+    assert (tmp_path / "runs/mine/report/report.html").is_file()
+    config.unlink()
+    with h5py.File(tmp_path / "none.h5", "w"):   # the run alone is enough from here on
+        pass
+    source = next(tmp_path.glob("*.npy"), None) or sorted(tmp_path.glob("[!n]*.h5"))[0] if data is not burgers \
+        else tmp_path / "nu0.1.h5"
+    for name, start in (("out.h5", source), ("again.h5", tmp_path / "out.h5")):
+        given = ["--parameters", "nu=0.1"] if data is burgers else []
+        status, said = run([sys.executable, "predict.py", "--run", str(tmp_path / "runs/mine"), "--task", "ks", "--input",
+                            str(start), "--output", str(tmp_path / name), "--frames", "2", *given])
+        assert status == 0, said
