@@ -766,7 +766,8 @@ def test_a_figure_is_told_the_axes_and_cell_centres_of_the_data(built):
     for _ in ("as the file says", "as the task says, where the file has none"):
         scene = cache.scene()
         assert scene["fields"] == ["u", "v"] and scene["axes"] == ["y", "x"]
-        assert len(scene["coordinates"]) == 2 and np.allclose(scene["coordinates"], [task.centres(size, axis) for axis in task.axes])
+        expected = [task.centres(size, axis) for axis in task.axes]
+        assert len(scene["coordinates"]) == 2 and np.allclose(scene["coordinates"], expected)
         cache.header["coordinates"] = {}
 
 

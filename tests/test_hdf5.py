@@ -12,9 +12,9 @@ import pytest
 from test_pdebench import settings, solver, written
 
 from ups.data.generate import write_data
-from ups.stored.hdf5 import node
 from ups.data.pdebench import open_data
 from ups.files import partial_path
+from ups.stored.hdf5 import node
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = {"soft link": "a soft link", "external link": "a link to another file", "external storage": "kept in another file",

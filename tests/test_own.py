@@ -65,26 +65,22 @@ def run(folder, command):
     )
 
 
-@needs_make
-def test_readmes_own_data_are_asked_for_by_name_and_layout_then_taken_and_found_sound(clone):
+def test_readmes_own_data_are_asked_for_then_taken_described_and_found_sound(clone):
     commands = re.findall(r"`((?:make|python) [^`\n]+)`", SECTION)
-    assert commands == ["make data CONFIG=my_data.yaml", "python my_data.py"]
-    asked = run(clone, commands[0])
-    assert asked.returncode != 0
-    for text in (
-        "no data file my_data/burgers1d/1D_Burgers_Sols_Nu0.3.hdf5; expected yours there, as data.source=own says. Write",
-        "tensor (trajectory, time, x) = (500, 41, 128) of floats; t-coordinate = (41,), the frames' times",
-        "attribute Nu; or correct data.root or task.burgers1d (in that folder: nothing).",
-    ):
-        assert text in asked.stderr
+    assert commands == ["python prepare_data.py --describe my/ks.h5", "python my_data.py"]
+    asked = run(clone, "python prepare_data.py --config my_data.yaml")
+    assert asked.returncode != 0 and "task.ks.files: no file fits 'my/*.h5'; expected yours" in asked.stderr
     written = run(clone, commands[1])
     assert written.returncode == 0, written.stderr
-    before = (clone / "my_data/burgers1d/1D_Burgers_Sols_Nu0.3.hdf5").read_bytes()
-    taken = run(clone, commands[0])
-    assert "1D_Burgers_Sols_Nu0.3.hdf5: yours, 500 trajectories of burgers1d" in taken.stdout, taken.stderr
+    before = (clone / "my/ks.h5").read_bytes()
+    taken = run(clone, "python prepare_data.py --config my_data.yaml")
+    assert "my/ks.h5: yours, 80 trajectories of ks" in taken.stdout, taken.stderr
     examined = run(clone, "python prepare_data.py --config my_data.yaml --doctor")
-    assert examined.returncode == 0 and "1D_Burgers_Sols_Nu0.3.hdf5: sound\n" in examined.stdout
-    assert (clone / "my_data/burgers1d/1D_Burgers_Sols_Nu0.3.hdf5").read_bytes() == before
+    assert examined.returncode == 0 and "my/ks.h5: sound\n" in examined.stdout, examined.stdout
+    described = yaml.safe_load(run(clone, commands[0]).stdout)["task"]["ks"]
+    said = yaml.safe_load(block("yaml"))["task"]["ks"]
+    assert (described["layout"], described["boundary"]) == (said["layout"], said["boundary"])
+    assert (clone / "my/ks.h5").read_bytes() == before
 
 
 @needs_make
@@ -102,9 +98,12 @@ def test_readmes_own_data_train_to_a_report(clone):
 
 @pytest.fixture
 def overlay(tmp_path):
-    """README's overlay with its folders in tmp_path, and its data file of 12 trajectories."""
-    given = yaml.safe_load(block("yaml")) | {"include": str(ROOT / "configs" / "small.yaml")}
-    given["data"]["root"], given["task"]["burgers1d"]["num_trajectories"] = str(tmp_path / "data"), 12
+    """A built-in task on a file of one's own of its layout, 12 trajectories."""
+    given = {
+        "include": str(ROOT / "configs" / "small.yaml"),
+        "data": {"tasks": ["burgers1d"], "root": str(tmp_path / "data"), "source": "own"},
+        "task": {"burgers1d": {"num_trajectories": 12, "resolution": 128, "num_frames": 41, "parameters": [0.3], "reach": 48}},
+    }
     path = tmp_path / "my_data.yaml"
     path.write_text(yaml.safe_dump(given), encoding="utf-8")
     (tmp_path / "data" / "burgers1d").mkdir(parents=True)

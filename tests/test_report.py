@@ -355,7 +355,8 @@ def labels(figure):
 def test_axes_are_lead_time_and_the_tasks_own_space(made):
     results, samples, path = made
     plane, task = copy.deepcopy(samples["diff_react2d"][0]), get_task("diff_react2d")
-    plane |= {"axes": list(task.axes), "coordinates": [np.array(task.centres(size, axis)) for size, axis in zip(plane["u_ref"].shape[2:], task.axes)]}
+    plane |= {"axes": list(task.axes), "coordinates": [np.array(task.centres(size, axis)) for size, axis in zip(
+        plane["u_ref"].shape[2:], task.axes, strict=True)]}
     figure = figures.sample_figure(plane, 0)
     assert figure.axes[0].get_images()[0].get_extent() == pytest.approx([-1, 1, -1, 1])
     assert task.axes == ("y", "x") and figure.axes[10].get_xlabel() == "x"

@@ -59,7 +59,8 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
             shares = (val_fraction, test_fraction)
             parts = data.split(*shares) if is_declared else split_indices(task, len(split), *shares)
             split = {int(i): name for name, rows in parts.items() for i in rows}
-        again = "repair the numbers, or leave them out" if is_declared else "generate or download the file again"
+        again = ("repair the numbers, or leave them out" if is_declared
+                 else "generate or download the file again")
         found = [Finding("info", note, str(path), "nothing") for note in data.notes]
         found += [] if is_own or is_declared else _edition(data, hash_all)
         first = [seen.setdefault((task, digest), (path, i, split[i]))
