@@ -1,6 +1,6 @@
 """Data of other numerics than ours, for the judgement: no base of ours is exact on them by construction.
 
-    python -m bench.numerics                          # all tasks of bench/eleven.yaml: data/numerics, about 8 min of one core
+    python -m bench.numerics                          # all tasks of bench/eleven.yaml: data/numerics, about 9 min of one core
     python -m bench.numerics --task cfd1d
 
 The starts are ours, as PDEBench distributes them; what follows is computed in the ways named at each function below, which

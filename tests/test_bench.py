@@ -66,7 +66,7 @@ class FakeCache:
         a, self.u = u[:, :1], u[:, 1:2] if steady else u
         self.trajectory, self.parameter_index = torch.arange(40) // 2, torch.arange(40) % 2
         self.split = {"train": torch.arange(24), "val": torch.arange(24, 32), "test": torch.arange(32, 40)}
-        self.num_frames, self.fingerprint = self.u.shape[1], "toy"
+        self.num_frames, self.fingerprint, self.is_sampled, self.num_rows = self.u.shape[1], "toy", False, 40
         self.settings = load_config(None, SMALL).task["burgers1d"]
         self.tokenizer = fit_codec([self.u.numpy()], fields=("u",), patch=4, dim=dim)
         self.input_tokenizer = fit_codec([a.numpy()], fields=("a",), patch=4) if steady else None
