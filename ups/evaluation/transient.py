@@ -179,7 +179,8 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
     limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
     u = {model: rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS)
          for model in ensembles.names if model == "operator" or model not in CHEAP}
-    blown_up = {model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum()) for model, members in u.items()}
+    blown_up = {model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum())
+                for model, members in u.items()}
     if truth.task.is_stationary and len(every) > 1:
         u_ref = truth.frames(every, 0, truth.cache.num_frames)
         late = {model: members[:, :, num_frames // 2:].flatten(0, 1) for model, members in u.items()}

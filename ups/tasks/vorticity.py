@@ -102,7 +102,7 @@ FAMILY = (
     Task("vorticity2d_forced", ("omega",), 2, PERIODIC, "arrays", (Array("omega"),),
          "2D_VorticityForced_Nu{}.hdf5", ("Nu",), constants=(("drag", DRAG),), domain=(0.0, SIDE),
          equation="∂omega/∂t + V·∇omega = Nu lap omega - drag omega + white noise in waves of length 2π/3",
-         unknown="white noise drives it", is_stationary=True, t_end=4.0, num_frames=41, resolution=32, num_trajectories=1000,
-         conserved=("omega",), simulate=simulate, draw=functools.partial(draws, evolve),
+         unknown="white noise drives it", is_stationary=True, t_end=4.0, num_frames=41, resolution=32,
+         num_trajectories=1000, conserved=("omega",), simulate=simulate, draw=functools.partial(draws, evolve),
          defaults={"parameters": [0.02], "reserve": 0.5}),
 )
