@@ -64,6 +64,39 @@ def test_arrays_with_trajectories_and_time_first(task, is_behind_a_device_axis, 
     assert np.array_equal(strided.read(1, 3), u[kept])
 
 
+# task -> viscosity, axes, frames and their distance of its single test problems, as far as they are known
+PROBLEMS = {"cfd1d_shock": (1e-8, 81, 0.005), "cfd2d": (1e-3, 51, 0.1), "cfd3d": (1e-8, 21, 0.05), "cfd3d_turb": (1e-8, 21, 0.05)}
+
+
+@pytest.mark.parametrize(("task", "name"), [(task, name) for task in PROBLEMS for name in get_task(task).further])
+def test_a_single_test_problem_is_read_as_one_trajectory(task, name, tmp_path):
+    """Sod1 to 7, shocks, Kelvin-Helmholtz, Orszag-Tang, blast wave, turbulence: their names tell no viscosity, so the file must.
+    Of their axes no more is documented than of the other files': one without trajectories is refused by the names of the axes."""
+    spec, (eta, frames, dt) = get_task(task), PROBLEMS[task]
+    axes = "xyz"[:spec.ndim]
+    u = numbers(1, frames, len(spec.fields), *[SIZES[axis] for axis in axes])
+    with h5py.File(tmp_path / name, "w") as file:
+        for channel, key in enumerate(spec.fields):
+            file[key] = u[:, :, channel]
+        coordinates(file, axes, times=0)
+        file["t-coordinate"] = (dt * np.arange(frames + 1)).astype(np.float32)
+    with pytest.raises(ValueError, match=f"{name}: no attribute eta .*and its name tells no value; expected a number"):
+        open_data(tmp_path / name, task)
+    with h5py.File(tmp_path / name, "r+") as file:
+        file.attrs.update({"eta": eta, "zeta": eta} | ({"M": 0.1} if "M" in spec.parameters else {}))
+    data = open_data(tmp_path / name, task)
+    assert data.num_trajectories == 1 and np.array_equal(data.read(0, 1), u)
+    assert data.parameter == eta and data.dt == pytest.approx(dt, rel=1e-5) and data.num_frames == frames
+    rows, spread = data.spread(8)
+    assert rows.tolist() == [0] and np.array_equal(spread, u)
+    with h5py.File(tmp_path / name, "r+") as file:
+        for key in spec.fields:
+            values = file.pop(key)[0]
+            file[key] = values
+    with pytest.raises(ValueError, match=rf"{name} has density of shape .*expected {2 + spec.ndim} axes \(trajectory, time, x"):
+        open_data(tmp_path / name, task)
+
+
 @pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
 def test_darcys_coefficient_has_no_time_and_its_answer_one(is_behind_a_device_axis, tmp_path):
     nu, u = numbers(NUM, 6, 8), numbers(NUM, 1, 6, 8)
