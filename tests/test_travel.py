@@ -76,6 +76,22 @@ def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from
     assert "license: other" in text and "whose owner says how the weights may be passed on" in text
 
 
+def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(home):
+    results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
+    score = {"value": 0.25, "low": 0.125, "high": 0.5}
+    rows = {"corrector": {"crps": score, "ssr": 1.5}, "dressed": {"crps": score}}
+    results |= {"ensembles": {"burgers1d": {"models": rows}}, "steady": {"darcy2d": {"cases": {"none": rows}}},
+                "stages": {"consistency": ["burgers1d"], "steady": ["darcy2d"]}}
+    known = ups.load(home / "runs" / "smoke").tasks
+    text = card("consistency", results, known, {})
+    assert "| burgers1d | corrector | 0.250 [0.125, 0.500] | – | 1.50 | – |" in text and "| burgers1d | + noise |" in text
+    assert "| darcy2d |" not in text
+    known["darcy2d"] |= {"domain": [[0, 1], [0.5, 2]], "boundary": ["periodic", "dirichlet"]}
+    text = card("steady", results, known, {})
+    assert "| 0 to 1 × 0.5 to 2 | periodic, dirichlet | steady |" in text
+    assert "| darcy2d | nothing seen | corrector | 0.250 [0.125, 0.500] |" in text
+
+
 def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):
     run, u0 = home / "runs" / "smoke", np.sin(2 * np.pi * np.arange(64) / 64)[None].astype("float32")
     copy = travel.copy(run, tmp_path / "copy")

@@ -3,7 +3,7 @@ as README.md beside them, written from results.json; with a picture per task.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,14 @@ def card(stage: str, results: Mapping[str, Any], known: Mapping[str, dict],
         "---", "license: mit" if training["source"] == "generate" else "license: other", "library_name: ups",
         "tags: [physics, partial-differential-equations, forecasting]", "---", "",
         f"# {results['run']}: {TITLES[stage]}", "",
-        f"Weights of [UPS](README.md), made {results['created'][:10]}. In Python:", "",
+        f"Weights of UPS, made {results['created'][:10]}. In Python:", "",
         "```python", "import ups", "",
         'model = ups.load("FOLDER")   # of the run; from a hub "hf://OWNER/NAME"',
         f"model.{CALLS[stage]}", "```", "",
         "## Where it holds", "",
         *_table(["task", "fields", "grid", "domain", "boundary", "dt", "history", "parameters"],
                 [[name, ", ".join(facts["fields"]), "×".join(map(str, facts["grid"])),
-                  " to ".join(f"{end:g}" for end in facts["domain"]), facts["boundary"],
+                  *_geometry(facts["domain"], facts["boundary"]),
                   f"{facts['dt']:g}" if facts["dt"] else "steady", facts["history"],
                   ", ".join(f"{key} {low:g} to {high:g}" for key, (low, high) in facts["parameters"].items())
                   or "none"]
@@ -91,6 +91,13 @@ def card(stage: str, results: Mapping[str, Any], known: Mapping[str, dict],
             ["revision", environment.get("git_revision") or "unknown"],
             ["licence", LICENCES[training["source"]]]]), "",
         "All settings: `config.yaml`. Loss and validation: `metrics.jsonl`.", ""])
+
+
+def _geometry(domain: Sequence, boundary: str | Sequence[str]) -> tuple[str, str]:
+    """Domain and boundary in words; one for all axes, or one each."""
+    spans = domain if isinstance(domain[0], (list, tuple)) else [domain]
+    kinds = [boundary] if isinstance(boundary, str) else boundary
+    return " × ".join(f"{low:g} to {high:g}" for low, high in spans), ", ".join(kinds)
 
 
 def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
