@@ -103,6 +103,7 @@ FAMILY = (
          "2D_VorticityForced_Nu{}.hdf5", ("Nu",), constants=(("drag", DRAG),), domain=(0.0, SIDE),
          equation="∂omega/∂t + V·∇omega = Nu lap omega - drag omega + white noise in waves of length 2π/3",
          unknown="white noise drives it", is_stationary=True, t_end=4.0, num_frames=41, resolution=32,
-         num_trajectories=1000, conserved=("omega",), simulate=simulate, draw=functools.partial(draws, evolve),
+         num_trajectories=1000, conserved=("omega",), simulate=simulate,
+         draw=functools.partial(draws, evolve),
          defaults={"parameters": [0.02], "reserve": 0.5}),
 )
