@@ -3,7 +3,8 @@
     python -m bench.few_shot --task cfd1d --parent runs/without_cfd1d --seeds 0 1 2       (one held-out family; resumable)
     python -m bench.few_shot --table
 
-One family is held out; an operator of the others is the parent (`make operator`, the command is printed where it is missing).
+From one trajectory on where the task has one parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..). Meant:
+a parabolic family (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary (diff_react2d). One family is held out; an operator of the others is the parent (`make operator`, the command is printed where it is missing).
 From N trajectories of the training split, spread over the parameter values, and equal time of one thread each:
 
     naive       the last frame, or the mean of the N solutions       scratch   ours, from nothing
@@ -58,7 +59,12 @@ CPU = torch.device("cpu")
 
 
 def few(cache: Cache, count: int) -> Cache:
-    """The cache with `count` rows in its training split; validation and test as they are."""
+    """The cache with `count` rows in its training split; validation and test as they are. Raises ValueError for fewer than there
+    are parameter values, which our bases and scales are fitted for one by one."""
+    if count < len(cache.parameter_values):
+        raise ValueError(f"{cache.task.name} has {len(cache.parameter_values)} parameter values; expected at least as many "
+                         f"trajectories, not {count}. Leave {count} out of --counts, or hold out fewer values with "
+                         f"task.{cache.task.name}.parameters=[..] and make their cache.")
     part = copy.copy(cache)
     part.split = {**cache.split, "train": spread(cache, "train", count).sort().values}
     return part
@@ -198,7 +204,9 @@ def conditions(row: str, count: int, seed: int, args: argparse.Namespace, data: 
 
 def fill(config: Config, args: argparse.Namespace) -> None:
     """Measure what is asked for and not there; every result is written when it is found."""
-    (folder, fingerprint), data = parent_of(config, args.parent, args.task), open_cache(config, args.task).fingerprint
+    (folder, fingerprint), cache = parent_of(config, args.parent, args.task), open_cache(config, args.task)
+    few(cache, min(args.counts))   # refused before anything is measured
+    data = cache.fingerprint
     for seed in args.seeds:
         for count in args.counts:
             for row in args.rows:

@@ -62,6 +62,13 @@ def test_every_row_is_measured_once_and_the_table_says_what_is_there(world, caps
     assert json.loads((world[0] / "few.json").read_text()) == entries
 
 
+def test_fewer_trajectories_than_parameter_values_are_refused_before_anything_is_measured(world):
+    with pytest.raises(ValueError, match=r"burgers1d has 2 parameter values; expected at least as many trajectories, not 1. Leave"
+                                         r" 1 out of --counts, or hold out fewer values with task.burgers1d.parameters="):
+        few_shot.main(arguments(world, "--counts", "4", "1", "--results", str(world[0] / "none.json")))
+    assert not (world[0] / "none.json").exists()
+
+
 def test_a_borrowed_head_stands_on_the_parents_trunk_over_persistence(world):
     cache = open_cache(load_config(SMOKE, world[1]), "burgers1d")
     parent = load_operator(world[0] / "runs" / "parent" / "operator")
