@@ -4,7 +4,9 @@
     python -m bench.few_shot --table
 
 From one trajectory on where the task has one parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..). Meant:
-a parabolic family (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary (diff_react2d). One family is held out; an operator of the others is the parent (`make operator`, the command is printed where it is missing).
+a parabolic family (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary (diff_react2d).
+
+One family is held out; an operator of the others is the parent (`make operator`, the command is printed where it is missing).
 From N trajectories of the training split, spread over the parameter values, and equal time of one thread each:
 
     naive       the last frame, or the mean of the N solutions       scratch   ours, from nothing
