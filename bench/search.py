@@ -1,9 +1,10 @@
 """One search of settings for every model of a comparison, on validation alone: climb, then halve.
 
-A third of the time climbs: one change after the other is tried on top of what is best so far, each in an equal share of what
-is left, and kept where validation improves. So short a training prefers small networks and fast fits, so the start and the
-last points of the climb, four at most, then share the second third, and the best two of these the last: the winner has been
-trained for a sixth of the time, from the start, everything that it costs included.
+A third of the time climbs, in equal shares from every start: one change after the other is tried on top of what is best so
+far, each in an equal share of what is left, and kept where validation improves. So short a training prefers small networks,
+and bases that are good before they train, so points of the climb, each start among them, then share the second third: the
+best of each branch, or the best two of the only one, share the last. The winner has been trained from the start for a sixth
+of the time, everything that it costs included.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ class Trial:
     seconds: float
 
 
-def search(start: Changes, changes: list[Changes], run: Callable[[Changes, float, bool], Trial], seconds: float,
+def search(starts: list[Changes], changes: list[Changes], run: Callable[[Changes, float, bool], Trial], seconds: float,
            say: Callable[[str], None] = print) -> dict[str, Any]:
     """The best settings found in `seconds`, and how: changes, val, tried, seconds, trials.
 
-    run(settings, seconds, is_whole): trains; is_whole: everything is counted that settings cost, for a short trial of the
-    climb only steps are. It raises ValueError for settings that do not fit the data. Raises ValueError itself where fewer
+    starts: settings so different that short trials do not tell which is the better to start from; changes: {} is the start
+    itself. run(settings, seconds, is_whole): trains; is_whole: everything is counted that settings cost, for a short trial of
+    the climb only steps are. It raises ValueError for settings that do not fit the data. Raises ValueError itself where fewer
     than two settings got as far as a step.
     """
     trials: list[dict] = []
@@ -47,38 +49,47 @@ def search(start: Changes, changes: list[Changes], run: Callable[[Changes, float
         trials.append({"settings": settings, "given": share, "val": error, "steps": trial.steps, "seconds": trial.seconds})
         return Trial(error, trial.steps, trial.seconds)
 
-    best, error, points, third, is_start_sound = start, math.inf, [], seconds / 3, False
-    for number, change in enumerate(changes):
-        left = third - sum(trial["seconds"] for trial in trials)
-        if left <= 0:
-            say(f"  no time for {len(changes) - number} of {len(changes)} changes")
-            break
-        settings = {**best, **change} if change else start   # no change: the start, wherever it stands in the list
-        if settings == best and points:
-            continue
-        trial = attempt(settings, left / (len(changes) - number), False)
-        if trial is None or not trial.steps:
-            continue
-        is_start_sound |= settings == start
-        if trial.error < error or not points:
-            best, error = settings, trial.error
-            points.append(settings)
-            say(f"  {error:9.2e} {best or 'as it starts'}")
+    def climb(start: Changes, until: float) -> list[Changes]:
+        """The points of a climb that improved, the start first where it fits."""
+        best, error, points = start, math.inf, []
+        for number, change in enumerate(changes):
+            left = until - sum(trial["seconds"] for trial in trials)
+            if left <= 0:
+                say(f"  no time for {len(changes) - number} of {len(changes)} changes")
+                break
+            settings = {**best, **change}
+            if settings == best and number:
+                continue
+            trial = attempt(settings, left / (len(changes) - number), False)
+            if trial is not None and trial.steps and (trial.error < error or not points):
+                best, error = settings, trial.error
+                points.append(settings)
+                say(f"  {error:9.2e} {best or 'as it starts'}")
+        return points
+
+    third = seconds / 3
+    branches = [climb(start, third * (number + 1) / len(starts)) for number, start in enumerate(starts)]
     if sum(trial["steps"] > 0 for trial in trials) < 2:
         raise ValueError(f"a search of {seconds:g} s for {len(changes)} settings came to a training step in fewer than two; "
                          f"expected time to compare some that fit. Give more (--search), or a smaller task.")
-    latest = [settings for settings in points if settings != start]
-    finalists = [start, *latest[1 - FINALISTS:]] if is_start_sound else latest[-FINALISTS:]
-    for count in (FINALISTS, FINALISTS // 2) if len(finalists) > 1 else ():
-        share = third / len(finalists)
-        scored = [(trial.error, number) for number, settings in enumerate(finalists)
-                  if (trial := attempt(settings, share, True)) is not None]
-        if not scored:
-            raise ValueError(f"no settings train for {share:g} s without an error; expected some that do. Look at what was "
-                             "left out.")
-        say(f"  at {share:.1f} s: " + ", ".join(f"{value:.2e}" for value, _ in scored))
-        finalists = [finalists[number] for _, number in sorted(scored)[:count // 2]]
-        error = min(scored)[0]
-    return {"changes": finalists[0], "val": error, "tried": len(trials),
+    each = FINALISTS // len(starts)
+    branches = [points if len(points) <= each else [points[0], *points[1 - each:]] for points in branches if points]
+    error = min(trial["val"] for trial in trials)
+    for num_left in (1 if len(branches) > 1 else 2, 1):
+        num = sum(map(len, branches))
+        if num == 1:
+            break
+        scored = [sorted((trial.error, number) for number, settings in enumerate(points)
+                         if (trial := attempt(settings, third / num, True)) is not None) for points in branches]
+        if not any(scored):
+            raise ValueError(f"no settings train for {third / num:g} s without an error; expected some that do. Look at what "
+                             "was left out.")
+        say(f"  at {third / num:.1f} s: " + "; ".join(", ".join(f"{value:.2e}" for value, _ in part) for part in scored))
+        error = min(part[0][0] for part in scored if part)
+        branches = [[points[number] for _, number in part[:num_left]] for points, part in zip(branches, scored, strict=True)]
+        if num_left == 1:   # of the branches' best: the best of all comes first
+            order = sorted((part[0][0], number) for number, part in enumerate(scored) if part)
+            branches = [branches[number] for _, number in order]
+    return {"changes": branches[0][0], "val": error, "tried": len(trials),
             "seconds": sum(trial["seconds"] for trial in trials), "trials": trials,
             "made": time.strftime("%Y-%m-%d")}

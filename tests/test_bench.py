@@ -462,7 +462,7 @@ def fake_run(quality, seen, steps=lambda settings, seconds: 1):
 
 def test_what_short_trials_prefer_serves_only_where_it_wins_at_length():
     seen = []
-    found = search({}, [{}, {"width": 8}, {"width": 64}, {"width": 4}, {"depth": 1}], fake_run(   # small ones learn first
+    found = search([{}], [{}, {"width": 8}, {"width": 64}, {"width": 4}, {"depth": 1}], fake_run(   # small ones learn first
         lambda settings, is_whole: 1 / settings.get("width", 48) if is_whole else settings.get("width", 48), seen), 30.0)
     assert found["changes"] == {} and found["val"] == 1 / 48 and found["tried"] == len(seen)
     assert [seconds for *_, is_whole in seen if is_whole for seconds in [_[1]]] == pytest.approx([10 / 3] * 3 + [5.0] * 2)
@@ -475,15 +475,29 @@ def test_a_search_leaves_out_what_does_not_fit_and_refuses_too_little_time(capsy
             raise ValueError("modes is 99; expected 1 to 9")
         return Trial(settings.get("lr", 1.0), 1, seconds)
 
-    assert search({}, [{}, {"modes": 99}, {"lr": 0.5}], run, 3.0)["changes"] == {"lr": 0.5}
+    assert search([{}], [{}, {"modes": 99}, {"lr": 0.5}], run, 3.0)["changes"] == {"lr": 0.5}
     assert "left out {'modes': 99}: modes is 99; expected 1 to 9" in capsys.readouterr().out
     with pytest.raises(ValueError, match="came to a training step in fewer than two; expected time .* Give more"):
-        search({}, [{}, {"lr": 0.5}], fake_run(lambda *_: 1.0, [], lambda settings, seconds: 0), 3.0)
+        search([{}], [{}, {"lr": 0.5}], fake_run(lambda *_: 1.0, [], lambda settings, seconds: 0), 3.0)
     with pytest.raises(ValueError, match="fewer than two"):
-        search({}, [{}, {"modes": 99}], run, 3.0)
-    assert search({}, [{"lr": 2.0}, {}, {"lr": 3.0}], run, 3.0)["changes"] == {}     # the start, tried second, was better
+        search([{}], [{}, {"modes": 99}], run, 3.0)
+
+
+def test_of_two_starts_the_one_that_short_trials_think_worse_is_still_compared_at_length():
+    seen = []
+
+    def quality(settings, is_whole):   # what a fitted base gives at once, and what is learnt in time without it
+        return (0.02 if is_whole else 0.4) if settings.get("frames") == 1 else 0.03 - 0.001 * settings.get("depth", 0)
+
+    found = search([{"frames": 1}, {}], [{}, {"depth": 1}, {"depth": 2}, {"depth": 3}], fake_run(quality, seen), 60.0)
+    assert found["changes"] == {"frames": 1} and found["val"] == 0.02 and found["seconds"] <= 60.01
+    whole = [(settings, seconds) for settings, seconds, is_whole in seen if is_whole]
+    assert [settings for settings, _ in whole[-2:]] == [{"frames": 1}, {"depth": 3}] and whole[-1][1] == pytest.approx(10.0)
+
+
+def test_a_search_that_waits_for_a_fit_says_what_it_had_no_time_for(capsys):
     slow = []
-    search({}, [{}, {"lr": 0.5}, {"lr": 0.25}], lambda *a: slow.append(a) or Trial(1.0, 1, 0.6), 3.0)   # a fit took long
+    search([{}], [{}, {"lr": 0.5}, {"lr": 0.25}], lambda *a: slow.append(a) or Trial(1.0, 1, 0.6), 3.0)   # a fit took long
     assert [settings for settings, *_ in slow] == [{}, {"lr": 0.5}] and "no time for 1 of 3 changes" in capsys.readouterr().out
 
 
