@@ -48,7 +48,8 @@ META, SIZE = torch.device("meta"), 4
 MODEL = to_dict(ModelConfig(kind="flat", width=8, depth=1, modes=3, kernel_size=3, mlp_ratio=1.0))
 SMOKE = load_config(ROOT / "configs" / "smoke.yaml", [])
 TASKS = SMOKE.data.tasks
-PAIRS = [(name, kind) for name in TASKS for kind in SMOKE.task[name].base]
+PAIRS = [("burgers1d", "equation"), *((name, kind) for name in TASKS for kind in SMOKE.task[name].base)]
+EQUATION = {"terms": [((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),))], "num_steps": 2, "is_stiff": True}   # of Burgers
 STAGES = ("diffusion", "consistency", "rival", "steady")
 # all tasks have reserved trajectories, so that all are corrected
 SMALL = [f"data.tasks=[{','.join(TASKS)}]", *[f"task.{name}.reserve=0.5" for name in TASKS],
@@ -107,7 +108,7 @@ def operator_over(caches: dict[str, Cache], kinds: dict[str, str]) -> Operator:
     """An operator over bases of these kinds, nothing fitted or trained, on the codecs of the caches."""
     torch.manual_seed(0)
     operator = Operator({"model": MODEL, "precision": "bf16", "tasks": [
-        head_description(caches[name], kind, base_settings(caches[name])) for name, kind in kinds.items()]})
+        head_description(caches[name], kind, base_settings(caches[name]) | EQUATION) for name, kind in kinds.items()]})
     for name, head in operator.heads.items():
         head.codec.load_state_dict(caches[name].tokenizer.state_dict())
         if head.coefficient_codec is not None:
@@ -353,6 +354,8 @@ def test_a_step_is_one_graph_whatever_the_data_are(config, caches, name, kind):
             parameter += 0.05 * torch.randn(parameter.shape)
         if kind == "propagator":
             operator.heads[name].base.weight_real.normal_(std=0.01)
+        elif kind == "equation":
+            operator.heads[name].base.weight.normal_(std=0.01)
     windows = Windows({name: cache}, config.task, {name: config.context(name)}, config.operator, config.sampling, 0)
     model, head = Loss(operator, name), operator.heads[name]
     weights = {key: value.detach() for key, value in (*model.named_parameters(), *model.named_buffers())}

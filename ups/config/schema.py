@@ -83,7 +83,7 @@ class TaskConfig:
     train_from: int
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
-    base: list[Literal["persistence", "propagator", "transport", "elliptic"]]
+    base: list[Literal["persistence", "propagator", "transport", "equation", "elliptic"]]
     degree: int
     reach: int
     reserve: Annotated[float, Bound(lambda value: 0 <= value < 1,

@@ -48,7 +48,8 @@ def base_settings(cache: Cache) -> dict[str, Any]:
             "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
             "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
             "boundary": cache.task.boundary, "walls": normalised_walls(cache), "degree": task.degree,
-            "history": task.history, "reach": task.reach}
+            "history": task.history, "reach": task.reach, "dt": cache.dt,
+            "positive": [cache.task.fields.index(name) for name in cache.task.positive]}
 
 
 def normalised_walls(cache: Cache) -> list[list[float]]:

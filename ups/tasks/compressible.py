@@ -200,6 +200,7 @@ def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
 
 CLOSED = {"conserved": ("mass", "energy", "momentum"), "densities": densities, "restore": restore}
 FIELDS = ("density", "pressure", "Vx", "Vy", "Vz")
+BASES = {"base": ["persistence", "propagator", "equation"]}   # where that was measured (docs/results.md)
 EQUATION = ("density (∂Vi/∂t + V·∇Vi) = -∂i pressure + ∇·(eta density ∇Vi) + ∂i ((zeta + eta/3) density ∂i "
             "Vi), with the conservation of mass and of the energy of an ideal gas (adiabatic index 5/3)")
 
@@ -223,7 +224,7 @@ def task(name: str, ndim: int, filename: str, start: Callable[..., Tensor], *, b
 # the viscosity 1e-8 is written in another way in 1D; in 2D it is published on a finer grid, as the name says
 FAMILY = (
     task("cfd1d", 1, "1D_CFD_Rand_Eta{0}_Zeta{0}_periodic_Train.hdf5", random_1d, resolution=1024,
-         respell=("1e-08", "1.e-8"), published={
+         defaults=BASES, respell=("1e-08", "1.e-8"), published={
              "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5": (
                  135485, "ad22fe08b8abc721179dbb34f2cc8b2a"),
              "1D_CFD_Rand_Eta0.01_Zeta0.01_periodic_Train.hdf5": (164672, "2fdd00138f1d7abc794fb953021a9f43"),
@@ -246,7 +247,7 @@ FAMILY = (
              "Sod7.hdf5": (133151, "b8d73e1e3ef862ef732a5fa43c64612e"),
          }),
     task("cfd2d", 2, "2D_CFD_Rand_M0.1_Eta{0}_Zeta{0}_periodic_128_Train.hdf5", random_fields, mach=0.1,
-         num_frames=21, respell=("1e-08_periodic_128", "1e-08_periodic_512"), published={
+         num_frames=21, defaults=BASES, respell=("1e-08_periodic_128", "1e-08_periodic_512"), published={
              "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
                  164689, "ae2552864d0856f58dc74132a2f95d20"),
              "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5": (

@@ -8,7 +8,9 @@ in ups/config/checks.py.
 
 from ups.models.bases.base import Base, Persistence
 from ups.models.bases.elliptic import Elliptic
+from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
 from ups.models.bases.transport import Transport
 
-BASES: dict[str, type[Base]] = {base.kind: base for base in (Persistence, Propagator, Transport, Elliptic)}
+_ALL = (Persistence, Propagator, Transport, Equation, Elliptic)
+BASES: dict[str, type[Base]] = {base.kind: base for base in _ALL}

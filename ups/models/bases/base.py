@@ -72,6 +72,16 @@ class Samples:
         u = head.codec.decode(cache.batch(rows, starts, head.history + 1, device))
         return u[:, :-1], known, u[:, -1]
 
+    def states(self, rows: Tensor, length: int, draw: torch.Generator) -> Tensor:
+        """Stretches (rows, up to `length` frames, C, *space) of rows from random starts, float64, in the
+        units of the fields; the logarithm of a positive channel."""
+        codec, num_frames = self.head.codec, self.cache.num_frames - self.first
+        length = min(length, num_frames)
+        starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=draw)
+        w = codec.decode(self.cache.batch(rows, starts, length, self.device)).double()
+        mean, std = (value.double().view(-1, *[1] * codec.ndim) for value in (codec.mean, codec.std))
+        return w * std + mean
+
     def at_zero(self) -> Tensor:
         """The normalised values (C,) of u = 0."""
         codec = self.head.codec

@@ -1,0 +1,259 @@
+"""The base that finds its equation (ups/models/bases/equation.py): derivatives and selection against definitions, the integrator
+against exact solutions, what is found against the equations that made the data."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.models.bases import identify
+from ups.models.bases.base import Known, Samples
+from ups.models.bases.equation import Equation
+from ups.models.bases.identify import Identification
+from ups.models.bases.selection import backwards, forwards, left, solve
+from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
+from ups.seeds import generator
+
+# of one channel in 1D: u_t = .. of powers of u and of derivatives
+U, UX, UXX, UXXXX = ((0,), ((0, (0,)),)), ((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),)), ((0,), ((0, (0, 0, 0, 0)),))
+
+
+def cells(n: int) -> torch.Tensor:
+    return (torch.arange(n, dtype=torch.float64) + 0.5) / n
+
+
+class Trajectories:
+    """What stands behind `Samples`: u (rows, time, C, *space), its rows all of the training split and of given values."""
+
+    def __init__(self, u: torch.Tensor, dt: float, length: float, boundary: str = PERIODIC, num_values: int = 1):
+        self.u, num = u.float(), len(u)
+        space = tuple(u.shape[3:])
+        shape = (-1, *[1] * len(space))
+        over = (0, 1, *range(3, u.ndim))
+        mean, std = u.mean(over).float(), u.std(over).float()
+        codec = SimpleNamespace(mean=mean, std=std, ndim=len(space), decode=lambda z: (z - mean.view(shape)) / std.view(shape))
+        head = SimpleNamespace(codec=codec, name="known", scale=torch.ones(1))
+        self.num_frames, self.split = u.shape[1], {"train": torch.arange(num)}
+        self.parameter_values = torch.arange(float(num_values))
+        self.parameter_index = torch.arange(num) * num_values // num
+        self.settings = SimpleNamespace(train_from=0)
+        self.samples = Samples.__new__(Samples)
+        vars(self.samples).update(head=head, cache=self, seed=0, name="known", device=torch.device("cpu"), first=0)
+        self.own = {"num_values": num_values, "num_channels": u.shape[2], "space": list(space), "boundary": boundary, "dt": dt,
+                    "positive": [], "lengths": [length] * len(space)}
+
+    def batch(self, rows, starts, length, device):
+        return torch.stack([self.u[row, start : start + length]
+                            for row, start in zip(rows.tolist(), starts.tolist(), strict=True)])
+
+
+def found(data: Trajectories) -> list[tuple[str, dict, Equation]]:
+    return list(Equation.fit(data.samples, data.own))
+
+
+def coefficients(base: Equation, value: int = 0) -> dict:
+    return {term: float(w) for term, w in zip(base.terms.terms, base.weight[value, 0], strict=True) if abs(w) > 0}
+
+
+def fourier(n: int, length: float) -> torch.Tensor:
+    return 2 * math.pi * torch.fft.rfftfreq(n, length / n, dtype=torch.float64)
+
+
+def spectral(linear: torch.Tensor, square: torch.Tensor, start: torch.Tensor, dt: float, frames: int, steps: int) -> torch.Tensor:
+    """u_t = linear u + square (u^2), symbols of periodic modes, by exponential steps of fourth order (Lawson): (rows, frames, 1,
+    cells)."""
+    step, u_hat, made = dt / steps, torch.fft.rfft(start), []
+    half = torch.exp(step / 2 * linear)
+
+    def slope(v):
+        return square * torch.fft.rfft(torch.fft.irfft(v, n=start.shape[-1]).square())
+
+    for _ in range(frames):
+        made.append(torch.fft.irfft(u_hat, n=start.shape[-1]))
+        for _ in range(steps):
+            a = slope(u_hat)
+            b = slope(half * (u_hat + step / 2 * a))
+            c = slope(half * u_hat + step / 2 * b)
+            d = slope(half.square() * u_hat + step * half * c)
+            u_hat = half.square() * u_hat + step / 6 * (half.square() * a + 2 * half * (b + c) + d)
+    return torch.stack(made, 1)[:, :, None]
+
+
+def waves(rows: int, n: int, seed: int) -> torch.Tensor:
+    draw = generator(seed, "waves")
+    k, amplitude, phase = (torch.arange(1, 5)[:, None], *torch.rand(2, rows, 4, 1, generator=draw, dtype=torch.float64))
+    return (amplitude * torch.sin(2 * math.pi * (k * cells(n) + phase))).sum(1)
+
+
+def kuramoto(rows: int, frames: int, seed: int = 0, n: int = 64, length: float = 22.0, dt: float = 0.5) -> torch.Tensor:
+    """u_t = -u u_x - u_xx - u_xxxx, once the start is forgotten."""
+    k = fourier(n, length)
+    return spectral(k**2 - k**4, -0.5j * k, waves(rows, n, seed), dt, frames + 40, 12)[:, 40:]
+
+
+# ---------------------------------------------------------------- terms
+
+
+@pytest.mark.parametrize(("boundary", "wave"), [(PERIODIC, lambda x: torch.sin(6 * math.pi * x)),
+                                                (NO_FLUX, lambda x: torch.cos(5 * math.pi * x)),
+                                                (DIRICHLET, lambda x: torch.sin(5 * math.pi * x)),
+                                                (OUTFLOW, lambda x: torch.exp(-100 * (x - 0.5) ** 2))])
+def test_differences_are_of_their_order_behind_every_boundary(boundary, wave):
+    for order in (1, 2, 3, 4):
+        errors = []
+        for n in (64, 128):
+            x = cells(n).requires_grad_()
+            exact = wave(x)
+            for _ in range(order):
+                [exact] = torch.autograd.grad(exact.sum(), x, create_graph=True)
+            error = difference(n, order, boundary) @ wave(cells(n)) * float(n) ** order - exact.detach()
+            errors.append(float(error.abs().max() / exact.detach().abs().max()))
+        assert errors[1] < 1e-3 and errors[0] / errors[1] > (45 if order < 3 else 12), (order, errors)
+
+
+def test_a_library_holds_each_term_once_plain_ones_first_and_not_too_many():
+    assert [term for term in (U, UX, UXX, UXXXX) if term in library(1, [], 1)] == [U, UX, UXX, UXXXX]
+    gas = library(3, [0, 1], 1)
+    assert ((-1, 1, 0), ((1, (0,)),)) in gas and ((0, 0, 1), ((2, (0,)),)) in gas   # p / rho (log p)_x and v v_x
+    for given in ((1, [], 1), (3, [0, 1], 1), (4, [0, 1], 2), (5, [0, 1], 3)):
+        terms = library(*given)
+        assert len(terms) == len(set(terms)) <= MOST_TERMS and len(terms[0][1]) == 0
+
+
+def test_terms_are_what_they_are_called():
+    s = torch.stack([torch.sin(2 * math.pi * cells(64)), torch.cos(2 * math.pi * cells(64))])[None]
+    wanted = [((0, 0), ()), ((-2, 0), ()), ((1, 2), ((1, (0,)),)), ((0, 0), ((0, (0,)), (1, (0, 0)))), ((0, 0), ((0, (0,)),) * 2)]
+    k, (a, b) = 2 * math.pi / 3, (s[0, 0], s[0, 1])
+    exact = [torch.ones(64), (-2 * a).exp(), a.exp() * b**2 * -k * a, k * b * -k * k * b, (k * b) ** 2]
+    terms = Terms(wanted, [0], [64], [3.0], PERIODIC)
+    torch.testing.assert_close(terms(s)[0], torch.stack([e.double() for e in exact]), rtol=1e-6, atol=1e-6)
+    some = torch.tensor([3, 60])
+    assert torch.equal(terms(s, some), terms(s)[..., some])
+
+
+# ---------------------------------------------------------------- selection
+
+
+def test_the_columns_that_make_the_last_one_are_found_from_either_side():
+    x = torch.randn(12, 400, generator=generator(0, "columns"), dtype=torch.float64)
+    x[7] = x[3] + 1e-7 * x[7]   # a double: one of the two goes
+    y = 2 * x[3] - 0.5 * x[8] + 1e-3 * x[11]
+    a = torch.cat([x[:11], y[None]]) @ torch.cat([x[:11], y[None]]).T
+    for chosen in (backwards(a, list(range(11)), 1.5), forwards(a, [], 5, 0.1), forwards(a, [8], 5, 0.1)):
+        assert set(chosen) in ({3, 8}, {7, 8}) and left(a, chosen) < 1e-6
+        assert sorted(solve(a, chosen).tolist()) == pytest.approx([-0.5, 2], abs=1e-3)
+    assert backwards(a, [1, 2], 1.01) in ([1], [2], [1, 2]) and left(a, [1, 2]) > 0.9
+
+
+# ---------------------------------------------------------------- the integrator
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
+def test_stiff_diffusion_is_exact_in_one_step_behind_every_wall(boundary):
+    """And the plain integrator, which is of no use there, stays within its bounds."""
+    n, nu = 48, 0.5
+    wave = {PERIODIC: lambda x: torch.sin(4 * math.pi * x), NO_FLUX: lambda x: torch.cos(2 * math.pi * x),
+            DIRICHLET: lambda x: torch.sin(2 * math.pi * x)}[boundary](cells(n))
+    k2 = (4 if boundary == PERIODIC else 2) ** 2 * math.pi**2
+    for is_stiff in (True, False):
+        base = Equation(1, 1, [n], boundary, dt=0.05, terms=[UXX], is_stiff=is_stiff)
+        base.weight.fill_(nu)
+        base.low.fill_(-2), base.high.fill_(2)
+        u = base(wave.float()[None, None, None], Known(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)))[0, 0]
+        assert float((u - math.exp(-nu * k2 * 0.05) * wave).abs().max() < 1e-4) == is_stiff and float(u.abs().max()) <= 2
+
+
+def test_steps_are_of_fourth_order_and_every_row_has_its_own_equation():
+    """u_t = u^2 from u = 1/2 and its negative: 1 / (2 - t), 1 / (2 + t)."""
+    errors = []
+    for num in (2, 4):
+        base = Equation(2, 1, [8], PERIODIC, dt=1.0, terms=[((2,), ())], num_steps=num)
+        base.weight[:, 0, 0] = torch.tensor([1.0, -1.0])
+        s = base.advance(torch.full((2, 1, 8), 0.5, dtype=torch.float64), base.weight.double())
+        errors.append(float((s[:, 0, 0] - torch.tensor([1.0, 1 / 3])).abs().max()))
+    assert errors[1] < 1e-4 and 12 < errors[0] / errors[1] < 24
+
+
+# ---------------------------------------------------------------- what is found
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    for name, num in (("MOST_REGRESSED", 64), ("MOST_SHOT", 8), ("MOST_TIMED", 8)):
+        monkeypatch.setattr(identify, name, num)
+
+
+def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
+    data = Trajectories(kuramoto(20, 20), 0.5, 22.0)
+    [(name, own, base)] = found(data)
+    assert own["is_stiff"] and Equation(**own).weight.shape == base.weight.shape and name.startswith("equation of ")
+    weights = coefficients(base)
+    assert [weights.get(term, 0) for term in (UX, UXX, UXXXX)] == pytest.approx([-1, -1, -1], rel=0.01)
+    assert all(abs(weights[term]) < 0.02 for term in weights.keys() - {UX, UXX, UXXXX})
+    truth = data.samples.head.codec.decode(kuramoto(4, 9, seed=1).float())
+
+    def error() -> float:
+        u = truth[:, :1]
+        for _ in range(8):
+            u = base(u, Known(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long)))[:, None]
+        return float((u - truth[:, 8:]).norm() / truth[:, 8:].norm())
+
+    assert error() < 0.02
+    base.weight[0, 0, base.terms.terms.index(UX)] = 0   # the fake: linear, as a propagator of degree 1
+    assert error() > 0.2
+
+
+def test_every_parameter_value_has_its_own_burgers_equation():
+    n, k = 64, fourier(64, 1.0)
+    u = torch.cat([spectral(-nu * k**2, -0.5j * k, waves(12, n, 2), 0.05, 16, 20) for nu in (0.02, 0.05)])
+    [(_, _, base)] = found(Trajectories(u, 0.05, 1.0, num_values=2))
+    for value, nu in enumerate((0.02, 0.05)):
+        weights = coefficients(base, value)
+        assert weights[UX] == pytest.approx(-1, rel=0.01) and weights[UXX] == pytest.approx(nu, rel=0.02)
+
+
+def test_a_logistic_reaction_with_diffusion_behind_walls_is_found():
+    """u_t = D u_xx + u - u^2, made by exact half steps of either (Strang)."""
+    n, dt, steps, diffusion = 48, 0.1, 40, 0.05
+    x = cells(n)
+    u = 0.5 + 0.1 * torch.stack([torch.cos(math.pi * (1 + i % 5) * x) * (-1) ** i + i / 10 for i in range(12)])
+    modes = torch.cos(math.pi * torch.outer(torch.arange(n, dtype=torch.float64), x))
+    decay = torch.exp(-diffusion * (math.pi * torch.arange(n, dtype=torch.float64)) ** 2 * dt / steps)
+    mix, made, grow = torch.linalg.solve(modes, decay[:, None] * modes), [], math.exp(dt / steps / 2)
+    for _ in range(12):
+        made.append(u)
+        for _ in range(steps):
+            u = u * grow / (1 + u * (grow - 1))
+            u = u @ mix
+            u = u * grow / (1 + u * (grow - 1))
+    [(_, _, base)] = found(Trajectories(torch.stack(made, 1)[:, :, None], dt, 1.0, NO_FLUX))
+    weights = coefficients(base)
+    wanted = {((1,), ()): 1.0, ((2,), ()): -1.0, UXX: diffusion}
+    assert {term: weights.get(term) for term in wanted} == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("fake", ["shuffled", "still"])
+def test_what_no_equation_explains_gets_none(fake):
+    """Frames in another order, and a field that does not move."""
+    u = kuramoto(8, 20)
+    u = u[:, torch.randperm(20, generator=generator(0, "order"))] if fake == "shuffled" else u[:, :1].expand_as(u)
+    assert found(Trajectories(u, 0.5, 22.0)) == []
+
+
+def test_tangents_are_the_derivative_of_the_integrator():
+    k = fourier(32, 1.0)
+    data = Trajectories(spectral(-0.02 * k**2, -0.5j * k, waves(8, 32, 2), 0.05, 8, 10), 0.05, 1.0)
+    one = Identification(Equation, data.samples, data.own, 0)
+    model, _ = one.core()
+    at, columns = one.tangents(model, one.shot[:2])
+    made, places = one.build(model)
+    values = model.values.clone().requires_grad_()
+    weight = torch.zeros(made.weight[0].numel(), dtype=torch.float64).index_copy(0, places, values).view(1, *made.weight[0].shape)
+    s = made.advance(one.shot[:2, 0], weight.expand(2, -1, -1))
+    torch.testing.assert_close(s, at[:, 0], rtol=0, atol=1e-9)
+    [exact] = torch.autograd.grad(s.square().sum() / 2, values)
+    torch.testing.assert_close((columns[:, :, 0] * s.detach()).flatten(1).sum(1), exact, rtol=1e-3, atol=1e-6)

@@ -1,0 +1,133 @@
+"""The equation itself: a right-hand side whose terms are found in the data, integrated between frames."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.boundary import PERIODIC, along
+from ups.models.bases.base import Base, Known, Samples
+from ups.models.bases.identify import Identification, Model, terms_of
+from ups.models.bases.terms import Term, Terms
+from ups.progress import note
+from ups.spectral import FieldTransform
+
+
+class Equation(Base):
+    """s_t = sum over terms of weight * term(s), by `num_steps` Runge-Kutta steps of fourth order a frame.
+
+    s is the field, the logarithm of a positive channel: what the codec normalises, before mean and std. The
+    terms (ups/models/bases/terms.py) and their weights are found in the data
+    (ups/models/bases/identify.py). In logarithms the equations of a gas are of second order in (velocity,
+    pressure / density, derivatives) and nothing loses its positivity; that is a lifting (Qian, Kramer,
+    Peherstorfer and Willcox 2020, arXiv 1912.08177) that needs no map back. Where is_stiff, even derivatives
+    of the own channel act by their exponential in the boundary's modes (Lawson 1967).
+
+    weight: (values, C, terms), one equation per parameter value. low, high (C,): no state leaves them, so
+    that what would blow up is bounded, wrong and not chosen.
+    """
+
+    kind, knows_fitted_only = "equation", True
+
+    def __init__(self, num_values: int, num_channels: int, space: Sequence[int], boundary: str,
+                 lengths: Sequence[float] = (), dt: float = 1.0, positive: Sequence[int] = (),
+                 terms: Sequence[Term] = (), num_steps: int = 1, is_stiff: bool = False, **_: Any):
+        super().__init__()
+        terms = [(tuple(powers), tuple((c, tuple(axes)) for c, axes in factors)) for powers, factors in terms]
+        self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
+        self.terms = Terms(terms, positive, space, lengths or [1.0] * len(space), boundary)
+        self.register_buffer("weight", torch.zeros(num_values, num_channels, len(terms)))
+        for name, value in (("mean", 0.0), ("std", 1.0), ("low", -torch.inf), ("high", torch.inf)):
+            self.register_buffer(name, torch.full((num_channels,), value))
+        self.transform, ends = FieldTransform(tuple(space), boundary), along(boundary, len(space))
+        stiff, symbols = torch.zeros(num_channels, len(terms)), torch.zeros(len(terms), self.transform.modes)
+        for place, (powers, factors) in enumerate(terms):
+            if is_stiff and not any(powers) and len(factors) == 1:
+                channel, axes = factors[0]
+                if len(set(axes)) == 1 and len(axes) % 2 == 0:
+                    stiff[channel, place] = 1
+                    symbols[place] = self._symbol(axes[0], len(axes), ends[axes[0]])
+        self.register_buffer("stiff", stiff, persistent=False)
+        self.register_buffer("symbols", symbols, persistent=False)
+
+    def _symbol(self, axis: int, order: int, end: str) -> Tensor:
+        """The eigenvalues of an even derivative in the modes of the transform."""
+        matrix = getattr(self.terms, f"difference{axis}{order}")
+        if end == PERIODIC:
+            values = torch.fft.fft(matrix[:, 0]).real[: self.transform.shape[axis]]   # of a circulant matrix
+        else:
+            rows = getattr(self.transform, f"matrix{axis}").double()
+            values = (rows @ matrix @ rows.mT).diagonal()
+        shape = [1] * len(self.transform.shape)
+        shape[axis] = -1
+        return values.view(shape).expand(self.transform.shape).flatten().float()
+
+    def forward(self, u: Tensor, known: Known) -> Tensor:
+        u = u[:, -1].float()
+        if not self.terms.terms:
+            return u
+        mean, std = self._column(self.mean, u), self._column(self.std, u)
+        return (self.advance(u * std + mean, self.weight[known.index]) - mean) / std
+
+    def _column(self, values: Tensor, like: Tensor) -> Tensor:
+        return values.to(like.dtype).view(-1, *[1] * (like.ndim - 2))
+
+    def advance(self, s: Tensor, weight: Tensor) -> Tensor:
+        """The state s (rows, C, *space) a frame later; weight (rows, C, terms)."""
+        low, high = self._column(self.low, s), self._column(self.high, s)
+
+        def clamped(s: Tensor) -> Tensor:
+            return torch.minimum(torch.maximum(s, low), high)
+
+        rate = weight * (1 - self.stiff.to(s.dtype)) if self.is_stiff else weight
+
+        def slope(s: Tensor) -> Tensor:
+            return (rate @ self.terms(clamped(s))).view(s.shape)
+
+        step = self.step
+        if not self.is_stiff:
+            for _ in range(self.num_steps):
+                a = slope(s)
+                b = slope(s + step / 2 * a)
+                c = slope(s + step / 2 * b)
+                d = slope(s + step * c)
+                s = clamped(s + step / 6 * (a + 2 * b + 2 * c + d))
+            return s
+        half = torch.exp(step / 2 * ((weight * self.stiff.to(s.dtype)) @ self.symbols.to(s.dtype)))
+        full = half.square()
+
+        def modal(s_hat: Tensor) -> Tensor:
+            return self.transform.forward(slope(self.transform.inverse(s_hat)))
+
+        s_hat = self.transform.forward(s)
+        for _ in range(self.num_steps):
+            a = modal(s_hat)
+            b = modal(half * (s_hat + step / 2 * a))
+            c = modal(half * s_hat + step / 2 * b)
+            d = modal(full * s_hat + step * half * c)
+            s_hat = full * s_hat + step / 6 * (full * a + 2 * half * (b + c) + d)
+        return clamped(self.transform.inverse(s_hat))
+
+    @classmethod
+    def fit(cls, samples: Samples,
+            settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], "Equation"]]:
+        """One candidate, or none where no equation of some parameter value is better than persistence on
+        training trajectories that it was not fitted on."""
+        found: list[Identification] = []
+        models: list[Model] = []
+        for value in range(settings["num_values"]):
+            note(f"{samples.name}: the equation of parameter value {value + 1} of {settings['num_values']}")
+            found.append(Identification(cls, samples, settings, value))
+            models.append(found[-1].model())
+            if models[-1] is None:
+                return
+        terms, weight = terms_of(models, found[0].library)
+        own = {**settings, "terms": terms, "num_steps": max(model.num_steps for model in models),
+               "is_stiff": any(model.is_stiff for model in models)}
+        base = cls(**own)
+        codec, (low, high) = samples.head.codec, zip(*[one.bounds for one in found], strict=True)
+        for name, value in (("weight", weight), ("mean", codec.mean), ("std", codec.std),
+                            ("low", torch.stack(low).amin(0)), ("high", torch.stack(high).amax(0))):
+            getattr(base, name).copy_(value)
+        yield f"equation of {len(terms)} terms", own, base

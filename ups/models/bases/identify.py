@@ -1,0 +1,263 @@
+"""Which terms a right-hand side has, and with which weights, from frames that lie far apart in time.
+
+Central differences in time are regressed on a library of terms, and the terms dropped one by one that explain
+least (PDE-FIND: Rudy, Brunton, Proctor and Kutz 2017, arXiv 1609.06401). Between two frames a wave crosses
+many cells, and a difference in time is then no derivative: windows count the more, the closer it is to one.
+From there on the integrator itself is fitted to the frames (Gauss and Newton), and terms are added that what
+it leaves asks for. The weighting and the growth are ours.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ups.models.bases.selection import backwards, forwards, left, scaled, solve
+from ups.models.bases.terms import Term, Terms, library
+from ups.progress import beat
+from ups.seeds import generator
+
+if TYPE_CHECKING:
+    from ups.models.bases.base import Samples
+
+NUM_REGRESSED, NUM_SHOT, NUM_TIMED = 2**15, 2**12, 2**13   # cells: of the regression, Gauss-Newton, steps
+MOST_REGRESSED, MOST_SHOT, MOST_TIMED = 256, 32, 32         # windows
+LEAST = 4               # windows
+FRAMES = 2              # that the integrator is to hit from every start
+HELD_OUT = 16           # trajectories and frames that judge a fit
+SHARPNESS = 1, 2, 3     # of the windows' weights
+SLOW = 0.01             # of the mean square of the change: below it a window counts by its change
+SIZES = 1.5, 3.0        # times what the whole library leaves is what the first terms may leave
+HIGHER = 0.1, 3.0       # least left, and times less with higher derivatives: they mimic a difference's error
+MOST_STEPS = 32         # a frame
+MOVED = 3e-4, 0.05      # of the change, median and most, that twice the steps may alter
+CANDIDATES, ADDED = 6, 4    # terms a channel to look at, and to take
+GAIN = 0.01             # of the squared error, that a new term has to take
+BYTES = 2**26           # of terms at a time
+
+
+@dataclass(frozen=True)
+class Model:
+    """unknowns: (channel, term of the library) of every value; steps a frame, and whether the integrator is
+    the stiff one."""
+
+    unknowns: list[tuple[int, int]]
+    values: Tensor
+    num_steps: int = 1
+    is_stiff: bool = False
+
+
+class Identification:
+    """Of one parameter value. make: an `Equation` from settings; bounds: of the states, (C,) each."""
+
+    def __init__(self, make: Callable[..., Any], samples: "Samples", settings: dict[str, Any], value: int):
+        self.make, self.settings = make, {**settings, "num_values": 1}
+        self.library = library(settings["num_channels"], settings["positive"], len(settings["space"]))
+        draw, rows = generator(samples.seed, samples.name, "equation", value), samples.rows(value)
+        rows = rows[torch.randperm(len(rows), generator=draw)]
+        held = rows[: min(HELD_OUT, max(1, len(rows) // 8))]
+        seen, self.cells = rows[len(held) :] if len(rows) > 1 else rows, math.prod(settings["space"])
+
+        def states(rows: Tensor, count: int, length: int) -> Tensor:
+            return samples.states(rows[torch.arange(count) % len(rows)], length, draw)
+
+        self.seen = states(seen, self.count(NUM_REGRESSED, MOST_REGRESSED), 3)
+        self.shot = states(seen, self.count(NUM_SHOT, MOST_SHOT), 1 + FRAMES)
+        self.held = states(held, len(held), 1 + HELD_OUT)
+        low, high = (find(self.seen.transpose(0, 2).flatten(1), 1) for find in (torch.amin, torch.amax))
+        self.bounds = low - (high - low) / 2, high + (high - low) / 2
+        self.std = samples.head.codec.std.double().view(-1, *[1] * len(settings["space"]))
+        some = torch.randperm(self.cells, generator=draw)[: max(1, NUM_REGRESSED // len(self.seen))]
+        self.some = some.to(self.seen.device)
+        self.whole = Terms(self.library, settings["positive"], settings["space"], settings["lengths"],
+                           settings["boundary"]).to(self.seen.device)
+
+    def count(self, num: int, most: int) -> int:
+        """How many windows hold that many cells."""
+        return min(most, max(LEAST, num // self.cells))
+
+    # ----------------------------------------------------------------------------------- the integrator
+
+    def build(self, model: Model) -> tuple[Any, Tensor]:
+        """An integrator of the model's terms, and the places of its unknowns among its weights."""
+        used = sorted({term for _, term in model.unknowns})
+        made = self.make(**{**self.settings, "terms": [self.library[term] for term in used],
+                            "num_steps": model.num_steps, "is_stiff": model.is_stiff}).to(self.seen.device)
+        made.low, made.high = self.bounds
+        places = [channel * len(used) + used.index(term) for channel, term in model.unknowns]
+        return made, torch.tensor(places, device=self.seen.device)
+
+    @torch.no_grad()
+    def run(self, built: tuple[Any, Tensor], values: Tensor, s: Tensor, frames: int) -> Tensor:
+        """The frames (rows, frames, C, *space) after s (rows, C, *space); values (unknowns,) or (rows,
+        unknowns)."""
+        made, places = built
+        weight = values.new_zeros(*values.shape[:-1], made.weight[0].numel()).index_copy(-1, places, values)
+        weight, found = weight.unflatten(-1, made.weight.shape[1:]).expand(len(s), -1, -1), []
+        for _ in range(frames):
+            beat()
+            s = made.advance(s, weight)
+            found.append(s)
+        return torch.stack(found, 1)
+
+    def unit(self, s: Tensor) -> Tensor:
+        """Of the errors of s (rows, 1 + frames, ...): how far each row and frame has moved."""
+        axes = tuple(range(2, s.ndim))
+        return ((s[:, 1:] - s[:, :1]) / self.std).square().mean(axes, True).sqrt().clamp_min(1e-6) * self.std
+
+    def error(self, model: Model, s: Tensor, is_bounded: bool = False) -> float:
+        """Mean over rows of the error e of a rollout, relative to persistence; of e / (1 + e) if bounded."""
+        r = (self.run(self.build(model), model.values, s[:, 0], s.shape[1] - 1) - s[:, 1:]) / self.unit(s)
+        e = r.square().flatten(1).mean(1).sqrt()
+        return float((e / (1 + e) if is_bounded else e).mean())
+
+    def timed(self, model: Model) -> Model:
+        """With the fewest steps after which twice as many change nothing, and half as many more; stiff where
+        it takes half of them. More than MOST_STEPS: it does not converge."""
+        s, found = self.seen[: self.count(NUM_TIMED, MOST_TIMED), :2], []
+        for is_stiff in (False, True):
+            num, before = 1, None
+            while num <= 2 * MOST_STEPS:
+                tried = replace(model, num_steps=num, is_stiff=is_stiff)
+                now = self.run(self.build(tried), model.values, s[:, 0], 1)
+                if before is not None:
+                    moved = ((now - before) / self.unit(s)).square().flatten(1).mean(1).sqrt()
+                    if moved.median() <= MOVED[0] and moved.max() <= MOVED[1]:
+                        break
+                num, before = 2 * num, now
+            found.append(num // 2 if num == 2 else num * 3 // 4)
+        is_stiff = 2 * found[1] <= found[0]
+        return replace(model, num_steps=found[is_stiff], is_stiff=is_stiff)
+
+    # --------------------------------------------------------------------------------------- regression
+
+    def equations(self, target: Tensor, trust: Tensor) -> Tensor:
+        """Normal equations (weightings, C, terms + 1, terms + 1) of target (rows, C, cells), the derivative
+        in time, averaged over three frames by Simpson's rule as the terms are; trust (weightings, rows,
+        C)."""
+        total: Tensor | float = 0.0
+        parts = zip(self.seen.split(4), target[..., self.some].split(4), trust.split(4, 1), strict=True)
+        for s, wanted, weight in parts:
+            beat()
+            values = self.whole(s.flatten(0, 1), self.some).unflatten(0, (-1, 3))
+            values = (values[:, 0] + 4 * values[:, 1] + values[:, 2]) / 6
+            columns = torch.cat([values[:, None].expand(-1, wanted.shape[1], -1, -1), wanted[:, :, None]], 2)
+            x = columns * weight.sqrt()[..., None, None]   # weightings, rows, C, terms + 1, cells
+            total = total + (x @ x.mT).sum(1)
+        return total
+
+    def core(self) -> tuple[Model | None, list[list[int]]]:
+        """The first few terms, or None if persistence is better; and the library of every channel."""
+        s, dt = self.seen, self.settings["dt"]
+        once, twice = (s[:, 2] - s[:, 0]).flatten(2), (s[:, 2] - 2 * s[:, 1] + s[:, 0]).flatten(2)
+        first, second = (x.square().mean(2).clamp_min(1e-16) for x in (once, twice))
+        ratio = (second / first).mean(1, True)
+        slow = first.clamp_min(SLOW * first.mean(0))
+        trust = torch.stack([ratio**-sharp / slow for sharp in SHARPNESS])
+        still = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
+        best, libraries, least = None, [], float(still.square().flatten(1).mean(1).sqrt().mean())
+        plain = [place for place, (_, factors) in enumerate(self.library)
+                 if all(len(axes) < 3 for _, axes in factors)]
+        for of_channels in self.equations(once / (2 * dt), trust):
+            every = list(range(len(self.library)))
+            own = [plain if left(a, plain) <= max(HIGHER[0], HIGHER[1] * left(a, every)) else every
+                   for a in of_channels]
+            for size in SIZES:
+                chosen = [backwards(a, terms, size) for a, terms in zip(of_channels, own, strict=True)]
+                values = torch.cat([solve(a, terms) for a, terms in zip(of_channels, chosen, strict=True)])
+                unknowns = [(channel, term) for channel, terms in enumerate(chosen) for term in terms]
+                model = self.timed(Model(unknowns, values))
+                error = self.error(model, self.held) if model.num_steps <= MOST_STEPS else math.inf
+                if error < least:
+                    best, libraries, least = model, own, error
+        return best, libraries
+
+    # --------------------------------------------------------------------------------- Gauss and Newton
+
+    def tangents(self, model: Model, s: Tensor) -> tuple[Tensor, Tensor]:
+        """What comes of s (rows, 1 + frames, C, *space) and its derivative by every value, by differences in
+        float64: of 1e-5 of what moves a frame."""
+        built, frames = self.build(model), s.shape[1] - 1
+        made, places = built
+        at = self.run(built, model.values, s[:, 0], frames)
+        size = made.terms(s[:, 0]).square().mean((0, 2)).sqrt().clamp_min(1e-12)
+        moved = (s[:, 1] - s[:, 0]).flatten(2).square().mean((0, 2)).sqrt().clamp_min(1e-12)
+        steps = (1e-5 * moved[:, None] / (self.settings["dt"] * size)).flatten()[places]
+        many, columns = max(1, BYTES // (8 * len(s) * self.cells * len(made.terms.terms))), []
+        for some in torch.diag(steps).split(many):
+            values = (model.values + some).repeat_interleave(len(s), 0)
+            moved = self.run(built, values, s[:, 0].repeat(len(some), *[1] * (s.ndim - 2)), frames)
+            change = moved.unflatten(0, (len(some), -1)) - at
+            columns.append(change / some.sum(1).view(-1, *[1] * at.ndim))
+        return at, torch.cat(columns)
+
+    def shooting(self, model: Model, frames: int = FRAMES) -> Tensor:
+        """Normal equations (unknowns + 1, unknowns + 1) of what the integrator leaves of the frames, by its
+        values; rows count as they do in the bounded error."""
+        total: Tensor | float = 0.0
+        for s in self.shot[:, : 1 + frames].split(8):
+            at, columns = self.tangents(model, s)
+            r = (s[:, 1:] - at) / self.unit(s)
+            e = r.square().flatten(1).mean(1).sqrt().clamp_min(1e-6).view(-1, *[1] * (r.ndim - 1))
+            x = (torch.cat([columns / self.unit(s), r[None]]) / (e.sqrt() * (1 + e))).flatten(1)
+            total = total + x @ x.T
+        return total
+
+    def descended(self, model: Model, most: int = 8) -> Model:
+        """After Levenberg's and Marquardt's steps, until one gains less than a hundredth."""
+        error, damping = self.error(model, self.shot, is_bounded=True), 1e-3
+        for _ in range(most):
+            before, (a, length) = error, scaled(self.shooting(model))
+            for _ in range(3):
+                damped = a[:-1, :-1] + damping * torch.eye(len(a) - 1, dtype=a.dtype, device=a.device)
+                step = torch.linalg.solve(damped, a[:-1, -1]) * length[-1] / length[:-1]
+                tried = replace(model, values=model.values + step)
+                now = self.error(tried, self.shot, is_bounded=True)
+                if now < error:
+                    model, error, damping = tried, now, damping / 10
+                    break
+                damping *= 10
+            if error > 0.99 * before:
+                break
+        return model
+
+    def grown(self, model: Model, libraries: list[list[int]]) -> Model:
+        """With up to ADDED terms more: those with the largest tangents along what the integrator leaves,
+        among the candidates that a regression of it finds."""
+        s, dt, built = self.seen, self.settings["dt"], self.build(model)
+        missed = sum(s[:, i + 1] - self.run(built, model.values, s[:, i], 1)[:, 0] for i in (0, 1))
+        missed = missed.flatten(2) / (2 * dt)
+        [equations] = self.equations(missed, 1 / missed.square().mean(2).clamp_min(1e-16)[None])
+        wanted = list(model.unknowns)
+        for channel, (a, among) in enumerate(zip(equations, libraries, strict=True)):
+            own = [among.index(term) for c, term in model.unknowns if c == channel]
+            a = a[[*among, -1]][:, [*among, -1]]
+            wanted += [(channel, among[place]) for place in forwards(a, own, CANDIDATES)[len(own) :]]
+        more = model.values.new_zeros(len(wanted) - len(model.values))
+        wider = replace(model, unknowns=wanted, values=torch.cat([model.values, more]))
+        kept = forwards(self.shooting(wider, 1), list(range(len(model.values))), ADDED, GAIN)
+        return replace(wider, unknowns=[wanted[place] for place in kept], values=wider.values[kept])
+
+    def model(self) -> Model | None:
+        """The equation of this parameter value, or None where no terms are better than persistence."""
+        model, libraries = self.core()
+        if model is None:
+            return None
+        model = self.timed(self.descended(model))
+        wider = self.grown(model, libraries)
+        if wider.unknowns == model.unknowns:
+            return model
+        return min(model, self.timed(self.descended(wider)), key=lambda one: self.error(one, self.held))
+
+
+def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:
+    """The terms of all parameter values' models, and their weights (values, C, terms)."""
+    used = sorted({term for model in models for _, term in model.unknowns})
+    weight = torch.zeros(len(models), 1 + max(c for model in models for c, _ in model.unknowns), len(used))
+    for row, model in zip(weight, models, strict=True):
+        for (channel, term), value in zip(model.unknowns, model.values.tolist(), strict=True):
+            row[channel, used.index(term)] = value
+    return [terms[term] for term in used], weight

@@ -1,0 +1,129 @@
+"""The terms a right-hand side may hold, and what they are on a grid: products of powers of the fields and of
+their derivatives."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ups.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
+
+# A term: the power of every channel, and its factors (channel, axes derived along).
+Factor = tuple[int, tuple[int, ...]]
+Term = tuple[tuple[int, ...], tuple[Factor, ...]]
+
+# Central differences of sixth order, of fourth for the third and fourth derivative (Fornberg 1988): weights
+# of the cell itself and of those at its right; those at its left follow by symmetry.
+STENCILS = {1: (0, 3 / 4, -3 / 20, 1 / 60), 2: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
+            3: (0, -13 / 8, 1, -1 / 8), 4: (28 / 3, -13 / 2, 2, -1 / 6)}
+MOST_TERMS = 400   # of a library
+
+
+def difference(n: int, order: int, boundary: str) -> Tensor:
+    """The derivative of an `order` along an axis of n cells of width 1 as a matrix (n, n), float64. Beyond a
+    wall lie the mirrored cells, of the other sign if Dirichlet, beyond an open end copies of the last one."""
+    matrix, cells = torch.zeros(n, n, dtype=torch.float64), torch.arange(n)
+    for distance, weight in enumerate(STENCILS[order]):
+        for side in ((1, -1) if distance else (1,)):
+            there = cells + side * distance
+            sign = torch.full((n,), weight * (side if order % 2 else 1), dtype=torch.float64)
+            if boundary == PERIODIC:
+                there = there % n
+            elif boundary == OUTFLOW:
+                there = there.clamp(0, n - 1)
+            else:
+                sign = torch.where((there < 0) | (there >= n), -sign if boundary == DIRICHLET else sign, sign)
+                there = torch.where(there < 0, -1 - there, there).where(there < n, 2 * n - 1 - there)
+            matrix.index_put_((cells, there), sign, accumulate=True)
+    return matrix
+
+
+def library(num_channels: int, positive: Sequence[int], ndim: int) -> list[Term]:
+    """Terms worth trying, plain ones first, MOST_TERMS at most: reactions of up to three fields, derivatives
+    up to the second times up to two of them, products of two first derivatives, and the third and fourth
+    derivative.
+
+    Of positive channels derivatives are those of the logarithm; they appear with powers 1 and -1 and as
+    ratios.
+    """
+    channels = range(num_channels)
+
+    def power(*of: tuple[int, int]) -> tuple[int, ...]:
+        return tuple(sum(exponent for other, exponent in of if other == channel) for channel in channels)
+
+    one = [power((c, e)) for c in channels for e in ((1, -1) if c in positive else (1,))]
+    ratios = [power((a, 1), (b, -1)) for a, b in itertools.permutations(positive, 2)]
+    free = [c for c in channels if c not in positive]
+    several = [[power(*((c, 1) for c in chosen))
+                for chosen in itertools.combinations_with_replacement(free, degree)] for degree in (2, 3)]
+    first = [(((c, (a,)),)) for c in channels for a in range(ndim)]
+    pure = [((c, (a,) * 2),) for c in channels for a in range(ndim)]
+    mixed = [((c, pair),) for c in channels for pair in itertools.combinations(range(ndim), 2)]
+    pairs = [tuple(sorted(a + b)) for a, b in itertools.combinations_with_replacement(first, 2)]
+    higher = [((c, (a,) * order),) for c in channels for a in range(ndim) for order in (3, 4)]
+
+    def tiers() -> Iterator[list[Term]]:
+        plain = [power(), *one, *ratios]
+        yield [(p, ()) for p in (power(), *one, *several[0], *several[1])]
+        yield list(itertools.product(plain, first))
+        yield list(itertools.product([power()], [*pure, *higher]))
+        yield list(itertools.product([power(), *ratios], pairs))
+        yield list(itertools.product([*one, *ratios], pure))
+        yield list(itertools.product(plain, mixed))
+        yield list(itertools.product(several[0], first))
+
+    terms: list[Term] = []
+    for tier in tiers():
+        if len(terms) + len(tier) <= MOST_TERMS:
+            terms += tier
+    return terms
+
+
+class Terms(nn.Module):
+    """The values of `terms` on a grid. lengths: of the axes; the state has the logarithm of a positive
+    channel."""
+
+    def __init__(self, terms: Sequence[Term], positive: Sequence[int], space: Sequence[int],
+                 lengths: Sequence[float], boundary: str):
+        super().__init__()
+        self.terms, self.positive, self.space = list(terms), list(positive), tuple(space)
+        ends = along(boundary, len(space))
+        self.powers = sorted({powers for powers, _ in self.terms}, reverse=True)
+        self.products = sorted({factors for _, factors in self.terms})
+        self.factors = sorted({factor for factors in self.products for factor in factors})
+        for axis, order in {(axis, axes.count(axis)) for _, axes in self.factors for axis in axes}:
+            matrix = difference(space[axis], order, ends[axis]) * (space[axis] / lengths[axis]) ** order
+            self.register_buffer(f"difference{axis}{order}", matrix, persistent=False)
+        chosen = [(self.powers.index(powers), self.products.index(factors)) for powers, factors in self.terms]
+        self.register_buffer("chosen", torch.tensor(chosen, dtype=torch.long).view(-1, 2).T, persistent=False)
+
+    def derivative(self, s: Tensor, factor: Factor) -> Tensor:
+        """One derivative of s (rows, C, *space): (rows, cells)."""
+        channel, axes = factor
+        s = s[:, channel]
+        for axis in sorted(set(axes)):
+            matrix = getattr(self, f"difference{axis}{axes.count(axis)}").to(s.dtype)
+            s = torch.movedim(torch.movedim(s, 1 + axis, -1) @ matrix.mT, -1, 1 + axis)
+        return s.flatten(1)
+
+    def forward(self, s: Tensor, cells: Tensor | None = None) -> Tensor:
+        """s (rows, C, *space) to (rows, terms, cells), of all cells or of some."""
+        derived = {factor: self.derivative(s, factor) for factor in self.factors}
+        channels = s.flatten(2)
+        if cells is not None:
+            channels = channels[..., cells]
+            derived = {factor: values[:, cells] for factor, values in derived.items()}
+        unity = torch.ones_like(channels[:, 0])
+        powers = torch.stack([self._power(channels, power, unity) for power in self.powers], 1)
+        products = torch.stack([math.prod((derived[factor] for factor in factors), start=unity)
+                                for factors in self.products], 1)
+        return powers[:, self.chosen[0]] * products[:, self.chosen[1]]
+
+    def _power(self, channels: Tensor, power: tuple[int, ...], unity: Tensor) -> Tensor:
+        logarithm = [exponent * channels[:, c] for c, exponent in enumerate(power)
+                     if exponent and c in self.positive]
+        free = [channels[:, c] ** exponent for c, exponent in enumerate(power)
+                if exponent and c not in self.positive]
+        return math.prod(free, start=sum(logarithm[1:], logarithm[0]).exp() if logarithm else unity)
