@@ -104,8 +104,8 @@ class TaskHead(nn.Module):
     def _require_fitted(self, given: Tensor, distance: Tensor) -> None:
         """Refuse parameter values of which one is not a fitted one, `distance` away in the logarithm."""
         is_fitted, asked = (distance <= 1e-6).all(), f"{self.name} was asked for the parameter value"   # NaN: no
-        expected = (f"expected one of {self.description['parameter_values']}, for which its {self.base.kind} "
-                    f"was fitted. Add the value to task.{self.name}.parameters and train, or choose another base.")
+        expected = (f"expected one of {self.description['parameter_values']}, for which its {self.base.kind} was "
+                    f"fitted. Add the value to task.{self.name}.parameters and train, or choose another base.")
         if torch.compiler.is_exporting():   # what is exported refuses them too; its graph holds none to name
             torch._assert_async(is_fitted, f"{asked} of another case; {expected}")
         elif not bool(is_fitted):
