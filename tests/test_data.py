@@ -362,6 +362,20 @@ def test_constant_trajectories_and_repeats_are_named(tmp_path):
     assert "another split" not in said(findings, "error")  # 10 and 11 are both training
 
 
+def test_coefficients_of_one_value_are_alike_by_chance_and_others_are_repeats(tmp_path):
+    rng = np.random.default_rng(0)
+    u = np.where(rng.random((NUM, 1, 2, 8, 8)) < 0.5, 0.1, 1.0).astype(np.float32)
+    u[:, :, 1] = rng.random((NUM, 1, 8, 8))
+    u[[0, 9, 19]] = np.stack([np.full((8, 8), 0.1), np.outer(np.arange(8), np.arange(8))])[None]   # of both splits
+    path = saved(tmp_path, u, "darcy2d", 1.0)
+    findings = examine(path, "darcy2d", **SPLIT)
+    assert "another split" not in said(findings, "error") and "repeat" not in said(findings, "warning")
+    assert "3 coefficients have one value everywhere, alike by chance [trajectories 0, 9, 19]" in said(findings, "info")
+    u[[0, 9, 19], :, 0, 0, 0] = 1.0            # a pattern is no chance
+    findings = examine(saved(tmp_path / "again", u, "darcy2d", 1.0), "darcy2d", **SPLIT)
+    assert "2 trajectories repeat an earlier one exactly" in said(findings, "warning")
+
+
 def test_leakage_is_an_initial_condition_in_two_splits(tmp_path):
     u = moving(0.4)
     u[12, 0] = u[0, 0]  # 0 is test, 12 is training

@@ -96,6 +96,7 @@ class _Scan:
     whole: list[bytes] = field(default_factory=list)
     not_finite: list[int] = field(default_factory=list)
     constant: list[int] = field(default_factory=list)
+    flat: list[int] = field(default_factory=list)      # of a coefficient
     first_bad: str = ""
     frozen_share: float = 0.0
     # of every trajectory, the largest of its fields' means over their RMS
@@ -110,8 +111,12 @@ def _scan(data: Trajectories) -> _Scan:
     for first in range(0, data.num_trajectories, step):
         for i, u in enumerate(data.read(first, min(first + step, data.num_trajectories)), first):
             start = u[0, :len(task.inputs)] if task.is_steady else u[0]
-            scan.initial.append(hashlib.blake2b(np.ascontiguousarray(start), digest_size=16).digest())
-            scan.whole.append(hashlib.blake2b(u, digest_size=16).digest())
+            # coefficients of one value everywhere are few, and alike by chance: each counts as its own
+            is_flat = task.is_steady and start.min() == start.max()
+            own = f"{i} {data.path.name}".encode()[:64] if is_flat else b""
+            scan.flat += [i] if is_flat else []
+            scan.initial.append(hashlib.blake2b(np.ascontiguousarray(start), digest_size=16, key=own).digest())
+            scan.whole.append(hashlib.blake2b(u, digest_size=16, key=own).digest())
             finite = np.isfinite(u)
             if not finite.all():
                 frame, channel, *cell = (int(k) for k in np.argwhere(~finite)[0])
@@ -147,6 +152,7 @@ def _of_rows(scan: _Scan, leaks: list[int], first: list[tuple[Path, int, str]],
              again),
             ("error", scan.constant, "trajectories are constant in space and time",
              "remove them or generate the file again"),
+            ("info", scan.flat, "coefficients have one value everywhere, alike by chance", "nothing"),
             ("warning", [i for i, _ in copies],
              f"trajectories repeat an earlier one exactly (first: {copies[:1]})",
              "train with fewer, different ones; an error estimate counts them twice"),
