@@ -316,8 +316,13 @@ def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():
         candidates(FakeSamples(*windows), (4,), NO_FLUX, 1, 1)
 
 
+def stay(u: torch.Tensor) -> torch.Tensor:
+    """A solver as a user would name it."""
+    return u
+
+
 SETTINGS = {"num_values": 2, "num_parameters": 1, "num_channels": 1, "num_inputs": 1, "space": [8, 8], "boundary": PERIODIC,
-            "degree": 2, "history": 2, "reach": 3}
+            "solver": "test_base:stay", "task": "heat", "positive": [], "names": [], "dt": 0.1, "degree": 2, "history": 2, "reach": 3}
 
 
 @pytest.mark.parametrize("kind", BASES)

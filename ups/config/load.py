@@ -183,6 +183,17 @@ def _override(data: dict, text: str) -> None:
     node[last] = value.strip() if is_text else _merge(node.get(last), read)
 
 
+def _name_solver(section: Any) -> None:
+    """Of a section of a task, base: {solver: MODULE:FUNCTION}, alone or in a list, as base and solver."""
+    base = section.get("base") if isinstance(section, dict) else None
+    entries = [base] if isinstance(base, dict) else base if isinstance(base, list) else []
+    named = [entry for entry in entries if isinstance(entry, dict)]
+    if named:
+        section["solver"] = next((entry["solver"] for entry in named if "solver" in entry), section["solver"])
+        section["base"] = [kind for entry in entries
+                           for kind in (entry if isinstance(entry, dict) else [entry])]
+
+
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
     """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as
     "run.seed=1".
@@ -208,6 +219,8 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     for name in declared:   # the files of one that is not asked for need not be there
         section, is_asked = data["task"].pop(name), name in data["data"]["tasks"]
         data["task"] |= {name: complete(str(name), section)} if is_asked else {}
+    for section in data["task"].values() if isinstance(data["task"], dict) else ():
+        _name_solver(section)
     config = _build(Config, data)
     named = {*config.data.tasks, *map(str, sections),
              *(text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task."))}

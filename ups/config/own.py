@@ -27,7 +27,8 @@ DEFAULTS: dict[str, Any] = {
     "parameters": {}, "positive": [], "conserved": [], "bounded": False, "symmetries": [], "hidden": False,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
-    "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": []}
+    "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
+    "solver": ""}
 MOST_PARAMETERS = 3
 UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}   # per axis, of a patch that is chosen

@@ -83,7 +83,8 @@ class TaskConfig:
     train_from: int
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
-    base: list[Literal["persistence", "propagator", "transport", "equation", "elliptic"]]
+    base: list[Literal["persistence", "propagator", "transport", "equation", "elliptic", "solver"]]
+    solver: str
     degree: int
     reach: int
     reserve: Annotated[float, Bound(lambda value: 0 <= value < 1,

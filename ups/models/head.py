@@ -92,7 +92,8 @@ class TaskHead(nn.Module):
             self._require_fitted(parameters[:, 0], distance)
         spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-        return Known(send(((logs - trained.mean(0)) / spread).float(), device), send(nearest, device))
+        return Known(send(((logs - trained.mean(0)) / spread).float(), device), send(nearest, device),
+                     send(parameters.float(), device))
 
     def _scaled(self, parameters: Tensor) -> Tensor:
         """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero.

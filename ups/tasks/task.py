@@ -166,7 +166,7 @@ class Task:
         return {
             **{key: getattr(self, key) for key in ("num_trajectories", "resolution", "num_frames", "t_end")},
             "parameters": values, "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0,
-            "patch": 4,
+            "patch": 4, "solver": "",
             "dim": 0, "energy": 1.0, "history": 1, "bundle": 1, "degree": 0 if self.is_steady else 3,
             "reach": 0,
             "reserve": 0.0, "base": ["elliptic"] if self.is_steady else ["persistence", "propagator"],

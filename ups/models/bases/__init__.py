@@ -10,7 +10,8 @@ from ups.models.bases.base import Base, Persistence
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
+from ups.models.bases.solver import Solver
 from ups.models.bases.transport import Transport
 
-_ALL = (Persistence, Propagator, Transport, Equation, Elliptic)
+_ALL = (Persistence, Propagator, Transport, Equation, Elliptic, Solver)
 BASES: dict[str, type[Base]] = {base.kind: base for base in _ALL}

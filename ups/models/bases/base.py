@@ -20,11 +20,13 @@ class Known:
     """What is known of a batch's parameters, looked up once where they come from, so that no call asks the
     device; its shapes are the task's, whatever the values.
 
-    standard (batch, P): standardised logarithms; index (batch,): the number of the nearest fitted value.
+    standard (batch, P): standardised logarithms; index (batch,): the number of the nearest fitted value; raw
+    (batch, P): the parameters themselves.
     """
 
     standard: Tensor
     index: Tensor
+    raw: Tensor | None = None
 
 
 # u (batch, history, C, *space), what is known of its rows, u_next (batch, C, *space)

@@ -1,0 +1,113 @@
+"""A coarse solver of one's own as a base: what it gives in physical units is the prediction, exactly, and where it is
+not there the weights are refused by name."""
+
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import yaml
+from test_own_files import SMALL
+
+from ups.config import load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
+from ups.models.bases.base import Known
+from ups.models.bases.solver import Solver, load_step
+from ups.models.choose import choose_base, fitted_part
+from ups.models.operator import over_bases
+from ups.tasks import burgers
+
+MODULES = {
+    "exact_step": """
+import numpy as np
+def step(u, dt, parameters):   # u_t = nu u_xx on [0, 1), exactly
+    k = 2 * np.pi * np.fft.rfftfreq(u.shape[-1], 1 / u.shape[-1])
+    assert isinstance(u, np.ndarray) and u.dtype == np.float64
+    decay = np.exp(-parameters["nu"][:, None, None] * k**2 * dt)
+    return np.fft.irfft(np.fft.rfft(u) * decay, u.shape[-1])
+def wrong_shape(u):
+    return u[..., :1]
+""",
+    "torch_step": """
+import torch
+def step(u, parameter):
+    assert isinstance(u, torch.Tensor) and isinstance(parameter, float)
+    return u * parameter
+""",
+}
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Modules on Python's path, and a cache of decaying waves of two parameter values."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x, t = np.arange(32) / 32, 0.1 * np.arange(6)
+    draw = np.random.default_rng(0)
+    for nu in (0.01, 0.02):
+        k = 2 * np.pi * np.arange(1, 4)[:, None, None]
+        a, phase = draw.random((2, 8, 3, 1, 1))
+        waves = a * np.sin(k * x + 6 * phase) * np.exp(-nu * k**2 * t[:, None])
+        with h5py.File(tmp_path / f"heat_{nu}.h5", "w") as file:
+            file["u"], file.attrs["nu"] = 3 + waves.sum(1).astype(np.float32), nu
+    given = {"include": str(SMALL), "data": {"tasks": ["heat"], "source": "own"}, "cache": {"root": str(tmp_path / "cache")},
+             "task": {"heat": {"files": str(tmp_path / "heat_*.h5"), "layout": {"u": ["trajectory", "time", "x"]},
+                               "boundary": "periodic", "domain": [0, 1], "dt": 0.1, "parameters": ["nu"], "positive": ["u"],
+                               "base": {"solver": "exact_step:step"}}}}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    yield tmp_path / "my.yaml"
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_a_solver_that_is_exact_leaves_nothing_and_is_chosen_before_what_is_not(mine):
+    config = load_config(mine, ["task.heat.base=[persistence, {solver: exact_step:step}]"])
+    assert (config.task["heat"].base, config.task["heat"].solver) == (["persistence", "solver"], "exact_step:step")
+    build_cache(config, "heat", progress=False)
+    cache = open_cache(config, "heat")
+    best, scores = choose_base(cache, 0, 1, 0, torch.device("cpu"))[:2]
+    assert best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
+    assert best.description["base"]["settings"]["solver"] == "exact_step:step"   # named in the weights
+    operator = over_bases({"heat": ({"description": best.description}, fitted_part(best))}, config.operator.model, "no")
+    del sys.modules["exact_step"]
+    (mine.parent / "exact_step.py").unlink()
+    with pytest.raises(ValueError, match="the base of heat is the solver 'exact_step:step', which is not there .*PYTHONPATH"):
+        type(operator)(operator.description)
+
+
+def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
+    base = Solver(1, "torch_step:step", "heat", [], ["nu"], 0.1)
+    base.mean.fill_(1.0)
+    base.std.fill_(2.0)
+    u, raw = torch.randn(4, 1, 1, 8), torch.tensor([[0.5], [2.0], [0.5], [1.0]])
+    expected = ((u[:, 0] * 2 + 1) * raw[:, :, None] - 1) / 2
+    torch.testing.assert_close(base(u, Known(raw, torch.zeros(4, dtype=torch.long), raw)), expected)
+
+
+def test_our_own_solvers_are_examples(mine):
+    """`Task.step` of Burgers' equation, named as any other."""
+    base = Solver(1, f"ups.tasks.burgers:{burgers.FAMILY[0].step.__name__}", "burgers1d", [], ["Nu"], 0.05)
+    u = 0.5 * torch.sin(2 * torch.pi * torch.arange(32) / 32).view(1, 1, 1, 32)
+    raw = torch.tensor([[0.1]])
+    expected = burgers.FAMILY[0].step(u[:, 0], parameter=float(raw[0, 0]), dt=0.05)
+    torch.testing.assert_close(base(u, Known(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float())
+
+
+@pytest.mark.parametrize(("place", "message"), [
+    ("no_such_module:step", "is the solver 'no_such_module:step', which is not there .*No module named"),
+    ("exact_step:stride", "which is not there .*has no attribute 'stride'.*function step"),
+])
+def test_a_solver_that_is_not_there_is_named(mine, place, message):
+    with pytest.raises(ValueError, match=message):
+        load_step(place, "heat")
+
+
+def test_a_wrong_shape_and_a_wrong_name_are_refused(mine):
+    base = Solver(1, "exact_step:wrong_shape", "heat", [], [], 0.1)
+    with pytest.raises(ValueError, match=r"exact_step:wrong_shape gave \(2, 1, 1\) for a field of shape \(2, 1, 8\)"):
+        base(torch.zeros(2, 1, 1, 8), Known(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long)))
+    with pytest.raises(ValueError, match=r"task.heat.solver is 'step'; expected MODULE:FUNCTION"):
+        load_config(mine, ["task.heat.base={solver: step}"])

@@ -1,0 +1,91 @@
+"""A coarse solver of the user's: the network learns what it leaves (correction, as in APEBench, arXiv
+2411.00180)."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.models.bases.base import Base, Known, Samples
+
+
+class Solver(Base):
+    """u_next = step(u), physical units, of a function named MODULE:FUNCTION (task.TASK.solver).
+
+    step(u (batch, channel, *space)) -> u_next of that shape, a frame later: tensors if its module imports
+    torch, else NumPy float64. What else it names, it is given: dt; parameters (name -> (batch,)); or
+    parameter, the first one as a number, called for the rows of each value. No gradient goes through NumPy.
+    The weights carry the name, not the function: it must be there when they are loaded.
+    """
+
+    kind = "solver"
+
+    def __init__(self, num_channels: int, solver: str, task: str, positive: Sequence[int],
+                 names: Sequence[str], dt: float, **_: Any):
+        super().__init__()
+        self.step, self.dt = load_step(solver, task), dt
+        self.positive, self.names = list(positive), list(names)
+        self.solver, self.accepts = solver, set(inspect.signature(self.step).parameters)
+        self.is_torch = "torch" in self.step.__globals__
+        self.register_buffer("mean", torch.zeros(num_channels))
+        self.register_buffer("std", torch.ones(num_channels))
+
+    def forward(self, u: Tensor, known: Known) -> Tensor:
+        column = (-1, *[1] * (u.ndim - 3))
+        w, mean, std = u[:, -1].float(), self.mean.view(column), self.std.view(column)
+        physical = self._across(torch.exp, w * std + mean)
+        return (self._across(torch.log, self._next(physical, known.raw)) - mean) / std
+
+    def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+        """`function` of the channels that are normalised by their logarithms."""
+        return torch.stack([function(part) if channel in self.positive else part
+                            for channel, part in enumerate(u.unbind(1))], 1) if self.positive else u
+
+    def _next(self, u: Tensor, raw: Tensor | None) -> Tensor:
+        if "parameter" not in self.accepts or raw is None or not raw.shape[1]:
+            return self._call(u, raw)
+        out = torch.empty_like(u)
+        for value in raw[:, 0].unique():
+            rows = raw[:, 0] == value
+            out[rows] = self._call(u[rows], raw[rows], parameter=float(value))
+        return out
+
+    def _call(self, u: Tensor, raw: Tensor | None, **more: Any) -> Tensor:
+        given = u if self.is_torch else u.detach().cpu().numpy().astype(np.float64)
+        columns = {} if raw is None else dict(zip(self.names, raw.unbind(1), strict=False))
+        offered = {"dt": self.dt, "parameter": None, "parameters": columns if self.is_torch else {
+            name: column.cpu().numpy() for name, column in columns.items()}} | more
+        found = self.step(given, **{name: value for name, value in offered.items() if name in self.accepts})
+        if tuple(getattr(found, "shape", ())) != tuple(u.shape):
+            raise ValueError(f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a "
+                             f"field of shape {tuple(u.shape)}; expected that shape. Let it return (batch, "
+                             f"channel, *space).")
+        return found.to(u) if self.is_torch else torch.from_numpy(np.ascontiguousarray(found)).to(u)
+
+    @classmethod
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:
+        """There is nothing to fit but the units."""
+        cache, codec = samples.cache, samples.head.codec
+        named = {**settings, "solver": cache.settings.solver, "task": cache.task.name, "dt": cache.dt,
+                 "names": [] if cache.task.hides else list(cache.task.parameters),
+                 "positive": [codec.fields.index(name) for name in codec.positive]}
+        base = cls(**named).to(samples.device)
+        base.mean.copy_(codec.mean)
+        base.std.copy_(codec.std)
+        yield f"solver {named['solver']}", named, base
+
+
+def load_step(place: str, task: str) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION. Raises ValueError, by name, where it is not there."""
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the base of {task} is the solver {place!r}, which is not there ({error}); "
+                         f"expected a module with a function step(u), as {module}.py with {name or 'step'}. "
+                         f"Run where Python finds that module (its folder on PYTHONPATH), or choose another "
+                         f"base and train.") from error
