@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,9 @@ def _scan(data: Trajectories) -> _Scan:
             is_flat = task.is_steady and start.min() == start.max()
             own = f"{i} {data.path.name}".encode()[:64] if is_flat else b""
             scan.flat += [i] if is_flat else []
-            scan.initial.append(hashlib.blake2b(np.ascontiguousarray(start), digest_size=16, key=own).digest())
-            scan.whole.append(hashlib.blake2b(u, digest_size=16, key=own).digest())
+            digest = partial(hashlib.blake2b, digest_size=16, key=own)
+            scan.initial.append(digest(np.ascontiguousarray(start)).digest())
+            scan.whole.append(digest(u).digest())
             finite = np.isfinite(u)
             if not finite.all():
                 frame, channel, *cell = (int(k) for k in np.argwhere(~finite)[0])

@@ -27,7 +27,7 @@ from ups.progress import note
 NUM_ROLLOUTS = 64
 BATCH = 32
 BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
-KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that the grid samples loses 3e-5, half its error
+KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
 
 
 def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[str, Any]:

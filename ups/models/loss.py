@@ -114,8 +114,8 @@ def is_better(sums: Tensor, groups: Tensor, seed: int) -> bool:
 
 
 def best_share(found: dict[float, Tensor], groups: Tensor, seed: int) -> tuple[float, Tensor]:
-    """Of `squared_errors` by the share of what the network says, (the share that is to serve, its errors): the
-    best by the pooled error, or 0 where that is not better than the base by more than chance."""
+    """Of `squared_errors` by the share of what the network says, (the share that is to serve, its errors):
+    the best by the pooled error, or 0 where that is not better than the base by more than chance."""
     share = min(found, key=lambda share: pooled(found[share])["network"])
     return share if is_better(found[share], groups, seed) else 0.0, found[share]
 
