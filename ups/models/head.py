@@ -50,7 +50,8 @@ class TaskHead(nn.Module):
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
         # of each channel, normalised: no prediction leaves them, so that no rollout blows up
-        for name, end in (("low", -math.inf), ("high", math.inf)):
+        widest = torch.finfo(torch.float32)   # weights are finite
+        for name, end in (("low", widest.min), ("high", widest.max)):
             self.register_buffer(name, torch.full((self.codec.num_channels,), end))
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
         self.out = zero_linear(width, self.bundle * self.codec.dim)
