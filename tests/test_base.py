@@ -322,7 +322,8 @@ def stay(u: torch.Tensor) -> torch.Tensor:
 
 
 SETTINGS = {"num_values": 2, "num_parameters": 1, "num_channels": 1, "num_inputs": 1, "space": [8, 8], "boundary": PERIODIC,
-            "solver": "test_base:stay", "task": "heat", "positive": [], "names": [], "dt": 0.1, "degree": 2, "history": 2, "reach": 3}
+            "solver": "test_base:stay", "task": "heat", "positive": [], "names": [], "dt": 0.1, "degree": 2, "history": 2,
+            "reach": 3}
 
 
 @pytest.mark.parametrize("kind", BASES)

@@ -73,9 +73,9 @@ class FakeCache:
         self.parts = lambda rows, num_frames, most: (rows,)
         self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
 
-        stored = torch.cat([a, self.u], 2) if steady else self.u   # of every parameter value in turn
-        self.sources = [types.SimpleNamespace(read=lambda first, last, value=value: stored[2 * first + value][None].numpy())
-                        for value in (0, 1)]
+        stored = torch.cat([a, self.u], 2) if steady else self.u   # a row: source x trajectory
+        self.sources = [types.SimpleNamespace(read=lambda first, last, skip=skip: stored[skip + first][None].numpy())
+                        for skip in (0, 20)]
 
     def batch(self, rows, starts, length, device="cpu"):
         frames = torch.as_tensor(starts).view(-1, 1) + torch.arange(length)

@@ -382,7 +382,7 @@ def test_settings_that_do_not_touch_the_cache_leave_it_valid(built):
 
 def test_every_task_key_is_known_to_matter_or_not_to_matter_to_the_cache():
     """A new key of TaskConfig must be sorted into one of the two, or stale caches would pass."""
-    others = {"train_from", "history", "bundle", "base", "degree", "reach", "reserve"}
+    others = {"train_from", "history", "bundle", "base", "solver", "degree", "reach", "reserve"}
     assert {field.name for field in fields(TaskConfig)} - others == set(cache_module.USED_SETTINGS)
 
 

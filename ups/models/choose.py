@@ -49,7 +49,7 @@ def base_settings(cache: Cache) -> dict[str, Any]:
             "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
             "boundary": cache.task.boundary, "walls": normalised_walls(cache), "degree": task.degree,
             "history": task.history, "reach": task.reach, "dt": cache.dt,
-            "positive": [cache.task.fields.index(name) for name in cache.task.positive]}
+            "positive": [i for i, name in enumerate(cache.task.fields) if name in cache.task.positive]}
 
 
 def normalised_walls(cache: Cache) -> list[list[float]]:

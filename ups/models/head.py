@@ -50,8 +50,7 @@ class TaskHead(nn.Module):
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
         # of each channel, normalised: no prediction leaves them, so that no rollout blows up
-        widest = torch.finfo(torch.float32)   # weights are finite
-        for name, end in (("low", widest.min), ("high", widest.max)):
+        for name, end in (("low", -math.inf), ("high", math.inf)):
             self.register_buffer(name, torch.full((self.codec.num_channels,), end))
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
         self.out = zero_linear(width, self.bundle * self.codec.dim)
@@ -105,9 +104,10 @@ class TaskHead(nn.Module):
 
     def _require_fitted(self, given: Tensor, distance: Tensor) -> None:
         """Refuse parameter values of which one is not a fitted one, `distance` away in the logarithm."""
-        is_fitted, asked = (distance <= 1e-6).all(), f"{self.name} was asked for the parameter value"   # NaN: no
-        expected = (f"expected one of {self.description['parameter_values']}, for which its {self.base.kind} was "
-                    f"fitted. Add the value to task.{self.name}.parameters and train, or choose another base.")
+        is_fitted = (distance <= 1e-6).all()   # NaN is not
+        asked, values = f"{self.name} was asked for the parameter value", self.description["parameter_values"]
+        expected = (f"expected one of {values}, for which its {self.base.kind} was fitted. Add the value to "
+                    f"task.{self.name}.parameters and train, or choose another base.")
         if torch.compiler.is_exporting():   # what is exported refuses them too; its graph holds none to name
             torch._assert_async(is_fitted, f"{asked} of another case; {expected}")
         elif not bool(is_fitted):

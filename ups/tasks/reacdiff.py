@@ -122,7 +122,7 @@ def step_of(rate: float) -> Callable[..., Tensor]:
         num = u.shape[-1]
         modes = torch.zeros(len(u), NUM_FINE // 2 + 1, dtype=torch.complex128)
         modes[:, :num // 2 + 1] = torch.fft.rfft(u[:, 0].double(), norm="forward")
-        modes *= torch.exp(-1j * math.pi / num * torch.arange(modes.shape[1]))   # centres are half a cell from 0
+        modes *= torch.exp(-1j * math.pi / num * torch.arange(modes.shape[1]))   # centres: half a cell on
         later = [at_centres(evolve(one, diffusivity=parameter, rate=rate, dt=dt, num_frames=2)[1:], num)
                  for one in modes]
         return torch.stack(later).to(u)

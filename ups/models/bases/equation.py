@@ -38,8 +38,7 @@ class Equation(Base):
         self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
         self.terms = Terms(terms, positive, space, lengths or [1.0] * len(space), boundary)
         self.register_buffer("weight", torch.zeros(num_values, num_channels, len(terms)))
-        widest = torch.finfo(torch.float32)
-        for name, value in (("mean", 0.0), ("std", 1.0), ("low", widest.min), ("high", widest.max)):
+        for name, value in (("mean", 0.0), ("std", 1.0), ("low", -torch.inf), ("high", torch.inf)):
             self.register_buffer(name, torch.full((num_channels,), value))
         self.transform, ends = FieldTransform(tuple(space), boundary), along(boundary, len(space))
         stiff, symbols = torch.zeros(num_channels, len(terms)), torch.zeros(len(terms), self.transform.modes)
