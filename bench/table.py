@@ -4,7 +4,7 @@
     python -m bench.table --check   # exit 1 where a page differs from what this would write
 
 Each table stands between two comments of its page. A number is the mean over the seeds that are there; a cell without a
-result yet reads "not run".
+result yet reads "-".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ups.config import ROOT
 from ups.tasks import TASKS, Task
 
 RESULTS = ROOT / "bench" / "results"
-MISSING, NONE = "not run", "none"   # none: there is no solver that goes on from the stored fields
+MISSING, NONE = "-", "none"   # none: there is no solver that goes on from the stored fields
 CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
 

@@ -76,7 +76,7 @@ def in_loss(change: Callable[[Fault, Callable, slice, int], Any]) -> Callable[[F
     def install(fault: Fault) -> None:
         update = ups.training.run.Run.update
 
-        def changed(run: ups.training.run.Run, loss_function: Callable, size: int) -> bool:
+        def changed(run: ups.training.run.Run, loss_function: Callable, size: int, *others: Any) -> bool:
             calls = []
 
             def loss(rows: slice) -> tuple:
@@ -85,7 +85,7 @@ def in_loss(change: Callable[[Fault, Callable, slice, int], Any]) -> Callable[[F
                 is_time = is_time and len(calls) == fault.description.get("call", 1)
                 return change(fault, loss_function, rows, run) if is_time and fault.strike() else loss_function(rows)
 
-            return update(run, loss, size)
+            return update(run, loss, size, *others)
 
         ups.training.run.Run.update = changed
     return install
