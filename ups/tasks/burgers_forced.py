@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from ups.boundary import PERIODIC
 from ups.lazy import Tensor, np, torch
-from ups.tasks.forced import Forced, draws, num_steps
-from ups.tasks.initial import random_stream, solver
+from ups.tasks.forced import Forced, draws, num_steps, trajectories
+from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task
 
 WAVES = (1, 2, 3)
@@ -70,13 +70,8 @@ def start(streams: Sequence["np.random.Generator"], resolution: int, nu: float) 
 def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float,
              t_end: float) -> Tensor:
     """u, (n, num_frames, 1, resolution)."""
-    streams = [random_stream(seed, index) for index in indices]
-    first = start(streams, resolution, parameter)[:, None]
-    if num_frames == 1:
-        return first
-    later = evolve(first[:, 0], streams, num_frames=num_frames - 1, parameter=parameter,
-                   dt=t_end / (num_frames - 1))
-    return torch.cat([first, later], 1)
+    return trajectories(start, evolve, seed, indices, resolution=resolution, num_frames=num_frames,
+                        parameter=parameter, t_end=t_end)
 
 
 FAMILY = (

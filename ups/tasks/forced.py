@@ -73,6 +73,20 @@ def num_steps(spacing: float, longest: float, damping: float = 0.0) -> int:
     return max(1, math.ceil(spacing / longest * (1 - 1e-12)))
 
 
+def trajectories(start: Callable[..., Tensor], evolve: Callable[..., Tensor], seed: int,
+                 indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float,
+                 t_end: float) -> Tensor:
+    """Task.simulate: from start(streams, resolution, parameter) (n, C, *space) on, (n, num_frames, C,
+    *space); a stream serves both."""
+    streams = [random_stream(seed, index) for index in indices]
+    first = start(streams, resolution, parameter)[:, None]
+    if num_frames == 1:
+        return first
+    later = evolve(first[:, 0], streams, num_frames=num_frames - 1, parameter=parameter,
+                   dt=t_end / (num_frames - 1))
+    return torch.cat([first, later], 1)
+
+
 def draws(evolve: Callable[..., Tensor], u: Tensor, num: int, *, seed: int, rows: Sequence[int],
           cells_at_once: int = 2**18, **settings: Any) -> Tensor:
     """Task.draw: `num` independent futures of each state u (n, C, *space), (n, num, num_frames, C, *space).
