@@ -113,16 +113,10 @@ def _places(key: str, layout: Any, store: "Store") -> list[Place]:
         axes, strange = entry.get("axes"), sorted(set(entry) - {"array", "axes", "fields"})
         if strange or not isinstance(axes, list) or not all(isinstance(axis, str) and axis.isidentifier()
                                                             for axis in axes):
-            raise wrong(f"{key}.layout.{name}", f"it is "
-                                                f"{entry if strange else axes!r:.120}", "one word per axis "
-                                                                                        "of the array: "
-                                                                                        "trajectory, time, "
-                                                                                        "channel, component, "
-                                                                                        "or a name of an "
-                                                                                        "axis of space such "
-                                                                                        "as x",
-                        f"Write {name}: [trajectory, time, x], or {name}: {{array: NAME, axes: [..], fields: "
-                        f"[..]}}.")
+            raise wrong(f"{key}.layout.{name}", f"it is {entry if strange else axes!r:.120}",
+                        "one word per axis of the array: trajectory, time, channel, component, or a name of "
+                        "an axis of space such as x", f"Write {name}: [trajectory, time, x], or {name}: "
+                        f"{{array: NAME, axes: [..], fields: [..]}}.")
         repeated = [axis for axis in axes if axes.count(axis) > 1 + (axis == "component")]
         if repeated:
             raise wrong(f"{key}.layout.{name}", f"it names {repeated[0]} twice", "each axis once",
@@ -135,9 +129,8 @@ def _places(key: str, layout: Any, store: "Store") -> list[Place]:
 def _check_axes(key: str, path: Path, axes: Sequence[str]) -> None:
     if not 1 <= len(axes) <= 3:
         raise wrong(f"{key}.layout", f"it names {len(axes)} axes of space ({', '.join(axes) or 'none'})",
-                    f"1 to 3 besides "
-                    f"{', '.join(WORDS)}", "Name them, such as x, y, z; an axis of another meaning "
-                    "is trajectory, time, channel or component.")
+                    f"1 to 3 besides {', '.join(WORDS)}", "Name them, such as x, y, z; an axis of another "
+                    "meaning is trajectory, time, channel or component.")
 
 
 def _named(key: str, places: Sequence[Place], axes: Sequence[str], store: "Store") -> list[Place]:
@@ -148,18 +141,16 @@ def _named(key: str, places: Sequence[Place], axes: Sequence[str], store: "Store
         shape = dict(zip(place.axes, store.array(place.array.replace("*", group)).shape, strict=True))
         count, rank = shape.get("channel", 1), place.axes.count("component")
         if rank and shape["component"] != len(axes):
-            raise wrong(f"{key}.layout.{place.array}", f"its components are "
-                                                       f"{shape['component']}", f"{len(axes)}, one "
-                        f"per axis of space ({', '.join(axes)})", "Call that axis channel, or correct the "
-                                                                  "words.")
+            raise wrong(f"{key}.layout.{place.array}", f"its components are {shape['component']}",
+                        f"{len(axes)}, one per axis of space ({', '.join(axes)})",
+                        "Call that axis channel, or correct the words.")
         channels = [f"_{i}" for i in range(count)] if "channel" in shape else [""]
         names = [f"{place.fields[0]}{channel}{suffix}" for channel in channels
                  for suffix in _suffixes(axes, rank)]
         given = place.fields if len(place.fields) == len(names) and len(names) > 1 else None
         if len(place.fields) > 1 and given is None:
-            raise wrong(f"{key}.layout.{place.array}.fields", f"it names "
-                                                              f"{len(place.fields)}", f"{len(names)}, one "
-                        "per channel", "Correct the list.")
+            raise wrong(f"{key}.layout.{place.array}.fields", f"it names {len(place.fields)}",
+                        f"{len(names)}, one per channel", "Correct the list.")
         named.append(Place(place.array, place.axes, tuple(given or names)))
     return named
 
@@ -192,8 +183,8 @@ def _span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
     example = f"Write domain: [0, 1], or domain: {{{axis}: [0, 1], ..}}."
     if given and not (isinstance(given, list) and len(given) == 2 and all(
             isinstance(x, int | float) and math.isfinite(x) for x in given) and given[0] < given[1]):
-        raise wrong(f"{key}.domain", f"that of {axis} is "
-                                     f"{given!r:.80}", "two numbers, the lower first", example)
+        raise wrong(f"{key}.domain", f"that of {axis} is {given!r:.80}", "two numbers, the lower first",
+                    example)
     if found is None:
         if not given:
             raise wrong(f"{key}.domain", f"it is missing for {axis}, and {store.path} holds no coordinate of "
@@ -202,9 +193,8 @@ def _span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
     place, x = found
     if len(x) != size:
         raise wrong(f"{key}.layout", f"the axis called {axis} has {size} cells and the array {place} in "
-                                     f"{store.path} {len(x)} numbers", "as "
-                                         "many", f"Are the words in the order of the axes? "
-                                                 f"{store.listing()}.")
+                                     f"{store.path} {len(x)} numbers", "as many",
+                    f"Are the words in the order of the axes? {store.listing()}.")
     step = (x[-1] - x[0]) / max(1, size - 1) if size > 1 else 1.0
     if size > 1 and not (step > 0 and np.ptp(np.diff(x)) <= UNEVEN * step):
         raise wrong(f"{key}.layout", f"{place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in steps of "
@@ -235,8 +225,8 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
     asked = said["times"] or (dt if isinstance(dt, str) else "")
     found = coordinate(store, places, [asked] if asked else TIMES)
     if asked and found is None:
-        raise wrong(f"{key}.dt", f"{store.path} holds no array {asked!r} of "
-                                 f"times", "a number, or the name of one",
+        raise wrong(f"{key}.dt", f"{store.path} holds no array {asked!r} of times",
+                    "a number, or the name of one",
                     f"Write dt: 0.1, or one that it holds: {store.listing()}.")
     shown = None
     if found is not None and frames > 1:

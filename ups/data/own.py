@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ups.config.shown import coordinate, matches, measure, value_in, wrong
+from ups.data.pdebench import Trajectories
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
 
@@ -89,10 +90,7 @@ class OwnTrajectories:
                     self._fill(store, file, place, number, out[start:stop])
         return out
 
-    def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers (n,) of at most `num` trajectories spread over the files, and what `read` gives of them."""
-        rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))
-        return rows, np.concatenate([self.read(row, row + 1) for row in rows.tolist()])
+    spread = Trajectories.spread
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
         """Trajectories of "train", "val" and "test" (ascending): by the folders their files lie in, or dealt
