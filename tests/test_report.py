@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ups.evaluation import figures, leaderboard, report
+from ups.evaluation import figures, leaderboard, players, report
 from ups.evaluation.gates import PAIR, check_gates, check_verdicts, network_share
 from ups.evaluation.summary import overview, verdict
 from ups.evaluation.tables import number
@@ -207,7 +207,7 @@ def test_a_3d_field_is_shown_by_its_middle_slice():
     sample = example()[1]["cfd3d"][0]
     figure = figures.sample_figure(sample, 0)
     image = figure.axes[0].get_images()[0].get_array()
-    assert np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6]) and figures.player(sample, 0).count("<canvas") == 3
+    assert np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6]) and players.player(sample, 0).count("<canvas") == 3
 
 
 def decoded(uri):
@@ -216,7 +216,7 @@ def decoded(uri):
 
 def test_the_image_in_a_player_is_the_field():
     sample = example()[1]["diff_react2d"][0]
-    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', figures.player(sample, 0))[0])
+    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', players.player(sample, 0))[0])
     first, field = image[:32].astype(float), sample["u_ref"][0, 0].T[::-1]  # rows from the top are y from its end
     assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
 
@@ -225,9 +225,10 @@ def test_a_player_marks_what_is_not_finite():
     samples = example()[1]
     line, plane = samples["advection1d"][0], samples["diff_react2d"][0]
     line["u_pred"][2, 0, 5] = plane["u_pred"][0, 0, 0, 0] = np.nan
-    data = json.loads(re.search(r"json\">(.*?)</script>", figures.player(line, 0)).group(1))
-    assert data["pred"][2][5] is None and None not in data["truth"][2]
-    image = decoded(figures.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
+    data = json.loads(re.search(r"json\">(.*?)</script>", players.player(line, 0)).group(1))
+    prediction, truth = data["lines"]
+    assert prediction[2][5] is None and None not in truth[2]
+    image = decoded(players.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
     assert (image == 255).sum() == 1 and image[31, 0] == 255  # x = 0, y = 0 is the lower left corner
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_report import Page, example
 
-from ups.evaluation import report
+from ups.evaluation import players, report
 from ups.evaluation.report import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.evaluation.tables import cell, label, number
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
@@ -123,7 +123,7 @@ def test_the_section_names_every_model_and_every_number():
     for text in ("The corrector knows its &lt;error&gt;.", "Its student keeps that.", "corrector vs dressed", "16 members"):
         assert text in page
     assert number(entry["comparisons"]["corrector vs dressed_conditional"]["crps"]["value"]) in page
-    assert page.count("<svg") == page.count("<figure>") == 5
+    assert page.count("<svg") == page.count("<figure>") == 6
 
 
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
@@ -157,6 +157,24 @@ def test_maps_of_the_mean_two_members_and_the_spread(space, fields):
         assert f">{text}</text>" in page, text
     sample["members"] = {"corrector": sample["members"]["corrector"][:1]}  # no second member, no spread
     assert "member 2" not in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
+
+
+def test_members_move_beside_the_truth():
+    _, line = forecast()
+    line["members"]["corrector"][0, 2, 0, 5] = np.nan
+    played = players.members_player(line, "corrector", 0)
+    lines = json.loads(re.search(r"json\">(.*?)</script>", played).group(1))["lines"]
+    assert played.count('<polyline class="member"') == 6 and len(lines) == 7 and lines[0][2][5] is None
+    low, high = (float(end) for end in re.search(r"range (\S+) to (\S+?)<", played).groups())
+    for row, u in ((lines[-1], line["u_ref"]), (lines[3], line["members"]["corrector"][3])):   # the truth on top, the last
+        drawn = np.clip((u[:, 0] - low) / (high - low) * 999, -99, 1099)
+        np.testing.assert_allclose(np.array(row), drawn, atol=5)   # the ends are printed with three digits
+    plane = sample_of(*forecasts((24, 16), n=1, num_frames=3)[:2])
+    images = re.findall(r'src="(data:image/png;base64,[^"]+)"', players.members_player(plane, "corrector", 0))
+    assert len(images) == 5 and len(set(images)) == 5   # truth, three members, their spread
+    plane["members"]["corrector"] = plane["members"]["corrector"][:1]
+    assert players.members_player(plane, "corrector", 0).count("<canvas") == 2
+    assert "members beside the truth" in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
 
 
 def test_what_is_missing_is_left_out():

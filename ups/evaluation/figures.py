@@ -13,7 +13,6 @@ dark.
 import base64
 import html
 import io
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +50,6 @@ CYCLE = [LOOKS[name] for name in ("operator", "base", "student_1", "corrector", 
 # per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
 MAX_CELLS = 128
 COLUMNS = 5  # leads shown of a 2D field
-MAX_FRAMES = 24  # of the player
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.titlesize": 9,
          "axes.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
          "legend.frameon": False, "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK,
@@ -77,7 +75,8 @@ def lead_title(time: float) -> str:
     return f"lead {time:.3g}"
 
 
-def _data_uri(image: Image.Image) -> str:
+def data_uri(image: Image.Image) -> str:
+    """A PNG as text that an HTML file can hold."""
     out = io.BytesIO()
     image.save(out, "png", optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
@@ -86,7 +85,7 @@ def _data_uri(image: Image.Image) -> str:
 def _smaller(match: re.Match) -> str:
     """An embedded RGBA image as a palette one: a colour-mapped field has at most 256 colours."""
     image = Image.open(io.BytesIO(base64.b64decode(match.group(1)))).convert("RGB")
-    return _data_uri(image.quantize(256, dither=Image.Dither.NONE))
+    return data_uri(image.quantize(256, dither=Image.Dither.NONE))
 
 
 @styled
@@ -169,7 +168,7 @@ def colours(kind: str, *arrays: np.ndarray) -> dict[str, Any]:
     return {"cmap": matplotlib.colormaps[kind].with_extremes(bad=UNSEEN), "vmin": low, "vmax": high}
 
 
-def _compared(ref: np.ndarray, pred: np.ndarray) -> list[tuple[str, np.ndarray, dict]]:
+def compared(ref: np.ndarray, pred: np.ndarray) -> list[tuple[str, np.ndarray, dict]]:
     """(title, values, colours) of truth and prediction, which share one scale, and of the error."""
     scale, error = colours(FIELD_MAP, ref, pred), pred - ref
     return [("truth", ref, scale), ("prediction", pred, scale), ("error", error, colours(ERROR_MAP, error))]
@@ -252,7 +251,7 @@ def space_time(sample: dict, field: int) -> Figure:
     top, bottom = fig.subfigures(2, 1, height_ratios=(1.25, 1))
     fig.get_layout_engine().set(w_pad=0.08)
     axes = top.subplots(1, 3, sharey=True)
-    for ax, (title, values, scale) in zip(axes, _compared(ref, pred), strict=True):
+    for ax, (title, values, scale) in zip(axes, compared(ref, pred), strict=True):
         ax.imshow(values, aspect="auto", extent=extent, **scale)
         ax.set(title=title, xlabel="x", ylabel="lead time" if title == "truth" else "")
         ax.locator_params(axis="x", nbins=4)
@@ -273,7 +272,7 @@ def frames_2d(sample: dict, field: int) -> Figure:
     leads, name = pick_leads(len(sample["times"]), COLUMNS), shown_name(sample, field)
     titles = [lead_title(sample["times"][lead]) for lead in leads]
     fig, axes = maps(sample, {row: [(title, u, scale) for title, u in zip(titles, values, strict=True)]
-                              for row, values, scale in _compared(*(u[leads] for u in _both(sample, field)))})
+                              for row, values, scale in compared(*(u[leads] for u in _both(sample, field)))})
     bar(axes[:2], name)
     bar(axes[2], f"error in {name}")
     return fig
@@ -285,7 +284,7 @@ def steady(sample: dict, field: int) -> Figure:
     name = sample["fields"][field]
     inputs = [(f"coefficient {key}", shown(sample, [a], 0)) for key, a in sample.get("inputs", {}).items()]
     panels = [*((title, a, colours(INPUT_MAP, a)) for title, a in inputs),
-              *_compared(*(u[0] for u in _both(sample, field)))]
+              *compared(*(u[0] for u in _both(sample, field)))]
     fig, axes = maps(sample, {"": panels})
     for ax, (title, _, _) in zip(axes[0], panels, strict=True):
         text = {"error": f"error in {name}", "truth": name, "prediction": name}.get(title, title.split()[-1])
@@ -347,52 +346,3 @@ def training(history: list[dict]) -> Figure:
         if len(names) > 1:
             ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)
     return fig
-
-
-# ---- player
-
-
-def sprite(frames: np.ndarray, cmap: Any, vmin: float, vmax: float) -> str:
-    """Frames (T, x, y) below one another in one palette PNG, as a data URI; what is not finite is magenta."""
-    known = np.isfinite(frames)
-    scaled = np.clip((np.where(known, frames, vmin) - vmin) / (vmax - vmin) * 254, 0, 254)
-    index = np.where(known, scaled.round(), 255).astype(np.uint8)
-    image = Image.fromarray(np.concatenate([frame.T[::-1] for frame in index]))
-    palette = (cmap(np.linspace(0, 1, 255))[:, :3] * 255).round().astype(np.uint8)
-    image.putpalette(palette.tobytes() + bytes((255, 0, 255)))
-    return _data_uri(image)
-
-
-def _lines(ref: np.ndarray, pred: np.ndarray, name: str) -> tuple[str, dict]:
-    """Body of a player of lines, and the heights of 0 to 999 that it draws."""
-    low, high = (colours(FIELD_MAP, ref)[end] for end in ("vmin", "vmax"))
-    margin = 0.1 * (high - low)
-    scaled = [np.clip((u - low + margin) / (high - low + 2 * margin) * 999, -99, 1099) for u in (ref, pred)]
-    rows = [[[round(v) if np.isfinite(v) else None for v in row] for row in u.tolist()] for u in scaled]
-    body = (f'<svg viewBox="0 0 {ref.shape[1] - 1} 999" preserveAspectRatio="none" role="img" '
-            f'aria-label="rollout of {name}"><polyline class="truth"/><polyline class="pred"/></svg><p '
-            f'class="note">{name} over x: <b class="truth">truth</b>, <b class="pred">prediction</b>; '
-            f'vertical range {low - margin:.3g} to {high + margin:.3g}</p>')
-    return body, dict(zip(("truth", "pred"), rows, strict=True))
-
-
-def player(sample: dict, field: int) -> str:
-    """HTML of a small animation: truth and prediction (2D: and error) frame by frame, a button and a slider,
-    no requests."""
-    frames = pick_leads(len(sample["times"]), MAX_FRAMES)
-    ref, pred = (u[frames] for u in _both(sample, field))
-    kind, data = "line", {"times": [f"{float(sample['times'][i]):.3g}" for i in frames]}
-    if ref.ndim == 2:
-        body, lines = _lines(ref, pred, html.escape(sample["fields"][field]))
-        data |= lines
-    else:
-        kind, some = "field", (..., *[slice(None, None, -(-max(ref.shape[1:]) // (MAX_CELLS // 2)))] * 2)
-        panels = [f'<figure><canvas width="{u.shape[1]}" height="{u.shape[2]}"></canvas><img alt="" '
-                  f'src="{sprite(u, **scale)}"><figcaption>{title} <span>{scale["vmin"]:.3g} to '
-                  f'{scale["vmax"]:.3g}</span></figcaption></figure>'
-                  for title, u, scale in _compared(ref[some], pred[some])]
-        body = f'<div class="panels">{"".join(panels)}</div>'
-    return (f'<div class="player {kind}">{body}<div class="controls"><button type="button" aria-label="play '
-            f'or pause">&#9654;</button><input type="range" min="0" max="{len(frames) - 1}" value="0" '
-            f'aria-label="frame"><output>lead {data["times"][0]}</output></div><script '
-            f'type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>')

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ups.evaluation import figures, figures_ensemble, summary
+from ups.evaluation import figures, figures_ensemble, players, summary
 from ups.evaluation.tables import COSTS, COUNTS, cell, label, metric_name, number, ordered, table, value_of
 from ups.files import write_atomic
 from ups.metrics.ensembles import ENSEMBLES
@@ -194,7 +194,7 @@ def _task_section(name: str, task: dict, samples: list[dict],
             out.append(draw(figures.sample_figure(sample, int(field)),
                             f"{name}_{sample['label'].replace(' ', '_')}_{fields[field]}", caption))
         if rank == 0 and not is_steady:
-            out.append(f"<figure>{figures.player(sample, int(worst))}<figcaption>Rollout of "
+            out.append(f"<figure>{players.player(sample, int(worst))}<figcaption>Rollout of "
                        f"{html.escape(what)}, {html.escape(fields[worst])}.</figcaption></figure>")
     if not is_steady:
         out.append(draw(figures.by_lead(task["models"], times, GROWTH, task["models"]),
@@ -235,6 +235,10 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> str:
                      for model in figures_ensemble.featured(sample["members"], 2)]
         out += [figures.to_html(figure, f"{sample['fields'][field]} of {name}, trajectory with "
                                         f"{sample['label']}{caption}") for figure, caption in drawn]
+        out += [f"<figure>{players.members_player(sample, model, field)}<figcaption>"
+                + html.escape(f"{label(model)}: members beside the truth, {sample['fields'][field]} of {name}, "
+                              f"trajectory with {sample['label']}.") + "</figcaption></figure>"
+                for model in figures_ensemble.featured(sample["members"], 1)]
     out += [figures.to_html(figures.by_lead(models, times, figures_ensemble.LEAD_PANELS,
                                             figures_ensemble.featured(models, 2)), CAPTIONS["by_lead"]),
             figures.to_html(figures_ensemble.rank_histograms(models), CAPTIONS["rank_histograms"]),
