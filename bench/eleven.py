@@ -8,7 +8,8 @@
 Every column is trained for the same processor seconds of one thread, its settings found before by the same search (see
 bench/tune.py). Columns: ours_generic (persistence and propagator as bases), ours (all bases), fno, unet, and each correcting a
 coarse solver (ours_correction, ..; bench/correction.py), with the settings that were found without it. A result is kept in
-bench/results/TASK.json as soon as it is there; what is there for the same data, seed, time and search is not run again.
+bench/results/TASK.json as soon as it is there, with the revision that made it; what is there for the same data, seed, time and
+search is not run again.
 Long rollouts start from other states and go over three times the horizon that was trained on.
 """
 
@@ -18,7 +19,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.data.pdebench import open_data
 from ups.tasks import get_task
+from ups.training.ranks import describe_environment
 
 RESULTS = ROOT / "bench" / "results"
 COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)
@@ -127,8 +128,8 @@ def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column
     record["trivial"] = {"name": name, **summary(errors, splits["test"], problem.is_steady, 1)}
     record["data"] = describe_data(config, task, problem, splits)
     found = settings if isinstance(settings, dict) else vars(settings)
-    record["entries"].append({"key": key, "settings": found, "made": time.strftime("%Y-%m-%d"),
-                              "torch": torch.__version__, "row": row})
+    record["entries"].append({"key": key, "settings": found, "row": row,
+                              "environment": describe_environment(1, torch.device(args.device))})
     keep(record)
     print(f"{task} {column} seed {seed}: {row['error']:.3g} [{row['low']:.3g}, {row['high']:.3g}], {row['steps']} steps in "
           f"{row['seconds']:.0f} s", flush=True)

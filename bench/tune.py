@@ -68,6 +68,7 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
                   {"patch": 4, "width": 48, "depth": 2}, {"batch_size": 2}, {"batch_size": 8}),
 }
 PATCHES = (1, 2, 4, 8)
+SMALL_BATCHES = (4, 2, 8)   # in 2D and 3D
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
 
 
@@ -101,20 +102,27 @@ def our_changes(config: Config, problem: Problem) -> list[Changes]:
         {"width": 64, "depth": 3}, {"width": 128, "depth": 3}, {"depth": 2}, {"depth": 6}, {"modes": 8}, {"modes": 32},
         {"kernel_size": 3}, {"kernel_size": 15 if kernel < 15 else 7})]
     rates = [{name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM} for factor in (0.5, 2.0)]
-    batches = [{"operator.train.batch_size": size, "operator.train.micro_batch": size}
-               for size in (batch // 2, 2 * batch) if size]
+    batches = [batch_of(size) for size in (batch // 2, 2 * batch) if size]
     unrolled = [] if problem.is_steady else [{"operator.unroll_fraction": 0.0}]
+    if problem.ndim > 1:   # steps are dear: what is worth most first, and fits that may take as long as a training last
+        return [{}, *map(batch_of, SMALL_BATCHES), *frames, *patches, *unrolled, *sizes, *rates, *bases]
     return [{}, *frames, *bases, *patches, *sizes, *batches, *rates, *unrolled]
 
 
-def our_starts(problem: Problem) -> list[Changes]:
-    """One frame and no base to fit, and the configuration.
+def batch_of(size: int) -> Changes:
+    return {"operator.train.batch_size": size, "operator.train.micro_batch": size}
 
-    Where no base fits, the first is better by a third once it has learnt (compressible flow in 1D, 100 s), and neither of its
+
+def our_starts(problem: Problem) -> list[Changes]:
+    """In 1D one frame and no base to fit, and the configuration; in 2D and 3D the latter with batches as small as the rivals'.
+
+    Where no base fits in 1D, the first is better by a third once it has learnt (compressible flow, 100 s), and neither of its
     two changes alone is; in a short trial the network that learns what a fitted base leaves is always ahead.
     """
     key = f"task.{problem.name}"
-    return [{}] if problem.is_steady else [{f"{key}.history": 1, f"{key}.base": ["persistence"]}, {}]
+    if problem.ndim > 1:
+        return [batch_of(SMALL_BATCHES[0])]
+    return [{f"{key}.history": 1, f"{key}.base": ["persistence"]}, {}]
 
 
 # ---- one training --------------------------------------------------------------------------------------------------------
@@ -155,8 +163,9 @@ def best_error(run: Trained) -> float:
 
 
 class OurTrials:
-    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates: a short trial is charged for
-    the fit that it made, a whole one for the fit that it would have made."""
+    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates, and who fits them is charged. A
+    whole trial is the asked training in small: the share of the budget that the fit takes is missing from its steps too, and
+    where that is all of it nothing is left to try."""
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.fits = args, {}
@@ -176,10 +185,12 @@ class OurTrials:
     def __call__(self, changes: Changes, seconds: float, is_whole: bool) -> Trial:
         begun = len(self.fits)
         head, error, cost = self.fitted(changed(self.args, changes))
-        budget = max(seconds - cost, 1e-3) if is_whole else seconds
-        run = train_ours(self.args, changes, self.args.seeds[0], budget, fitted=(copy.deepcopy(head), error))
-        is_charged = is_whole or len(self.fits) > begun
-        return Trial(best_error(run), run.steps, run.seconds + (cost if is_charged else 0.0))
+        charged = cost if len(self.fits) > begun else 0.0
+        if cost >= self.args.budget:
+            return Trial(math.inf, 0, charged)
+        left = seconds * (1 - cost / self.args.budget) if is_whole else seconds
+        run = train_ours(self.args, changes, self.args.seeds[0], left, fitted=(copy.deepcopy(head), error))
+        return Trial(best_error(run), run.steps, run.seconds + charged)
 
 
 def rival_trial(family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split, changes: Changes,

@@ -518,7 +518,7 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     start = ["task.burgers1d.history=4", "task.burgers1d.base=[persistence, propagator]"]
     [record] = tune.main(["--task", "burgers1d", "--models", "ours", "--budget", "20", *start]).values()
     assert record["changes"]["task.burgers1d.history"] == 1 and record["changes"]["task.burgers1d.base"] == ["persistence"]
-    assert record["val"] == pytest.approx(0.025) and tried[-1][2] == pytest.approx(10 - 0.5)   # at length, less what a fit takes
+    assert record["val"] == pytest.approx(0.025) and tried[-1][2] == pytest.approx(10 * (1 - 0.5 / 20))   # less the fit's share
     path = tmp_path / "tuned" / "burgers1d-ours-toy.yaml"
     assert "chosen on the validation split" in path.read_text() and "seed 0" in path.read_text()
     config = load_config(path)
@@ -528,11 +528,29 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     assert left == {"task.burgers1d.base": ["persistence"]}
 
 
+def test_a_base_whose_fit_takes_the_whole_budget_is_not_chosen(monkeypatch):
+    """It would be served alone, untrained on; whoever fits a base again does not pay again."""
+    monkeypatch.setattr(tune.OurTrials, "fitted", lambda self, config: self.fits.setdefault("fit", (None, 1e-3, 25.0)))
+    monkeypatch.setattr(tune, "changed", lambda args, changes: None)
+    trained = []
+    monkeypatch.setattr(tune, "train_ours", lambda args, changes, seed, left, fitted: trained.append(left) or baselines.Trained(
+        None, 0, 5, 0.0, left, history=[{"val": 1e-3}]))
+    args = types.SimpleNamespace(budget=20.0, seeds=[0])
+    dear = tune.OurTrials(args)
+    assert dear({}, 4.0, True) == Trial(math.inf, 0, 25.0) and dear({}, 4.0, False) == Trial(math.inf, 0, 0.0) and not trained
+    args.budget = 50.0
+    assert tune.OurTrials(args)({}, 4.0, True) == Trial(1e-3, 5, 27.0) and trained == [2.0]   # half of it is left for steps
+
+
 def test_what_is_tried_fits_the_schema_and_the_grid(searched):
     config = load_config(None, ["data.tasks=[burgers1d]", "task.burgers1d.history=10"])
     changes = tune.our_changes(config, dataclasses.replace(problem(), name="burgers1d"))
     assert len(changes) > 20 and {"task.burgers1d.patch": 8} in changes and {"task.burgers1d.patch": 4} not in changes
     assert len(set(map(str, changes))) == len(changes)
+    config = load_config(None, ["data.tasks=[shallow_water2d]"])
+    plane = tune.our_changes(config, dataclasses.replace(problem(ndim=2), name="shallow_water2d"))
+    assert plane[1]["operator.train.batch_size"] == 4 and "base" in str(plane[-1])   # the dearest last
+    assert tune.our_starts(problem(ndim=2)) == [plane[1]]
     for model in ("fno", "unet"):  # the built-in lists are valid settings
         assert len(tune.rival_changes(model, problem())) > 10 < len(tune.rival_changes(model, problem(True, 2)))
         assert len(tune.rival_changes(model, problem(ndim=3, size=4))) > 10
