@@ -104,8 +104,8 @@ def our_changes(config: Config, problem: Problem) -> list[Changes]:
     rates = [{name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM} for factor in (0.5, 2.0)]
     batches = [batch_of(size) for size in (batch // 2, 2 * batch) if size]
     unrolled = [] if problem.is_steady else [{"operator.unroll_fraction": 0.0}]
-    if problem.ndim > 1:   # steps are dear: what is worth most first, and fits that may take as long as a training last
-        return [{}, *map(batch_of, SMALL_BATCHES), *frames, *patches, *unrolled, *sizes, *rates, *bases]
+    if problem.ndim > 1:   # steps are dear: what is worth most first, what fits bases anew, as long as a training at times, last
+        return [{}, *map(batch_of, SMALL_BATCHES), *unrolled, *sizes, *rates, *frames, *patches, *bases]
     return [{}, *frames, *bases, *patches, *sizes, *batches, *rates, *unrolled]
 
 
@@ -163,12 +163,12 @@ def best_error(run: Trained) -> float:
 
 
 class OurTrials:
-    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates, and who fits them is charged. A
-    whole trial is the asked training in small: the share of the budget that the fit takes is missing from its steps too, and
-    where that is all of it nothing is left to try."""
+    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates, and who fits them is charged,
+    but for `starts`: some fit every training pays for. A whole trial is the asked training in small: the share of the budget
+    that the fit takes is missing from its steps too, and where that is all of it nothing is left to try."""
 
-    def __init__(self, args: argparse.Namespace):
-        self.args, self.fits = args, {}
+    def __init__(self, args: argparse.Namespace, starts: list[Changes]):
+        self.args, self.starts, self.fits = args, starts, {}
 
     def fitted(self, config: Config) -> tuple[Any, float, float]:
         """(head, its validation error, seconds of the fit)."""
@@ -185,7 +185,7 @@ class OurTrials:
     def __call__(self, changes: Changes, seconds: float, is_whole: bool) -> Trial:
         begun = len(self.fits)
         head, error, cost = self.fitted(changed(self.args, changes))
-        charged = cost if len(self.fits) > begun else 0.0
+        charged = cost if len(self.fits) > begun and changes not in self.starts else 0.0
         if cost >= self.args.budget:
             return Trial(math.inf, 0, charged)
         left = seconds * (1 - cost / self.args.budget) if is_whole else seconds
@@ -218,10 +218,10 @@ def found(family: str, args: argparse.Namespace, config: Config, problem: Proble
     path = OUT / "tuned" / f"{args.task}-{family}-{asked['data'][:8]}.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
-        run: Callable[..., Trial] = OurTrials(args) if family == "ours" else partial(
-            rival_trial, family, args, config, problem, val)
         changes = our_changes(config, problem) if family == "ours" else rival_changes(family, problem)
         starts = our_starts(problem) if family == "ours" else [fitting_start(family, problem)]
+        run: Callable[..., Trial] = OurTrials(args, starts) if family == "ours" else partial(
+            rival_trial, family, args, config, problem, val)
         print(f"{family}: {len(changes)} changes for {seconds:g} s of {args.clock}, on validation", flush=True)
         record = asked | {"search_s": seconds} | search(starts, changes, run, seconds, partial(print, flush=True))
         path.parent.mkdir(parents=True, exist_ok=True)

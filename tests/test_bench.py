@@ -536,10 +536,11 @@ def test_a_base_whose_fit_takes_the_whole_budget_is_not_chosen(monkeypatch):
     monkeypatch.setattr(tune, "train_ours", lambda args, changes, seed, left, fitted: trained.append(left) or baselines.Trained(
         None, 0, 5, 0.0, left, history=[{"val": 1e-3}]))
     args = types.SimpleNamespace(budget=20.0, seeds=[0])
-    dear = tune.OurTrials(args)
+    dear = tune.OurTrials(args, [])
     assert dear({}, 4.0, True) == Trial(math.inf, 0, 25.0) and dear({}, 4.0, False) == Trial(math.inf, 0, 0.0) and not trained
     args.budget = 50.0
-    assert tune.OurTrials(args)({}, 4.0, True) == Trial(1e-3, 5, 27.0) and trained == [2.0]   # half of it is left for steps
+    assert tune.OurTrials(args, [])({}, 4.0, True) == Trial(1e-3, 5, 27.0) and trained == [2.0]   # half of it is left for steps
+    assert tune.OurTrials(args, [{}])({}, 4.0, False) == Trial(1e-3, 5, 4.0)   # where a search starts, somebody has to fit
 
 
 def test_what_is_tried_fits_the_schema_and_the_grid(searched):
