@@ -27,6 +27,7 @@ from ups.config import parse_arguments, read_yaml, run_script, to_dict
 from ups.evaluation import card, ensemble, forecast, gates, report, steady, transient, truth
 from ups.files import value_hash, write_sealed
 from ups.forecaster import Forecaster
+from ups.generative import judge
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
@@ -76,6 +77,7 @@ def main() -> int:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed, settings.conserve), settings)
+            ensembles[name]["words"].append(judge.in_words(config.run_dir, name))
             sections[f"{name}: ensembles"] = report.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:

@@ -19,6 +19,8 @@ import math
 from functools import partial
 
 from ups.generative.corrector import Corrector, load_corrector
+from ups.generative.draws import ways_of
+from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import (
     SolvedPool,
@@ -103,7 +105,9 @@ def main() -> None:
     # ---- finish
     run.take_best()
     found = validate(student, residuals, held_out, run.ranks)
-    run.finish({"validation": found, "is_tuned": math.isfinite(run.best_score)}, student.description)
+    contexts = {name: config.context(name) for name in caches}
+    judged = judge(ways_of(STAGE, student), residuals, contexts, seed, run.ranks)
+    run.finish({"validation": found, "is_tuned": math.isfinite(run.best_score)}, student.description | judged)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ model.safetensors, done.json.
     python train_diffusion.py --config configs/small.yaml --dry-run
 
 Expected (configs/small.yaml): a loss well below 1 (1 is a Gaussian of the right scale); calibration is in the
-report.
+report. At the end its ensembles are judged on validation, as those of the next stages: the best one serves.
 """
 
 from functools import partial
 
+from ups.generative.draws import ways_of
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
+from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.models.operator import load_operator
 from ups.setup import begun, opened, started
@@ -57,7 +59,10 @@ def main() -> None:
             run.keep_best(score)
 
     # ---- finish
-    run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)
+    run.take_best()
+    contexts = {name: config.context(name) for name in caches}
+    judged = judge(ways_of(STAGE, corrector), residuals, contexts, seed, run.ranks)
+    run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description | judged)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ compares the draws.
 from functools import partial
 
 from ups.generative.corrector import Corrector, load_corrector
+from ups.generative.draws import ways_of
+from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import ends_of, metrics_of, score_noise, scores, twin_of, validate, words_of
 from ups.models.operator import load_operator
@@ -66,7 +68,10 @@ def main() -> None:
 
     # ---- finish
     run.take_best()
-    run.finish({"validation": validate(network, residuals, held_out, run.ranks)}, network.description)
+    contexts = {name: config.context(name) for name in caches}
+    judged = judge(ways_of(STAGE, network), residuals, contexts, seed, run.ranks)
+    run.finish({"validation": validate(network, residuals, held_out, run.ranks)},
+               network.description | judged)
 
 
 if __name__ == "__main__":

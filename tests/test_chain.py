@@ -6,9 +6,10 @@ tests/closed_form.py holds world, fakes and judges. Every fake names the criteri
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import closed_form as world
 import loop_stage
@@ -20,11 +21,14 @@ from known_answers import judge_pairing, names
 import prepare_cache
 from ups.data.cache import open_cache
 from ups.evaluation import steady, transient
+from ups.evaluation.ensemble import load_samplers
 from ups.evaluation.steady import assess_steady, case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
+from ups.generative import judge
 from ups.generative.corrector import load_corrector
+from ups.generative.draws import Sampler
 from ups.generative.observation import observe_case, row_generators
-from ups.generative.residuals import SteadyResiduals
+from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.models.rollout import member_noise
 from ups.seeds import generator
@@ -158,6 +162,42 @@ def test_a_corrector_that_draws_falsely_is_caught(root, chain, u):
     assert {"pair error", "use of noise"} <= names(judge_pairing(0 * chain["student_1"], chain["corrector"]))
 
 
+@dataclass(frozen=True)
+class Scaled(Sampler):
+    """A sampler whose noise is too large or too small."""
+
+    factor: float = 1.0
+
+    def whitened(self, condition, noise, second, num_steps=0):
+        return super().whitened(condition, self.factor * noise, second, num_steps)
+
+
+def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(root, chain):
+    """What it writes into its config.json, and what then serves; and two processes find the same."""
+    config = world.config_of(root)
+    recorded = judge.judged(config.run_dir, NOISY)
+    assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
+    assert recorded["corrector"][0] > 2 and judge.serving(config.run_dir, NOISY, 100) == min(
+        recorded, key=lambda way: recorded[way][1])
+    assert judge.serving(config.run_dir, NOISY, 1) == min(("student_1", "rival"), key=lambda way: recorded[way][1])
+    assert f"sample() draws by {judge.serving(config.run_dir, NOISY)}, the best" in judge.in_words(config.run_dir, NOISY)
+    source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
+    corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
+    ways = {"corrector": corrector} | {str(factor): Scaled(corrector.network, 0, factor) for factor in (0.3, 3.0)}
+    sums = []
+
+    def found(rank, count, together=lambda part: part):
+        ranks = SimpleNamespace(rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together)
+        contexts = {NOISY: config.context(NOISY)}
+        return judge.judge(ways, {NOISY: source}, contexts, config.run.seed, ranks)[judge.FOUND][NOISY]
+
+    alone = found(0, 1)
+    assert alone["corrector"] == pytest.approx(recorded["corrector"][1], rel=1e-5)
+    assert alone["corrector"] < 0.95 * min(alone["0.3"], alone["3.0"])
+    found(0, 2, lambda part: sums.append(part) or part)
+    assert found(1, 2, lambda part: part + sums[0]) == pytest.approx(alone, rel=1e-5)
+
+
 # ---------------------------------------------------------------- steady prior
 
 
@@ -271,6 +311,6 @@ def test_the_assessed_prior_is_near_the_exact_posterior(root, prior, monkeypatch
 
 
 def test_truth_judged_by_truth_is_caught(root, prior, monkeypatch):
-    judge = steady.judge
-    monkeypatch.setattr(steady, "judge", lambda draws, truth: judge(truth[: len(draws)], truth))
+    judged = steady.judge
+    monkeypatch.setattr(steady, "judge", lambda draws, truth: judged(truth[: len(draws)], truth))
     assert "gaussian" in names(world.failed(assess_prior(root, monkeypatch), DISTANCES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import prepare_cache
 import prepare_data
 import ups
 from ups.forecaster import Forecaster
+from ups.generative import judge
 from ups.interpreter import pinned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +88,7 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
 
 @pytest.mark.parametrize(("ask", "text"), [
     (lambda model: model.sample("darcy2d_grf", np.ones((1, 32, 32), "float32")),
-     "darcy2d_grf was asked for samples by 'student'; "
+     "darcy2d_grf was asked for samples; "
      r"expected prior\(task, a_observed, mask\), as it is steady"),
     (lambda model: model.prior("burgers1d", np.ones((1, 64), "float32"), np.ones(64)),
      "asked for samples by 'prior'; expected sample"),
@@ -118,8 +120,32 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
         ups.load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="config.json is missing; expected a finished operator stage.*Run make operator"):
         ups.load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="an operator alone has no student; expected a run's folder"):
+    with pytest.raises(FileNotFoundError, match="an operator alone has no errors to draw; expected a run's folder"):
         Forecaster(model.operator).sample("burgers1d_hidden", u0)
+
+
+def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_asked_for(tmp_path, model):
+    def stage(name, *, is_done=True, **figures):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"sampler_steps": 16, judge.FOUND: {"forced": figures}}))
+        if is_done:
+            (folder / "done.json").write_text("{}")
+
+    assert judge.serving(tmp_path, "forced") == "student_1"   # nothing is known
+    stage("diffusion", corrector=0.10)
+    stage("consistency", student_1=0.13, student_2=None)       # two evaluations blew up
+    assert judge.judged(tmp_path, "forced") == {"corrector": (32, 0.10), "student_1": (1, 0.13)}
+    assert judge.serving(tmp_path, "forced") == "student_1" and judge.serving(tmp_path, "forced", 32) == "corrector"
+    stage("rival", is_done=False, rival=0.01)                  # a stage that is still training says nothing
+    assert judge.serving(tmp_path, "forced") == "student_1"
+    (tmp_path / "rival" / "done.json").write_text("{}")
+    assert judge.serving(tmp_path, "forced", 1) == "rival" and judge.serving(tmp_path, "other") == "student_1"
+    found = judge.judged(model.folder, "burgers1d_hidden")     # of the scripts themselves
+    assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
+    u0, best = field(model, "burgers1d_hidden", 2), judge.serving(model.folder, "burgers1d_hidden", 100)
+    np.testing.assert_array_equal(model.sample("burgers1d_hidden", u0, members=2, evaluations=100),
+                                  model.sample("burgers1d_hidden", u0, members=2, by=best))
 
 
 # ---------------------------------------------------------------- axes and kinds

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ups.boundary import PERIODIC
 from ups.generative.draws import WAYS, Sampler, load_sampler, sample_solutions, sample_states
+from ups.generative.judge import EVALUATIONS, USUAL, serving
 from ups.generative.observation import seen as observe_cells
 from ups.models.head import TaskHead
 from ups.models.operator import Operator, load_operator
@@ -251,16 +252,19 @@ class Forecaster:
     @torch.no_grad()
     def sample(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, members: int = 16,
                *,
-               by: str = "student", seed: int = 0, rows: Sequence[int] | None = None, dt: float | None = None,
-               resample: bool = False, extrapolate: bool = False) -> Field:
+               by: str | None = None, evaluations: int = EVALUATIONS, seed: int = 0,
+               rows: Sequence[int] | None = None, dt: float | None = None, resample: bool = False,
+               extrapolate: bool = False) -> Field:
         """Members (batch, members, num_frames, C, *space) that follow u0, physical units: each call of the
         operator gets an error drawn from what the operator was seen to leave.
 
         by: "student" (one evaluation per call), "student_2" (two), "teacher" (the diffusion itself) or
-        "rival". seed and a row's number (rows; else its place in the batch) decide its members. Everything
-        else as `forecast`. Raises FileNotFoundError, naming the make target, where the run has no such stage.
+        "rival"; without, whichever was best on validation of those that take at most so many `evaluations`
+        per call (`ups.generative.judge`). seed and a row's number (rows; else its place in the batch) decide
+        its members. Everything else as `forecast`. Raises FileNotFoundError, naming the make target, where
+        the run has no such stage.
         """
-        sampler = self._sampler(task, by, members, is_steady=False)
+        sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
         u, answer = self._read(task, u0)
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
@@ -295,20 +299,24 @@ class Forecaster:
         draws = sample_solutions(self.operator, sampler, task, observation, values, members, seed)
         return answer(finish(draws), ("member",))
 
-    def _sampler(self, task: str, by: str, members: int, is_steady: bool) -> Sampler:
+    def _sampler(self, task: str, by: str | None, members: int, is_steady: bool,
+                 evaluations: int = EVALUATIONS) -> Sampler:
         """The sampler of a run, loaded once. Raises ValueError or FileNotFoundError for what the run cannot
         draw."""
         head = self.operator.head(task)
-        name = {"teacher": "corrector", "student": "student_1"}.get(by, by)
+        name = {"teacher": "corrector", "student": "student_1", None: USUAL}.get(by, by)
         if head.task.is_steady != is_steady or name not in WAYS or (name == "prior") != is_steady:
             wanted = "prior(task, a_observed, mask), as it is steady" if head.task.is_steady else \
                 "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time"
-            raise ValueError(f"{task} was asked for samples by {by!r}; expected {wanted}. Ask for these.")
+            asked = f" by {by!r}" if by else ""
+            raise ValueError(f"{task} was asked for samples{asked}; expected {wanted}. Ask for these.")
         if members < 1:
             raise ValueError(f"{task} was asked for {members} members; expected at least 1. Ask for more.")
         if self.folder is None:
-            raise FileNotFoundError(f"an operator alone has no {by}; expected a run's folder, such as "
-                                    "runs/small, to draw from. Give ups.load that folder.")
+            raise FileNotFoundError(f"an operator alone has no {by or 'errors to draw'}; expected a run's "
+                                    "folder, such as runs/small, to draw from. Give ups.load that folder.")
+        if by is None:
+            name = serving(self.folder, task, evaluations)
         if name not in self._samplers:
             self._samplers[name] = load_sampler(self.folder, name, head.scale.device)
         sampler = self._samplers[name]

@@ -25,7 +25,7 @@ from torch import Tensor
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import load_corrector
-from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises
+from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises, ways_of
 from ups.generative.residuals import TransientResiduals, schedule_of
 from ups.models.windows import symmetry
 from ups.seeds import generator
@@ -38,8 +38,8 @@ CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_resampled")
 def load_samplers(run_dir: Path, stages: Iterable[str], device: torch.device) -> dict[str, Sampler]:
     """Name -> a way to draw, of every network that these finished stages of a run hold. Raises as
     `load_corrector`."""
-    networks = {stage: load_corrector(run_dir / stage, device) for stage in stages}
-    return {name: Sampler(networks[stage], draw) for name, (stage, draw) in WAYS.items() if stage in networks}
+    found = [ways_of(stage, load_corrector(run_dir / stage, device)) for stage in stages]
+    return {name: ways[name] for name in WAYS for ways in found if name in ways}
 
 
 def resampled(bank: Tensor, noise: Tensor) -> Tensor:

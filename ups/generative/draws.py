@@ -60,6 +60,11 @@ class Sampler:
         return head.unwhiten(self.whitened(condition, noise, second), condition)
 
 
+def ways_of(stage: str, network: Corrector) -> dict[str, Sampler]:
+    """Name -> a way to draw, of all that the network of a stage has."""
+    return {name: Sampler(network, draw) for name, (of, draw) in WAYS.items() if of == stage}
+
+
 def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "cpu") -> Sampler:
     """The way `name` (of WAYS) from its finished stage in the folder of a run. Raises as `load_corrector`."""
     stage, evaluations = WAYS[name]

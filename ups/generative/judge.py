@@ -1,0 +1,81 @@
+"""Which trained way to draw serves a task: ensembles of each, rolled out on validation trajectories, by the
+fair CRPS of their members.
+
+A stage judges what it has trained when it ends, and the figures travel in its config.json. Trajectories,
+leads and noise are the same in every stage, so figures of different stages compare.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.generative.draws import WAYS, Sampler, sample_states
+from ups.generative.residuals import TransientResiduals, summed
+from ups.metrics.proper import fair_crps
+from ups.models.choose import spread
+from ups.training.folder import DONE
+
+FOUND = "validation_crps"   # in config.json: task -> way -> CRPS, None where a member is not finite
+ROWS, LEADS, MEMBERS = 32, 10, 4
+USUAL, EVALUATIONS = "student_1", 2   # where nothing was judged; evaluations per call that a draw may take
+
+
+@torch.no_grad()
+def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResiduals],
+          contexts: Mapping[str, int], seed: int, ranks: Any) -> dict[str, dict]:
+    """{FOUND: task -> way -> fair CRPS}: mean over trajectories, the first leads, channels and cells of
+    normalised fields. contexts: frames that are given, by task. A collective."""
+    def own_parts(name: str, source: TransientResiduals) -> list[Tensor]:
+        rows, num = spread(source.cache, "val", ROWS)[ranks.rank :: ranks.world], frames_of(name)
+        return [*source.cache.parts(rows, num * MEMBERS, ROWS)] if len(rows) else []
+
+    def frames_of(name: str) -> int:
+        return min(LEADS, residuals[name].cache.num_frames - contexts[name])
+
+    def sums_of(name: str, rows: Tensor) -> Tensor:
+        source, cache, num = residuals[name], residuals[name].cache, frames_of(name)
+        decode, given = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
+        w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
+        scores = [fair_crps(decode(sample_states(source.operator, sampler, name, given,
+                                                 cache.parameters[rows], num, MEMBERS, seed, rows.tolist())),
+                            w_ref).sum() for sampler in samplers.values()]
+        return torch.stack([*scores, scores[0].new_tensor(len(rows))])
+
+    parts = {name: own_parts(name, source) for name, source in residuals.items()}
+    sums = summed(parts, sums_of, len(samplers) + 1, ranks)
+    return {FOUND: {name: {way: total / count if math.isfinite(total) else None
+                           for way, total in zip(samplers, totals, strict=True)}
+                    for name, (*totals, count) in zip(residuals, sums, strict=True)}}
+
+
+def judged(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
+    """Way -> (evaluations per call, CRPS on validation) of a task, from the finished stages in the folder of
+    a run, the best first; without what blew up or was not judged."""
+    found = {}
+    for way, (stage, evaluations) in WAYS.items():
+        folder = Path(run_dir) / stage
+        if (folder / DONE).is_file():
+            description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            crps = description.get(FOUND, {}).get(task, {}).get(way)
+            if crps is not None:
+                found[way] = evaluations or 2 * description["sampler_steps"], crps
+    return dict(sorted(found.items(), key=lambda entry: entry[1][1]))
+
+
+def serving(run_dir: str | Path, task: str, evaluations: int = EVALUATIONS) -> str:
+    """The way that draws a task's errors: the best on validation of those that take at most so many
+    evaluations of a network per call; USUAL where none was judged."""
+    return next((way for way, (taken, _) in judged(run_dir, task).items() if taken <= evaluations), USUAL)
+
+
+def in_words(run_dir: str | Path, task: str) -> str:
+    """Which way `Forecaster.sample` draws by, and how it compares."""
+    found, name = judged(run_dir, task), serving(run_dir, task)
+    listed = ", ".join(f"{way} {crps:.3g} with {taken}" for way, (taken, crps) in found.items())
+    return (f"sample() draws by {name}, the best on validation of what takes at most {EVALUATIONS} "
+            f"evaluations per call; fair CRPS there, over the field's standard deviation: {listed or 'not judged'}.")
