@@ -23,7 +23,7 @@ from functools import partial
 from tqdm import tqdm
 
 import ups
-from ups.config import CONFIG_OPTIONS, load_config, read_command, run_script
+from ups.config import CONFIG_OPTIONS, SHOW_CONFIG, load_config, read_command, run_script, show
 from ups.data.doctor import examine, report
 from ups.data.download import fetch, is_verified, published_file, published_files
 from ups.data.first import fetch_first, holds_first
@@ -42,7 +42,7 @@ def progress(name: str, num: int) -> Iterator[Callable[[int], None]]:
 
 def main(arguments: list[str] | None = None) -> int:
     # ------------------------------------------------------------------------------------------------- config
-    args = read_command(__doc__, CONFIG_OPTIONS | {
+    args = read_command(__doc__, CONFIG_OPTIONS | SHOW_CONFIG | {
         "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
         "--doctor": {"action": "store_true", "help": "examine the files; exit 1 on an error or a warning"},
         "--describe": {"metavar": "FILE", "help": "print the section that declares a file of yours; nothing "
@@ -60,6 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(describe_file(args.describe))
         return 0
     config = load_config(args.config, args.overrides)
+    if args.show_config:
+        show(config)
+        return 0
     is_published, is_own = config.data.source == "published", config.data.source == "own"
     mine = [name for name in config.data.tasks if config.is_own(name)]
 
@@ -109,7 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
         from ups.dry_run import print_data_plan  # imports torch
 
         look_at_own(config, list(declared))
-        print_data_plan(config, files, solve, args.workers)
+        if files:
+            print_data_plan(config, files, solve, args.workers)
         return 0
 
     # ---------------------------------------------------------------------------------------------------- own

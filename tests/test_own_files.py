@@ -1,6 +1,7 @@
 """Data of one's own, declared: every kind of file and order of axes gives the same numbers, what is described
 loads, and each wrong description gets the line that says what to write where."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,15 +10,27 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import prepare_data
+from ups import chain
 from ups.config import load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
 from ups.data.describe import describe_file
 from ups.data.doctor import examine
 from ups.data.own import open_own
 from ups.data.own_writer import write_own
 from ups.data.sources import open_sources, open_user, split_of, table_of
+from ups.evaluation.forecast import assess_forecasts
+from ups.evaluation.gates import check_verdicts
+from ups.evaluation.report import write_report, write_results
+from ups.evaluation.truth import open_truth
+from ups.forecaster import Forecaster
+from ups.models.choose import fit_base
+from ups.models.operator import over_bases
+from ups.models.windows import symmetry
 from ups.stored import open_store
 from ups.tasks import described_task
 
@@ -37,6 +50,9 @@ def waves(shape=(N, T, X), seed=0):
         x = 2 * np.pi * np.arange(n) / n
         u = u + np.sin(x.reshape([-1 if i == axis else 1 for i in range(len(space))]) + phase + 0.3 * t)
     return u.astype(np.float32)
+
+
+GROWING = waves() * (1 + np.arange(T)[:, None]) + np.arange(T)[:, None]   # its mean moves, its range widens
 
 
 def write(path, **arrays):
@@ -243,7 +259,7 @@ def test_a_description_loads_once_its_questions_are_answered(tmp_path, coordinat
     text = describe_file(str(path))
     said = yaml.safe_load(text)
     assert said["task"]["a"]["layout"] == {"u": ["trajectory", "time", "x"]}
-    assert said["task"]["a"]["boundary"] == "periodic" and said["task"]["a"]["parameters"] == {"nu": "nu"}
+    assert said["task"]["a"]["boundary"] == "periodic" and "is nu = 0.1 another in further files" in text
     assert ("dt: 1.0" in text, "domain" in said["task"]["a"]) == ((False, False) if coordinates else (True, True))
     assert ("are these its axes" in text) != coordinates
     (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
@@ -255,6 +271,56 @@ def test_a_description_loads_once_its_questions_are_answered(tmp_path, coordinat
 def test_axes_in_another_order_are_found_by_their_coordinates(tmp_path):
     path = write(tmp_path / "a.h5", u=waves().transpose(2, 0, 1), t=DT * np.arange(T), x=np.arange(X) * 1.0)
     assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["layout"] == {"u": ["x", "trajectory", "time"]}
+
+
+def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_differs(tmp_path):
+    """A list in even steps is a coordinate, any other a parameter; an attribute is one where files differ."""
+    draw = np.random.default_rng(0)
+    for number in (1, 2):
+        write(tmp_path / f"run{number}.h5", sim__vel=waves().transpose(2, 1, 0), xgrid=22 / X * np.arange(X),
+              tgrid=DT * np.arange(T), visc=draw.random(N), attr_Re=100.0 * number, attr_box=22.0)
+    text = describe_file(str(tmp_path / "run1.h5"))
+    said = yaml.safe_load(text)["task"]["run1"]
+    assert said["layout"] == {"sim/vel": ["x", "time", "trajectory"]} and "are these its axes" not in text
+    assert (said["domain"], said["dt"]) == ({"x": "xgrid"}, "tgrid")
+    assert said["parameters"] == {"Re": "Re", "visc": "visc"} and "is box = 22 another in further files" in text
+    assert said["files"].endswith("run*.h5") and "conserved: [vel]" in text
+    (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
+    config = load_config(tmp_path / "my.yaml")
+    [source] = open_sources(config, "run1")
+    assert config.spec("run1").fields == ("vel",) and source.dt == DT and config.task["run1"].domain == {"x": [0, 22]}
+    assert np.array_equal(source.read(0, N)[:, :, 0], waves())
+
+
+def test_the_step_may_be_an_attribute_and_is_written_as_one(tmp_path):
+    write(tmp_path / "a.h5", u=waves(), attr_every=DT)
+    config, source, found = read(tmp_path, section(tmp_path, dt="every"))
+    assert source.dt == DT and config.task["ks"].times == "@every"
+    write_own(tmp_path / "b.hdf5", config.spec("ks"), lambda indices: found[indices], N, T, (X,), chunk=4,
+              times=DT * np.arange(T), parameters=source.parameters)
+    assert open_own(config.spec("ks"), [tmp_path / "b.hdf5"]).dt == DT
+    write(tmp_path / "c.h5", u=waves(), attr_every=2 * DT)
+    with pytest.raises(ValueError, match="frames of .*c.h5 are 1 apart; expected 0.5"):
+        read(tmp_path, section(tmp_path, dt="every"))
+
+
+def test_coordinates_in_float32_stand_for_the_numbers_that_were_meant(tmp_path):
+    write(tmp_path / "a.h5", u=waves(), t=(0.02 * np.arange(T)).astype(np.float32),
+          x=(0.1 * np.arange(X)).astype(np.float32))
+    config = read(tmp_path, section(tmp_path, dt=None, domain=None))[0]
+    assert config.task["ks"].dt == 0.02 and config.task["ks"].domain == {"x": [0.0, 1.6]}
+
+
+def test_what_is_shown_of_a_configuration_is_one_of_the_tasks_asked_for(tmp_path, capsys):
+    u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y), 1)] * 2, -1)
+    well_file(tmp_path / "a.h5", u, v)
+    path = overlay(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well", "bounded": True})
+    assert prepare_data.main(["--config", str(path), "--show-config"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "shown.yaml").write_text(text, encoding="utf-8")
+    said = load_config(tmp_path / "shown.yaml").task["ks"]
+    assert [*yaml.safe_load(text)["task"]] == ["ks"] and said == load_config(path).task["ks"]
+    assert said.bounded == ["u", "v_x", "v_y"]   # what is given needs no bound
 
 
 def test_a_description_guesses_walls_and_vectors(tmp_path):
@@ -284,12 +350,28 @@ def test_a_description_guesses_walls_and_vectors(tmp_path):
                           r"what the file says, \[0.0, 22.0\]. Write domain: \{x: \[0.0, 22.0\]\}"),
     ({"domain": [3, 1]}, r"that of x is \[3, 1\]; expected two numbers, the lower first"),
     ({"dt": 0.1}, "dt: it is 0.1, and t in .* has steps of 0.5; expected what the file says. Write dt: 0.5"),
-    ({"dt": "tt"}, "no array 'tt' of times.*Write dt: 0.1, or one that it holds"),
+    ({"dt": "tt"}, "no array 'tt' of times, and no attribute.*Write dt: 0.1, or one that it holds.*attributes nu"),
+    ({"dt": "nu"}, "dt: it is 0.1, and t in .* has steps of 0.5; expected what the file says. Write dt: 0.5"),
     ({"parameters": {"nu": "mu"}}, r"parameters.nu: .* holds no number in 'mu'.*attributes: nu; arrays: Re"),
     ({"parameters": {"nu": "a_nu{}.h5"}}, r"holds no number in 'a_nu\{\}.h5'.*pattern of file names"),
     ({"parameters": list("abcd")}, "expected at most 3 names.*leave out what does not vary"),
     ({"positive": ["v"]}, r"positive: it names 'v'; expected fields of the layout \(u\)"),
-    ({"symmetries": ["turn"]}, "symmetries: it names 'turn'; expected shift .* or mirror"),
+    ({"symmetries": ["turn"]}, "symmetries: it names 'turn'; expected of mirror, shift, shift_x"),
+    ({"symmetries": "shift"}, r"symmetries: it is 'shift'; expected a list. Write symmetries: \[shift\]"),
+    ({"symmetries": ["shift"], "boundary": "no_flux"}, "names 'shift'; expected of mirror; shifts need a periodic axis"),
+    ({"vector": ["u", "u"]}, r"vector: it is .*; expected 1 of u, the component along each axis of space \(x\)"),
+    ({"bounded": ["w"]}, r"bounded: it names 'w'; expected fields of the layout \(u\)"),
+    ({"conserved": "u"}, r"conserved: it is 'u'; expected a list. Write conserved: \[u\]"),
+    ({"files": ["a", "b"]}, r"""files: it is \['a', 'b'\]; expected a file or a pattern.*Write files: "my/\*.h5\""""),
+    ({"files": "."}, r". is a folder; expected HDF5.*Name the files in it, such as ./\*.h5"),
+    ({"layout": {"u": ["sample", "time", "x"]}}, "layout.u: it names an axis 'sample'; expected one of .* Write trajectory"),
+    ({"layout": {"a": {"array": "u", "axes": ["trajectory", "time", "x"], "fields": ["a/b"]}}},
+     r"layout.a.fields: it is \['a/b'\]; expected a list of names of letters.*Write fields: \[a\]"),
+    ({"domain": {"y": [0, 1]}}, r"domain: it names an axis 'y'; expected of x. Write domain: \{x: \[0, 1\]\}"),
+    ({"domain": "xx"}, r"domain: .* holds no array 'xx' of coordinates; expected two numbers.*domain: \{x: x, ..\}"),
+    ({"resolution": [8]}, r"resolution: it is \[8\]; expected \[16\], as the files show. Leave it out; .*space_stride"),
+    ({"first_frame": -1}, "first_frame is -1; expected 0 or more"),
+    ({"parameters": {"Re": "t"}}, "holds 5 values; expected 1, or 6 .*correct the words for the axes"),
     ({"inputs": ["u"]}, "some array has a time axis; expected none.*Leave it out"),
     ({"num_frames": 7}, "a.h5 holds 5 frames; expected 7"),
     ({"num_trajectories": 9}, "the files hold 6; expected at least 9"),
@@ -335,16 +417,104 @@ def test_a_name_that_is_taken_and_arrays_that_cannot_be_read_in_parts_are_refuse
      "write task.ks.boundary: no_flux"),
     (np.concatenate([waves(), waves()[..., :1]], -1), "warning", "a periodic grid has one point twice", "leave the last"),
     (np.where(waves() == waves()[3, 2, 4], np.nan, waves()), "error", "hold NaN or Inf .first: trajectory 3, frame 2", ""),
+    (GROWING, "error", r"the mean of u moves by \d.* of its RMS, and is said to be conserved", "out of task.ks.conserved"),
+    (3 + 1e-3 * GROWING, "warning", "conserved: forecasts are held to it up to 1e-05 only", "out of task.ks.conserved"),
+    (waves(), "info", "it is conserved, and forecasts will keep it", "nothing"),
+    (GROWING, "error", r"u is said to be bounded, and leaves the range of its start by \d.* of it", "out of task.ks.bounded"),
+    (waves(), "error", "u is said to be positive, and goes down to -", "leave u out of task.ks.positive"),
+    (np.random.default_rng(0).standard_normal((N, T, X)), "warning", "neighbours along x are no more alike than any two",
+     "check the words of task.ks.layout"),
 ])
-def test_the_doctor_finds_a_boundary_that_is_none_and_nan(tmp_path, u, severity, what, do, capsys):
+def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u, severity, what, do, capsys):
     write(tmp_path / "a.h5", u=u.astype(np.float32))
-    config = load_config(overlay(tmp_path, section(tmp_path, patch=1)))
+    said = {word: ["u"] for word in ("conserved", "bounded", "positive") if f"out of task.ks.{word}" in do
+            or (word == "conserved" and severity == "info")}
+    config = load_config(overlay(tmp_path, section(tmp_path, patch=1, **said)))
     [(_, findings)] = examine([("ks", tmp_path / "a.h5")], val_fraction=0.2, test_fraction=0.2,
                               declared={"ks": lambda: open_user(config, "ks")})
-    import re
     assert any(finding.severity == severity and re.search(what, finding.what) and do in finding.do for finding in findings)
-    assert prepare_data.main(["--config", str(tmp_path / "my_data.yaml"), "--doctor", "task.ks.patch=1"]) == 1
-    assert "ill" in capsys.readouterr().out or severity == "warning"
+    is_right = prepare_data.main(["--config", str(tmp_path / "my_data.yaml"), "--doctor", "task.ks.patch=1"]) == 0
+    assert is_right == (severity == "info") and (": ill" in capsys.readouterr().out) == (severity == "error")
+
+
+# ---------------------------------------------------------------- what is stated is kept
+
+
+def operator_on(folder, said, network=True):
+    """An operator whose network says anything, on the data of a section, and the cache."""
+    config = load_config(overlay(folder, {**said, "base": ["persistence"]}), ["operator.model.width=8",
+                                                                              "operator.model.depth=1"])
+    build_cache(config, "ks", progress=False)
+    cache = open_cache(config, "ks")
+    facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
+    operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
+    torch.manual_seed(0)
+    for parameter in operator.parameters() if network else ():
+        torch.nn.init.normal_(parameter, std=0.05)
+    return config, cache, operator
+
+
+@torch.no_grad()
+def forecast(operator, cache, frames=6):
+    """The first rows, and what follows them (n, T, C, *space)."""
+    head, rows = operator.heads["ks"], torch.arange(3)
+    z = cache.batch(rows, 0, 1)
+    return head.physical(z), head.physical(operator.rollout(z, "ks", cache.parameters[rows], frames))
+
+
+def test_a_field_that_is_given_stays_as_given_whatever_the_network_says(tmp_path):
+    """The fake: a coefficient that is predicted like a state; and scores that count it as predicted."""
+    u, v = waves((12, T, X, Y)), np.stack([waves((12, T, X, Y), 1), np.zeros((12, T, X, Y))], -1)
+    well_file(tmp_path / "a.h5", u, v)
+    config, cache, operator = operator_on(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
+    start, u_pred = forecast(operator, cache)
+    assert cache.task.fields == ("u", "v_x", "v_y", "depth") and cache.task.moving == ("u", "v_x", "v_y")
+    moved = (u_pred - start).abs().amax((0, 1, 3, 4))
+    assert moved[0] > 0.01 and moved[3] < 1e-5, moved
+    entry, [shown, _] = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu"))
+    assert entry["fields"] == shown["fields"] == ["u", "v_x", "v_y"] and entry["given"] == ["depth"]
+    assert len(entry["models"]["operator"]["nrmse_by_field"]) == 3 and shown["u_pred"].shape[1] == 3
+    assert np.isfinite(entry["models"]["operator"]["nrmse"]["value"])   # v_y is zero throughout: left out
+
+
+def test_bounded_fields_stay_in_the_range_of_their_start_and_others_need_not(tmp_path):
+    write(tmp_path / "a.h5", u=waves((12, T, X)), w=waves((12, T, X), 1))
+    axes = ["trajectory", "time", "x"]
+    out = {}
+    for bounded in ([], ["u"], True):
+        _, cache, operator = operator_on(tmp_path, section(tmp_path, layout={"u": axes, "w": axes}, bounded=bounded))
+        start, u_pred = forecast(operator, cache)
+        low, high = start.amin((1, 3)), start.amax((1, 3))
+        out[str(bounded)] = torch.maximum(u_pred.amax((1, 3)) - high, low - u_pred.amin((1, 3))).amax(0)
+    assert (out["[]"] > 0.01).all() and (out["True"] < 1e-5).all()
+    assert out["['u']"][0] < 1e-5 and out["['u']"][1] > 0.01
+
+
+def test_a_shift_along_one_axis_leaves_the_other_as_it_is(tmp_path):
+    write(tmp_path / "a.h5", u=waves((N, T, X, Y)))
+    said = section(tmp_path, layout={"u": ["trajectory", "time", "x", "y"]}, domain=[0, 1], symmetries=["shift_x"])
+    task = load_config(overlay(tmp_path, said)).spec("ks")
+    assert task.is_shifted and task.fixed_axes == ("y",)
+    w = torch.randn(1, 1, 1, X, Y)
+    moved = [symmetry(task, (X, Y), torch.Generator().manual_seed(i))(w, None) for i in range(8)]
+    assert all(torch.allclose(one.sum(-2), w.sum(-2), atol=1e-5) for one in moved)      # along x alone
+    assert any(not torch.equal(one, w) for one in moved)
+    both = load_config(overlay(tmp_path, {**said, "symmetries": ["shift"]})).spec("ks")
+    assert both.fixed_axes == () and any(not torch.allclose(symmetry(both, (X, Y), torch.Generator().manual_seed(i))(
+        w, None).sum(-2), w.sum(-2)) for i in range(8))
+
+
+def test_a_stage_that_no_task_is_for_is_nothing_to_do(tmp_path, monkeypatch, capsys):
+    """So `make train` without STAGES goes on to the report; before, it ended at the first of them."""
+    write(tmp_path / "a.h5", u=waves())
+    path = overlay(tmp_path, section(tmp_path, reserve=0.5), run={"name": "mine", "root": str(tmp_path)})
+    for stage, more in (("diffusion", ["task.ks.reserve=0"]), ("consistency", ["task.ks.reserve=0"]), ("steady", [])):
+        monkeypatch.setattr(sys, "argv", ["ups.chain", stage, "--config", str(path), *more])
+        assert chain.main() == 0
+        assert f"{stage}: nothing to do, no " in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["ups.chain", "diffusion", "--config", str(path)])
+    with pytest.raises(FileNotFoundError, match="stage operator of run mine is missing"):
+        chain.main()
 
 
 # ---------------------------------------------------------------- the whole chain
@@ -372,6 +542,33 @@ def well(folder):
     u, v = waves((12, 8, X, Y)), np.stack([waves((12, 8, X, Y), 1), waves((12, 8, X, Y), 2)], -1)
     well_file(folder / "well.h5", u, v)
     return {"files": str(folder / "well.h5"), "layout": "well"}
+
+
+@pytest.mark.parametrize("data", [ks, kolmogorov, burgers, well])
+def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
+    """What a user sees of each: described, examined, encoded, forecast, reported, loaded."""
+    said = data(tmp_path)
+    described = describe_file(sorted(map(str, tmp_path.glob("*.[hn]*")))[0])
+    assert "include: configs/small.yaml" in described and "?" in described
+    config, cache, operator = operator_on(tmp_path, said, network=False)
+    [(_, findings)] = examine([("ks", tmp_path / "a")], val_fraction=0.2, test_fraction=0.2,
+                              declared={"ks": lambda: open_user(config, "ks")})
+    assert not any(finding.severity == "error" for finding in findings), findings
+    entry, samples = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu"))
+    results = {"run": "mine", "created": "now", "config_hash": "0", "environment": {}, "protocol": {"split": "test"},
+               "tasks": {"ks": entry}, "gates": [], "training": {}}
+    results["verdicts"] = check_verdicts(results)
+    write_results(results, tmp_path / "results.json")
+    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    ends = ("x from 0 to 22 (periodic)" if data is ks else "y from 0 to 1 (no flux)" if data is well
+            else "nu 0.1 to 0.2" if data is burgers else "y from 0 to 6.283 (periodic)")
+    assert ends in text and "others; " in text and {*(tmp_path / "figures").glob("ks_median_error_*.png")}
+    model, task = Forecaster(operator), cache.task
+    shown = model.tasks["ks"]
+    u = model.forecast("ks", np.zeros((len(task.fields), *shown["grid"]), np.float32),
+                       {name: low for name, (low, _) in shown["parameters"].items()}, num_frames=2)
+    assert u.shape == (2, len(task.fields), *shown["grid"]) and np.isfinite(u).all()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

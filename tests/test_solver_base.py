@@ -10,6 +10,7 @@ import torch
 import yaml
 from test_own_files import SMALL
 
+from ups.chain import parents_of
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
@@ -18,6 +19,7 @@ from ups.models.bases.solver import Solver, load_step
 from ups.models.choose import choose_base, fitted_part
 from ups.models.operator import over_bases
 from ups.tasks import burgers
+from ups.training.folder import StageFolder, require_identity
 
 MODULES = {
     "exact_step": """
@@ -111,3 +113,20 @@ def test_a_wrong_shape_and_a_wrong_name_are_refused(mine):
         base(torch.zeros(2, 1, 1, 8), Known(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long)))
     with pytest.raises(ValueError, match=r"task.heat.solver is 'step'; expected MODULE:FUNCTION"):
         load_config(mine, ["task.heat.base={solver: step}"])
+
+
+def test_a_changed_solver_is_another_stage_and_a_missing_one_is_named_before_anything_starts(mine):
+    """The fake: a base that is found again by its name, whatever it computes now."""
+    config = load_config(mine)
+    build_cache(config, "heat", progress=False)
+    before = StageFolder(config, "operator", parents_of(config, "operator"))
+    assert [*before.identity["parents"]] == ["heat", "solver of heat"]
+    assert "solver of heat" not in parents_of(load_config(mine, ["task.heat.base=[persistence]"]), "operator")
+    record, source = dict(before.identity), mine.parent / "exact_step.py"
+    source.write_text(source.read_text(encoding="utf-8").replace("dt)", "2 * dt)"), encoding="utf-8")
+    after = StageFolder(config, "operator", parents_of(config, "operator"))
+    with pytest.raises(FileExistsError, match="made from another solver of heat .*expected the same one"):
+        require_identity(record, after.identity, "stage operator", mine, after.remedy)
+    with pytest.raises(ValueError, match=r"task.heat.solver is 'no_such:step', and Python finds no file of a module "
+                                         r"no_such; expected one, such as no_such.py in .*PYTHONPATH"):
+        parents_of(load_config(mine, ["task.heat.base={solver: no_such:step}"]), "operator")

@@ -6,8 +6,10 @@ as asked for. Without torch, as make asks every time.
 Exit status 0: up to date; 3: to do; 1: refused, with the reason.
 """
 
+import importlib.util
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -30,7 +32,7 @@ def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = No
     return {**{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
             **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
                for name in config.served(stage)},
-            **init_of(config, stage)}
+            **init_of(config, stage), **(solvers_of(config) if stage == "operator" else {})}
 
 
 def init_of(config: Config, stage: str) -> dict[str, str]:
@@ -56,6 +58,30 @@ def init_of(config: Config, stage: str) -> dict[str, str]:
                          "expected the same, as its weights are to be taken over. Set the keys to what is "
                          f"there, or name another with {key}=.")
     return {"init": done["fingerprint"]}
+
+
+def solvers_of(config: Config) -> dict[str, str]:
+    """"solver of TASK" -> digest of the file that holds the user's coarse solver, of the tasks that have one
+    for a base. Raises ValueError where Python finds none."""
+    found = {}
+    for name in config.data.tasks:
+        if "solver" in config.task[name].base:
+            found[f"solver of {name}"] = file_hash(solver_file(config.task[name].solver, name))
+    return found
+
+
+def solver_file(place: str, task: str) -> Path:
+    """The source of the module in MODULE:FUNCTION, which is found and not run. Raises ValueError."""
+    module = place.partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.has_location:
+        raise ValueError(f"task.{task}.solver is {place!r}, and Python finds no file of a module {module}; "
+                         f"expected one, such as {module.replace('.', '/')}.py in {Path.cwd()}. Write it there, "
+                         "or put its folder on PYTHONPATH.")
+    return Path(spec.origin)
 
 
 def cache_fingerprint(config: Config, task: str) -> str:
@@ -180,8 +206,12 @@ def main() -> int:
     arguments = read_command(__doc__, {"stage": {"choices": [*STAGES, "report"]}, **CONFIG_OPTIONS},
                              prog="python -m ups.chain", allow_abbrev=False)
     config = load_config(arguments.config, arguments.overrides)
-    why = why_to_do(config, arguments.stage)
     is_report = arguments.stage == "report"
+    if not is_report and not config.served(arguments.stage):
+        print(f"{arguments.stage}: nothing to do, no {'steady' if arguments.stage == 'steady' else 'transient'} "
+              f"task reserves trajectories for it (task.TASK.reserve)", flush=True)
+        return 0
+    why = why_to_do(config, arguments.stage)
     place = config.report_dir / "report.html" if is_report else config.run_dir / arguments.stage
     print(f"{place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
     return TO_DO if why else 0

@@ -5,11 +5,13 @@ from ups.config.load import (
     CONFIG_OPTIONS,
     DEFAULT,
     DRY_RUN,
+    SHOW_CONFIG,
     load_config,
     parse_arguments,
     read_command,
     read_yaml,
     run_script,
+    show,
     to_dict,
 )
 from ups.config.schema import (
@@ -30,9 +32,9 @@ from ups.config.schema import (
 )
 
 __all__ = [
-    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "STAGES", "Config", "DiffusionConfig", "EvaluateConfig",
+    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "SHOW_CONFIG", "STAGES", "Config", "DiffusionConfig", "EvaluateConfig",
     "ModelConfig", "OperatorConfig", "OptimConfig", "OwnTaskConfig", "SamplingConfig", "SteadyConfig",
     "TaskConfig",
     "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml",
-    "run_script", "to_dict",
+    "run_script", "show", "to_dict",
 ]

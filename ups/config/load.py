@@ -30,6 +30,8 @@ DEFAULT = ROOT / "configs" / "default.yaml"
 CONFIG_OPTIONS = {"--config": {"help": "YAML overlay of configs/default.yaml"},
                   "overrides": {"nargs": "*", "metavar": "section.key=value"}}
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be done and write nothing"}}
+SHOW_CONFIG = {"--show-config": {"action": "store_true",
+                                 "help": "print the resolved configuration and end"}}
 
 
 class _Loader(yaml.SafeLoader):
@@ -127,7 +129,7 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     if kind is str and isinstance(value, str):
         return value
     raise _wrong(key, value, {
-        dict: "a mapping", list: "a list such as [1, 2]", bool: "true or false", int: "a whole number",
+        dict: "a mapping", list: "a list such as [1, 2] or [u, v]", bool: "true or false", int: "a whole number",
         float: "a finite number", str: "text (in a file: in quotes)",
         Literal: f"one of {', '.join(map(repr, arguments))}"}[origin])
 
@@ -253,13 +255,18 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
 def parse_arguments(description: str) -> tuple[Config, bool]:
     """(configuration, whether --dry-run was given) of a stage script's command line; description: its
     docstring."""
-    arguments = read_command(description, CONFIG_OPTIONS | DRY_RUN | {
-        "--show-config": {"action": "store_true", "help": "print the resolved configuration and end"}})
+    arguments = read_command(description, CONFIG_OPTIONS | DRY_RUN | SHOW_CONFIG)
     config = load_config(arguments.config, arguments.overrides)
     if arguments.show_config:
-        print(yaml.safe_dump(to_dict(config), sort_keys=False), end="")
+        show(config)
         raise SystemExit(0)
     return config, arguments.dry_run
+
+
+def show(config: Config) -> None:
+    """Print the configuration, itself one, with the sections of the tasks that it trains."""
+    asked = {name: config.task[name] for name in config.data.tasks}
+    print(yaml.safe_dump(to_dict(dataclasses.replace(config, task=asked)), sort_keys=False), end="")
 
 
 def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:

@@ -7,13 +7,14 @@ for whatever does not fit, that says what to write where.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
-from ups.config.shown import TIMES, coordinate, matches, measure, value_in, wrong
+from ups.config.shown import TIMES, coordinate, matches, measure, step_in, tidy, value_in, wrong
 from ups.lazy import np
 from ups.tasks import TASKS, Place
 
@@ -24,11 +25,17 @@ WORDS = ("trajectory", "time", "channel", "component")   # of axes; any other is
 # of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "")
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "dt": 0.0, "times": "",
-    "parameters": {}, "positive": [], "conserved": [], "bounded": False, "symmetries": [], "hidden": False,
+    "parameters": {}, "positive": [], "conserved": [], "bounded": [], "symmetries": [], "vector": [],
+    "hidden": False,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
     "solver": ""}
+# what these words are called elsewhere: none of them is an axis of space
+CALLED = {"t": "time", "times": "time", "frame": "time", "frames": "time", "sample": "trajectory",
+          "samples": "trajectory", "batch": "trajectory", "run": "trajectory", "member": "trajectory",
+          "traj": "trajectory", "trajectories": "trajectory", "b": "trajectory", "n": "trajectory",
+          "channels": "channel", "c": "channel", "field": "channel", "variable": "channel"}
 MOST_PARAMETERS = 3
 UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}   # per axis, of a patch that is chosen
@@ -42,6 +49,9 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
 
     key = f"task.{name}"
     said = dict(section)
+    if not isinstance(said["files"], str):
+        raise wrong(f"{key}.files", f"it is {said['files']!r:.80}", "a file or a pattern of files",
+                    'Write files: "my/*.h5".')
     if name in TASKS:
         raise wrong(key, "it declares files under the name of a built-in task", "a name of its own",
                     f"Write another in place of {name}, here and in data.tasks.")
@@ -57,6 +67,9 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         sizes = measure(key, store, places)
         axes = [axis for axis in sizes if axis not in WORDS]
         _check_axes(key, path, axes)
+        if isinstance(said["domain"], Mapping) and (strange := [*said["domain"].keys() - {*axes}]):
+            raise wrong(f"{key}.domain", f"it names an axis {strange[0]!r:.80}", f"of {', '.join(axes)}",
+                        f"Write domain: {{{axes[0]}: [0, 1]}}.")
         places = _named(key, places, axes, store)
         fields = [field for place in places for field in place.fields]
         said["boundary"] = _boundary(key, said["boundary"], axes)
@@ -66,12 +79,23 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         is_steady = "time" not in sizes
         said |= _time(key, said, store, places, sizes, is_steady)
         said["parameters"] = _parameters(key, said["parameters"], store, places, path)
-    _names(key, said, fields, is_steady)
+    still = [] if is_steady else [field for place in places if place.is_steady for field in place.fields]
+    moving = [field for field in fields if field not in still and field not in said["inputs"]]
+    if isinstance(said["bounded"], bool):
+        said["bounded"] = moving * said["bounded"]
+    _names(key, said, fields, moving, is_steady)
+    _symmetries(key, said, axes, ends, [field for field in fields if field not in said["inputs"]])
+    said["vector"] = said["vector"] or next((list(place.fields) for place in places
+                                             if place.axes.count("component") == 1), [])
     said["layout"] = {place.array: {key: list(value) if key != "array" else value
                                     for key, value in vars(place).items()} for place in places}
-    said["resolution"] = [sizes[axis] for axis in axes]
+    shown = [sizes[axis] for axis in axes]
+    if said["resolution"] not in ([], shown):
+        raise wrong(f"{key}.resolution", f"it is {said['resolution']}", f"{shown}, as the files show",
+                    f"Leave it out; {key}.space_stride takes every n-th cell.")
+    said["resolution"] = shown
     said["num_frames"] = said["num_frames"] or sizes.get("time", 1)
-    said["t_end"] = said["dt"] * (said["num_frames"] - 1)
+    said["t_end"] = tidy(said["dt"] * (said["num_frames"] - 1))
     said["degree"] = 0 if is_steady else said["degree"]
     cells = [-(-size // max(1, said["space_stride"])) for size in said["resolution"]]
     said["patch"] = said["patch"] or patch_for(cells)
@@ -87,7 +111,7 @@ def facts(settings: Any) -> dict[str, Any]:
             "domain": list(settings.domain.values()), "inputs": settings.inputs,
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
-            "hidden": settings.hidden}
+            "vector": settings.vector, "hidden": settings.hidden}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:
@@ -121,7 +145,15 @@ def _places(key: str, layout: Any, store: "Store") -> list[Place]:
         if repeated:
             raise wrong(f"{key}.layout.{name}", f"it names {repeated[0]} twice", "each axis once",
                         "Correct the words.")
-        fields = tuple(entry.get("fields") or (str(name),))
+        if strange := [axis for axis in axes if axis.lower() in CALLED]:
+            raise wrong(f"{key}.layout.{name}", f"it names an axis {strange[0]!r}", f"one of "
+                        f"{', '.join(WORDS)}, or a name of an axis of space", f"Write "
+                        f"{CALLED[strange[0].lower()]}.")
+        own = re.sub(r"\W+", "_", str(name).removesuffix("/*").rsplit("/", 1)[-1]).strip("_") or "u"
+        fields = tuple(entry.get("fields") or (own,))
+        if isinstance(entry.get("fields"), str) or not all(re.fullmatch(r"\w+", str(f)) for f in fields):
+            raise wrong(f"{key}.layout.{name}.fields", f"it is {entry['fields']!r:.80}", "a list of names of "
+                        "letters, digits and _ (figures go by them)", f"Write fields: [{own}].")
         places.append(Place(str(entry.get("array", name)), tuple(axes), fields))
     return places
 
@@ -179,8 +211,14 @@ def _span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
     between them: of a grid whose points lie on both walls, half a cell is added on each side.
     """
     given = said.get(axis) if isinstance(said, Mapping) else said
-    found = coordinate(store, places, [axis])
-    example = f"Write domain: [0, 1], or domain: {{{axis}: [0, 1], ..}}."
+    asked = given if isinstance(given, str) else ""
+    found, given = coordinate(store, places, [asked or axis]), None if asked else given
+    named = [name for name in store.names() if store.array(name).shape == (size,)]
+    example = f"Write domain: [0, 1], or domain: {{{axis}: {named[0] if named else '[0, 1]'}, ..}}" + (
+        ", the array of its coordinates." if named else ".")
+    if asked and found is None:
+        raise wrong(f"{key}.domain", f"{store.path} holds no array {asked!r:.80} of coordinates",
+                    "two numbers, or the name of one", f"{example} It holds {store.listing()}.")
     if given and not (isinstance(given, list) and len(given) == 2 and all(
             isinstance(x, int | float) and math.isfinite(x) for x in given) and given[0] < given[1]):
         raise wrong(f"{key}.domain", f"that of {axis} is {given!r:.80}", "two numbers, the lower first",
@@ -201,7 +239,7 @@ def _span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
                     f"{np.diff(x).min():g} to {np.diff(x).max():g}", "equal, increasing steps",
                     "Resample the fields to an even grid.")
     low = x[0] - step / 2 if end != PERIODIC or abs(x[0] - step / 2) < UNEVEN * step else x[0]
-    shown = [float(f"{value:.9g}") for value in (low, low + size * step)]
+    shown = [tidy(value) for value in (low, low + size * step)]
     if given and size > 1:
         length = given[1] - given[0]
         is_cells = abs(length - size * step) <= 0.1 * step and -0.1 * step <= x[0] - given[0] <= 1.1 * step
@@ -224,11 +262,15 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
     dt, frames = said["dt"], sizes["time"]
     asked = said["times"] or (dt if isinstance(dt, str) else "")
     found = coordinate(store, places, [asked] if asked else TIMES)
-    if asked and found is None:
-        raise wrong(f"{key}.dt", f"{store.path} holds no array {asked!r} of times",
-                    "a number, or the name of one",
-                    f"Write dt: 0.1, or one that it holds: {store.listing()}.")
-    shown = None
+    step = step_in(store, asked) if asked and found is None else None
+    if asked and found is None and step is None:
+        raise wrong(f"{key}.dt", f"{store.path} holds no array {asked!r} of times, and no attribute",
+                    "a number, or the name of one of these", f"Write dt: 0.1, or one that it holds: "
+                    f"{store.listing()}; attributes {', '.join(sorted(store.attributes())[:8]) or 'none'}.")
+    if step is not None:
+        asked = asked if "@" in asked else f"@{asked}"   # an attribute
+        dt, found = step if isinstance(dt, str) else dt, coordinate(store, places, TIMES)
+    shown = step
     if found is not None and frames > 1:
         place, t = found
         if len(t) not in (frames, frames + 1):
@@ -241,7 +283,7 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
                                      f"{steps.max():g}",
                         "equal, increasing ones", "Resample the frames to one step, or leave uneven ones out "
                         f"({key}.first_frame).")
-        shown = float(f"{(t[frames - 1] - t[0]) / (frames - 1):.9g}")
+        shown = tidy((t[frames - 1] - t[0]) / (frames - 1))
     if isinstance(dt, str) or not dt:
         if shown is None:
             raise wrong(f"{key}.dt", "it is missing, and the file "
@@ -254,9 +296,9 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
                                  f"{dt!r:.80}", "a number above zero, or the name of the array of times",
                     "Write dt: 0.1.")
     if shown is not None and abs(shown - dt) > UNEVEN * dt:
-        raise wrong(f"{key}.dt", f"it is {dt:g}, and {found[0]} in {store.path} has steps of {shown:g}",
-                    "what the file says", f"Write dt: {shown:g}, or leave it out.")
-    return {"dt": float(dt), "times": found[0] if asked and found else ""}
+        raise wrong(f"{key}.dt", f"it is {dt:g}, and {found[0] if found else asked} in {store.path} has "
+                    f"steps of {shown:g}", "what the file says", f"Write dt: {shown:g}, or leave it out.")
+    return {"dt": float(dt), "times": asked if step is not None else found[0] if asked else ""}
 
 
 def _parameters(key: str, said: Any, store: "Store", places: Sequence[Place], path: Path) -> dict[str, str]:
@@ -276,21 +318,22 @@ def _parameters(key: str, said: Any, store: "Store", places: Sequence[Place], pa
     return {str(name): str(place) for name, place in said.items()}
 
 
-def _names(key: str, said: Mapping[str, Any], fields: Sequence[str], is_steady: bool) -> None:
+def _names(key: str, said: Mapping[str, Any], fields: Sequence[str], moving: Sequence[str],
+           is_steady: bool) -> None:
     """That the lists of fields name fields, and a steady task its coefficient."""
     repeated = [field for field in fields if fields.count(field) > 1]
     if repeated:
         raise wrong(f"{key}.layout", f"two arrays give a field {repeated[0]}", "a name for each",
                     "Write {array: NAME, axes: [..], fields: [..]}.")
-    for part in ("inputs", "positive", "conserved"):
-        if strange := [name for name in said[part] if name not in fields]:
-            raise wrong(f"{key}.{part}", f"it names "
-                                         f"{strange[0]!r:.80}", f"fields of the layout ({', '.join(fields)})",
-                        "Correct the list.")
-    if strange := [name for name in said["symmetries"] if name not in ("shift", "mirror")]:
-        raise wrong(f"{key}.symmetries", f"it names "
-                                         f"{strange[0]!r:.80}", "shift (along periodic axes) or mirror",
-                    "Leave out what shifted and mirrored solutions do not keep.")
+    for part, known in {"inputs": fields, "positive": fields, "conserved": moving, "bounded": moving,
+                        "vector": fields, "symmetries": said["symmetries"]}.items():
+        if not isinstance(said[part], list):
+            raise wrong(f"{key}.{part}", f"it is {said[part]!r:.80}", "a list",
+                        f"Write {part}: [{'shift' if part == 'symmetries' else known[0]}].")
+        if strange := [name for name in said[part] if name not in known]:
+            raise wrong(f"{key}.{part}", f"it names {strange[0]!r:.80}" + (
+                        ", which is given and does not change" if strange[0] in fields else ""),
+                        f"fields of the layout ({', '.join(known)})", "Correct the list.")
     unknown = [field for field in fields if field not in said["inputs"]]
     if is_steady != bool(said["inputs"]) or not unknown:
         raise wrong(f"{key}.inputs", f"it is {said['inputs']}, and " + (
@@ -298,6 +341,20 @@ def _names(key: str, said: Mapping[str, Any], fields: Sequence[str], is_steady: 
             f"the coefficient among {', '.join(fields)}, from which the others follow" if is_steady else
             "none: fields without a time axis are coefficients already",
             f"Write inputs: [{fields[0]}]." if is_steady else "Leave it out.")
+
+
+def _symmetries(key: str, said: Mapping[str, Any], axes: Sequence[str], ends: Sequence[str],
+                fields: Sequence[str]) -> None:
+    """That the symmetries are such, shifts along periodic axes, and a vector has a field per axis."""
+    periodic = [axis for axis, end in zip(axes, ends, strict=True) if end == PERIODIC]
+    known = ["mirror", *["shift"] * bool(periodic), *[f"shift_{axis}" for axis in periodic]]
+    if strange := [name for name in said["symmetries"] if name not in known]:
+        raise wrong(f"{key}.symmetries", f"it names {strange[0]!r:.80}", f"of {', '.join(known)}" + (
+            "" if periodic else "; shifts need a periodic axis"),
+            "Leave out what shifted and mirrored solutions do not keep.")
+    if said["vector"] and (len(said["vector"]) != len(axes) or not {*said["vector"]} <= {*fields}):
+        raise wrong(f"{key}.vector", f"it is {said['vector']}", f"{len(axes)} of {', '.join(fields)}, the "
+                    f"component along each axis of space ({', '.join(axes)})", "Correct the list.")
 
 
 def patch_for(cells: Sequence[int]) -> int:

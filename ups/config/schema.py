@@ -32,7 +32,7 @@ class Bound:
 Positive = Bound(lambda value: value > 0, "a positive number", "Set {key} above zero.")
 Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
 WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
-Seed = Bound(lambda value: value >= 0, "0 or more", "Use another.")
+NotNegative = Bound(lambda value: value >= 0, "0 or more", "Use another.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
 
@@ -41,7 +41,7 @@ Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as
 class RunConfig:
     name: str
     root: Annotated[str, Folder]
-    seed: Annotated[int, Seed]
+    seed: Annotated[int, NotNegative]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DataConfig:
     source: Literal["generate", "published", "own"]
     url: str
     fetch: Literal["whole", "first"]
-    seed: Annotated[int, Seed]
+    seed: Annotated[int, NotNegative]
     chunk: Annotated[int, Positive]
     val_fraction: Annotated[float, Share]
     test_fraction: Annotated[float, Share]
@@ -76,11 +76,11 @@ class TaskConfig:
     parameters: list[float]
     space_stride: Annotated[int, Positive]
     time_stride: Annotated[int, Positive]
-    first_frame: int
+    first_frame: Annotated[int, NotNegative]
     patch: Annotated[int, Positive]
     dim: int
     energy: Annotated[float, Bound(lambda value: 0 < value <= 1, "a share in (0, 1]", "Use 1.0 to keep all.")]
-    train_from: int
+    train_from: Annotated[int, NotNegative]
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
     base: list[Literal["persistence", "propagator", "transport", "equation", "elliptic", "solver"]]
@@ -129,8 +129,9 @@ class OwnTaskConfig(TaskConfig):
     times: str
     positive: list[str]
     conserved: list[str]
-    bounded: bool
-    symmetries: list[Literal["shift", "mirror"]]
+    bounded: list[str]
+    symmetries: list[str]
+    vector: list[str]
     hidden: bool
     split: Literal["auto", "index", "folder"]
 

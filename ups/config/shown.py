@@ -95,6 +95,20 @@ def coordinate(store: "Store", places: Sequence[Place],
     return None
 
 
+def tidy(value: float) -> float:
+    """The number that a coordinate in float32 stands for: 0.02 where 0.0199999996 was read."""
+    short, long = float(f"{value:.6g}"), float(f"{value:.9g}")
+    return short if abs(short - value) <= 2e-7 * abs(value) else long
+
+
+def step_in(store: "Store", name: str) -> float | None:
+    """The one number above zero that an attribute of a file, or of an object in it, holds; else None."""
+    found = store.value(name if "@" in name else f"@{name}")
+    values = np.asarray(found if found is not None else [])
+    is_number = values.size == 1 and values.dtype.kind in "fiu"
+    return float(values.reshape(-1)[0]) if is_number else None
+
+
 def value_in(key: str, store: "Store", name: str, place: str, path: Path, group: str = "") -> "np.ndarray":
     """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
     if "{}" in place:

@@ -187,10 +187,11 @@ def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm
                 row, frame, channel = at = tuple(np.argwhere(is_bad)[0])[:3]
                 name, value = task.channels[channel], u[at][is_bad[at]][0]
                 kind = "finite positive" if name in task.positive else "finite"
+                do = (f"Mend the file, leave {name} out of task.{task.name}.positive, or keep it out with "
+                      if task.own is not None else "Run `make data` again, or keep it out with ")
                 raise ValueError(f"{source.path} holds {value} in {name} of trajectory {first + row}, frame "
                                  f"{source.first_frame + frame * source.time_stride}; expected {kind} "
-                                 "numbers. Run `make data` again, or keep it out with "
-                                 f"task.{task.name}.num_trajectories.")
+                                 f"numbers. {do}task.{task.name}.num_trajectories.")
             yield number, index[keep], u[keep]
 
 

@@ -132,10 +132,10 @@ class Cache:
         self.split |= {"train": train[is_kept], "reserved": train[~is_kept]}
 
     def scene(self) -> dict[str, Any]:
-        """What a figure of a trajectory must know: fields, stored space axes and the cell centres along each
+        """What a figure of a trajectory must know: the fields it shows, stored space axes and the cell centres along each
         (as the data file has them, else spread over the task's domain)."""
         stored, task = self.header["coordinates"], self.task
-        return {"fields": list(task.fields), "axes": list(task.axes),
+        return {"fields": list(task.moving), "axes": list(task.axes),
                 "coordinates": [np.array(stored.get(axis) or task.centres(num_cells, axis))
                                 for axis, num_cells in zip(task.axes, self.tokenizer.space, strict=True)]}
 

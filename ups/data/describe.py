@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
-from ups.config.foreign import from_pdebench, is_well
+from ups.config.foreign import from_pdebench, from_well, is_well
+from ups.config.own import CALLED, MOST_PARAMETERS, WORDS
 from ups.config.shown import TIMES, coordinate
 from ups.stored import Store, Stored, open_store
 from ups.tasks.own import JUMP, jumps
@@ -16,6 +17,8 @@ from ups.tasks.own import JUMP, jumps
 SPACE = ("x", "y", "z")
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
+EVEN = 1e-3       # of a step, by which the steps of a coordinate differ
+MOST_FILES = 20   # to look at
 
 
 def describe_file(path: str) -> str:
@@ -30,10 +33,16 @@ def describe_file(path: str) -> str:
 def _section(store: Store) -> list[str]:
     name = re.sub(r"\W+|^(?=\d)", "_", Path(store.path).stem.lower()).strip("_") or "mine"
     pattern = _pattern(Path(store.path))
-    head = ["# my_data.yaml: lines that end in ? are guesses; answer them.", "include: configs/small.yaml",
-            f"data: {{tasks: [{name}], source: own}}", "task:", f"  {name}:", f'    files: "{pattern}"']
+    head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
+            "include: configs/small.yaml", f"data: {{tasks: [{name}], source: own}}", "task:", f"  {name}:",
+            f'    files: "{pattern}"']
     if is_well(store):
-        return [*head, "    layout: well   # arrays, axes, boundary, times and parameters as the file says"]
+        layout = from_well(store)["layout"]
+        fields = [entry["fields"][0] for entry in layout.values() if "time" in entry["axes"]]
+        given = [entry["fields"][0] for entry in layout.values() if "time" not in entry["axes"]]
+        return [*head, "    layout: well   # arrays, axes, boundary, times and parameters as the file says: "
+                f"predicts {', '.join(fields) or 'nothing'}" + f", given {', '.join(given)}" * bool(given),
+                *_about(fields or given)]
     if store.groups("*/data") and len(store.array(f"{store.groups('*/data')[0]}/data").shape) >= 3:
         layout = from_pdebench(store)["layout"]
         axes = {array: entry["axes"] for array, entry in layout.items()}
@@ -52,19 +61,26 @@ def _section(store: Store) -> list[str]:
     lines = [*head, "    layout:"]
     for array, words in axes.items():
         shape = store.array(array.replace("*", (store.groups(array) or [""])[0])).shape
-        note = "" if sure else (f"   # of shape {shape}: are these its axes, in order? trajectory, time, "
-                                "channel, component (of a vector), x, y, z")
+        note = "" if sure else (f"   # of shape {shape}, of: trajectory, time, channel, component (of a "
+                                "vector), x, y, z; are these its axes, in order?")
         lines.append(f"      {_quoted(array)}: [{', '.join(words)}]{note}")
     lines += _ends(store, axes, space)
     is_steady = all("time" not in words for words in axes.values())
     if is_steady:
         lines.append(f"    inputs: [{next(iter(axes))}]   # no array has an axis of time: which one is "
                      f"given?")
-    found = None if is_steady else coordinate(store, [], TIMES)
-    if not is_steady and found is None:
-        lines.append("    dt: 1.0   # between stored frames? The file holds no times")
-    lines += _about(store, axes)
-    return lines
+    elif coordinate(store, [], TIMES) is None:
+        found = _coordinates(store, axes).get("time")
+        numbers = _shown(_numbers(store))
+        lines.append(f"    dt: {found}   # the array of times" if found else
+                     f"    dt: 1.0   # between stored frames, or the name of what holds it"
+                     f"{numbers and f' ({numbers})'}?")
+    return lines + _parameters(store, axes) + _about([_field(array) for array in axes])
+
+
+def _field(array: str) -> str:
+    """The name that a field has by its array's (ups/config/own.py)."""
+    return re.sub(r"\W+", "_", array.removesuffix("/*").rsplit("/", 1)[-1]).strip("_") or "u"
 
 
 def _fields(store: Store) -> list[str]:
@@ -81,6 +97,33 @@ def _is_place(name: str) -> bool:
     return any(part in name for part in COUNTS)
 
 
+def _lists(store: Store) -> dict[str, np.ndarray]:
+    """The arrays of one axis and their numbers."""
+    known = {name: store.array(name) for name in store.names()}
+    return {name: np.asarray(store.read(name), np.float64) for name, array in known.items()
+            if len(array.shape) == 1 and array.dtype.kind in "fiu"}
+
+
+def _is_even(values: np.ndarray) -> bool:
+    """Whether numbers may be a coordinate: in equal steps upwards."""
+    steps = np.diff(values)
+    return len(values) > 2 and bool(steps.min() > 0 and np.ptp(steps) <= EVEN * steps.mean())
+
+
+def _coordinates(store: Store, axes: dict[str, list[str]]) -> dict[str, str]:
+    """Axis -> the array of its coordinates, of those whose names begin as its own, by length and even steps.
+    """
+    array, words = next(iter(axes.items()))
+    sizes = dict(zip(words, store.array(array.replace("*", (store.groups(array) or [""])[0])).shape,
+                     strict=True))
+    return {axis: name for axis, size in sizes.items() for name, values in _lists(store).items()
+            if _begins(name, axis) and len(values) == size and _is_even(values)}
+
+
+def _begins(name: str, axis: str) -> bool:
+    return name.rsplit("/", 1)[-1].lower().startswith("t" if axis == "time" else axis)
+
+
 def _axes(store: Store, array: str) -> tuple[list[str], bool]:
     """Words for the axes of an array, and whether the file tells them: by names, or by the lengths of its
     coordinates; else the usual order."""
@@ -91,6 +134,12 @@ def _axes(store: Store, array: str) -> tuple[list[str], bool]:
     lengths = {axis: len(place[1]) for axis in SPACE if (place := coordinate(store, [], [axis]))}
     if times := coordinate(store, [], TIMES):
         lengths["time"] = len(times[1])
+    for name, values in _lists(store).items():   # by other names: a coordinate rises evenly, parameters do not
+        for axis in ("time", *SPACE) if _is_even(values) else ():
+            if _begins(name, axis):
+                lengths.setdefault(axis, len(values))
+        if not _is_even(values) and len(values) in found.shape:
+            lengths.setdefault("trajectory", len(values))
     by_length = _matched(found, lengths)
     if by_length:
         return by_length, True
@@ -103,12 +152,7 @@ def _axes(store: Store, array: str) -> tuple[list[str], bool]:
 
 def _word(axis: str) -> str:
     """What a name of an axis means."""
-    lower = axis.lower()
-    if lower in ("t", "time", "times", "frame", "frames"):
-        return "time"
-    if lower in ("trajectory", "sample", "samples", "batch", "b", "n", "run", "member", "trajectories"):
-        return "trajectory"
-    return "channel" if lower in ("c", "channel", "channels", "field", "variable") else axis
+    return CALLED.get(axis.lower(), axis.lower() if axis.lower() in WORDS else axis)
 
 
 def _matched(array: Stored, lengths: dict[str, int]) -> list[str]:
@@ -145,9 +189,14 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str]) -> list[st
         f"{axis}: {end}" for axis, end in ends.items()) + "}"
     lines = [f"    boundary: {shown}   # as the ends of the field look: periodic, no_flux, dirichlet or "
              f"outflow?"]
+    named = {axis: name for axis, name in _coordinates(store, axes).items() if axis in domain}
     if domain:
-        spans = ", ".join(f"{axis}: {span}" for axis, span in domain.items())
-        lines.append(f"    domain: {{{spans}}}   # from where to where? The file holds no such coordinates")
+        spans = ", ".join(f"{axis}: {_quoted(named[axis]) if axis in named else span}"
+                          for axis, span in domain.items())
+        numbers = _shown(_numbers(store))
+        lines.append(f"    domain: {{{spans}}}   # " + (
+            "the arrays of the coordinates" if {*named} == {*domain} else
+            f"the file holds no such coordinates{numbers and f' ({numbers})'}: from where to where?"))
     return lines
 
 
@@ -159,21 +208,46 @@ def _sample(store: Store, array: str, words: list[str]) -> np.ndarray:
     return np.asarray(store.read(name, index), np.float64)
 
 
-def _about(store: Store, axes: dict[str, list[str]]) -> list[str]:
-    """Questions that no file answers, and numbers that may be parameters."""
-    numbers = [key for key, value in store.attributes().items()
-               if np.asarray(value).dtype.kind in "fiu" and np.asarray(value).size == 1]
-    known = {name: store.array(name) for name in store.names()}
-    lists = [name for name, array in known.items() if len(array.shape) == 1 and array.dtype.kind in "fiu"
-             and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE) and not _is_place(name)]
-    places = [(_quoted(name.rsplit("/", 1)[-1]), _quoted(name)) for name in (numbers + lists)[:3]]
-    values = "{" + ", ".join(f"{name}: {place}" for name, place in places) + "}"
-    first = next(iter(axes))
-    return [*[f"    parameters: {values}   # does the equation depend on these?"] * bool(numbers or lists),
-            f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
+def _numbers(store: Store) -> dict[str, float]:
+    """The attributes of the file that are one number."""
+    found = {key: np.asarray(value) for key, value in store.attributes().items()}
+    return {key: float(value.reshape(-1)[0]) for key, value in found.items()
+            if value.dtype.kind in "fiu" and value.size == 1}
+
+
+def _shown(numbers: dict[str, float]) -> str:
+    return ", ".join(f"{name} = {value:g}" for name, value in numbers.items())
+
+
+def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
+    """What differs from trajectory to trajectory: lists of numbers that are no coordinates, and attributes
+    that are not the same in the other files."""
+    known, numbers = _coordinates(store, axes).values(), _numbers(store)
+    lists = [name for name in _lists(store) if name not in known and not _is_place(name)
+             and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)]
+    differing = set()
+    path = Path(store.path)
+    for path in sorted(path.parent.glob(Path(_pattern(path)).name))[:MOST_FILES]:
+        with open_store(path) as other:
+            there = _numbers(other)
+        differing |= {name for name, value in numbers.items() if there.get(name) != value}
+    names = [*[name for name in numbers if name in differing], *lists][:MOST_PARAMETERS]
+    values = ", ".join(f"{_field(name)}: {_quoted(name)}" for name in names)
+    same = {name: value for name, value in numbers.items() if name not in differing}
+    return [*[f"    parameters: {{{values}}}   # does the equation depend on these?"] * bool(names),
+            *[f"    # parameters: {{name: attribute}}   # is {_shown(same)} another in further files, and not "
+              "dt or a length?"] * bool(same)]
+
+
+def _about(fields: list[str]) -> list[str]:
+    """Questions that no file answers."""
+    first = fields[0]
+    return [f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
             f"    # conserved: [{first}]      # is its mean over space kept?",
-            "    # symmetries: [shift, mirror]   # is a shifted (along periodic axes), a mirrored solution a "
-            "solution? Not of a forced flow"]
+            "    # symmetries: [shift, mirror]   # is a solution, shifted along periodic axes, a solution "
+            "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
+            f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "
+            "turns round?"]
 
 
 def _quoted(name: str) -> str:

@@ -100,8 +100,9 @@ class _Scan:
     flat: list[int] = field(default_factory=list)      # of a coefficient
     first_bad: str = ""
     frozen_share: float = 0.0
-    # of every trajectory, the largest of its fields' means over their RMS
-    drift: list[float] = field(default_factory=list)
+    # of every trajectory, how far the mean of each channel moves, over its RMS
+    drift: list[np.ndarray] = field(default_factory=list)
+    lowest: np.ndarray | float = math.inf   # value of each channel
 
 
 def _scan(data: Trajectories) -> _Scan:
@@ -127,6 +128,7 @@ def _scan(data: Trajectories) -> _Scan:
                 scan.not_finite.append(i)
                 continue
             flat = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
+            scan.lowest = np.minimum(scan.lowest, flat.min(1))
             if (flat.max(1) == flat.min(1)).all():
                 scan.constant.append(i)
             elif data.num_frames > 1:
@@ -134,8 +136,7 @@ def _scan(data: Trajectories) -> _Scan:
                 frozen += float((change <= FROZEN_CHANGE * np.abs(u).max()).mean())
                 mean = flat.reshape(len(flat), data.num_frames, -1).mean(-1, dtype=np.float64)
                 rms = np.sqrt(np.square(flat, dtype=np.float64).mean(1))
-                scan.drift.append(float((np.ptp(mean, axis=1)
-                                         / np.maximum(rms, np.finfo(np.float32).tiny)).max()))
+                scan.drift.append(np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny))
     scan.frozen_share = frozen / data.num_trajectories
     return scan
 
@@ -179,7 +180,7 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
         if wanted is not None and not np.isclose(value, wanted, rtol=1e-4):
             yield Finding("error", f"the file says {name} = {value:g}, and {task.name} has {wanted:g}", where,
                           "name the right task in data.tasks, or mend what is wrong in the file")
-    median = float(np.median(scan.drift)) if scan.drift else 0.0
+    median = float(np.median(np.max(scan.drift, 1))) if scan.drift else 0.0
     if task.own is None and task.conserved == task.fields and median > DRIFT:
         yield Finding("error", f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
                                "conserves it: this is another equation, such as reacdiff1d, or an open "

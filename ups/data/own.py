@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ups.config.shown import coordinate, matches, measure, value_in, wrong
+from ups.config.shown import coordinate, matches, measure, step_in, value_in, wrong
 from ups.data.pdebench import Trajectories
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
@@ -111,8 +111,8 @@ class OwnTrajectories:
         if len(starts) - num_val - num_test < 1:
             raise wrong(f"task.{self.task.name}", f"{len(starts)} trajectories cannot be split into "
                                                   f"training, validation and test", "3 "
-                                               "at least", "Add files, or cut long ones into several "
-                                                           "trajectories.")
+                        "at least", "Add files, cut long ones into several trajectories, or, where an axis "
+                        "of the arrays counts them, call it trajectory in the layout.")
         order = np.random.default_rng(SEED).permutation(starts)
         parts = np.split(order, [num_val, num_val + num_test])
         return {name: np.flatnonzero(np.isin(self.starts, part))
@@ -247,7 +247,8 @@ def _values(key: str, store: Store, name: str, place: str, path: Path, groups: S
     values = value_in(key, store, name, place, path)
     if values.ndim and len(values) != num:
         raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values", f"1, or {num} as it "
-                    "holds trajectories", "Write one per trajectory.")
+                    f"holds trajectories (by {key}.layout)", "Write one per trajectory, or correct the words "
+                    "for the axes.")
     return np.broadcast_to(values, num)
 
 
@@ -256,6 +257,8 @@ def _step(key: str, store: Store, task: Task, frames: int) -> float:
     place = task.own["times"]
     if task.is_steady or not place or frames < 2:
         return 0.0
+    if "@" in place and (step := step_in(store, place)):
+        return step
     found = coordinate(store, task.arrays, [place])
     if found is None or len(found[1]) < frames:
         raise wrong(f"{key}.dt", f"{store.path} holds no times in "

@@ -29,7 +29,10 @@ def write_own(path: Path, task: Task, fields: Callable[[np.ndarray], np.ndarray]
             for place in task.arrays:
                 _store(file, task, place, u, indices, num, num_frames, space)
         groups = [f"{i:04d}" for i in range(num)] if is_grouped else [""]
-        if task.own["times"] and not task.is_steady:
+        if "@" in task.own["times"]:   # an attribute that holds the step
+            place, _, attribute = task.own["times"].partition("@")
+            (file[place] if place else file).attrs[attribute] = np.diff(times[:2]).sum()
+        elif task.own["times"] and not task.is_steady:
             inside = [task.own["times"]] if "/" in task.own["times"] or not is_grouped else \
                 [f"{group}/{task.own['times']}" for group in groups]
             for name in inside:

@@ -33,7 +33,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         predictions, took = forecasts(operator, truth, some, device)
         seconds.append(took / (len(some) * truth.num_frames))
         start = None if task.is_steady else truth.frames(some, truth.context - 1, 1)
-        trivial = start if constant is None else constant
+        trivial = truth.predicted(start) if constant is None else constant
         predictions[BASELINES[task.is_steady]] = trivial.expand_as(u_ref)
         for model, u_pred in predictions.items():
             parts.setdefault(model, []).append({**score(u_pred, u_ref, task.boundary),
@@ -53,8 +53,11 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     entry = {
         "num_initial_conditions": len(groups.unique()), "comparisons": comparisons, "models": models,
         "num_trajectories": len(rows), "num_frames_predicted": truth.num_frames, "times": times.tolist(),
-        "parameters": cache.parameter_values.tolist(), "fields": list(task.fields),
-        "grid": list(cache.tokenizer.space),
+        "parameters": cache.parameter_values.tolist(), "fields": list(task.moving),
+        "grid": list(cache.tokenizer.space), "axes": list(task.axes),
+        "boundary": task.boundary, "domain": [list(span) for span in task.spans], "dt": cache.dt,
+        "num_training": len(cache.split["train"]), "given": [*task.inputs, *task.still],
+        "parameter_ranges": head.description["parameters"],
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
         "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
         "network_share": head.description["network_share"],
@@ -96,7 +99,8 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
     if head.is_network_used:
         base = head.physical(operator.rollout(given, name, parameters, num_frames, part="base")).cpu()
     codec = head.physical(truth.scored(rows, head.codec, device)).cpu()
-    return {"operator": u_pred, "base": base, "codec_floor": codec}, seconds
+    found = {"operator": u_pred, "base": base, "codec_floor": codec}
+    return {model: truth.predicted(u) for model, u in found.items()}, seconds
 
 
 def sample_of(operator: Operator, truth: Truth, row: Tensor, device: torch.device) -> dict[str, Any]:

@@ -8,8 +8,8 @@ shown:
     environment: {"command", "git_revision", "device", ...: text, number, list}; shown under Reproduce
     protocol: {"split": "test" or "val", "context_frames": 10, "seed": 0, "legacy": false, ...}
     tasks: TASK -> {
-        "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names; "grid": cells
-        per axis; "times": [T] time since the last context frame ([0.0] for a steady task); "models":
+        "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names of
+        those scored; "grid": cells per axis; "times": [T] time since the last context frame ([0.0] for a steady task); "models":
         {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"), "codec_floor": ROW, "fno", "unet",
         ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or {}; "equation": text; "conserved":
         fields whose mean the equation keeps; "network_is_used": bool; "comparisons": {"operator / base":
@@ -178,11 +178,13 @@ def _steady_table(cases: dict) -> str:
 def _task_section(name: str, task: dict, samples: list[dict],
                   draw: Callable[[Figure, str, str], str]) -> str:
     is_steady, times, fields = len(task["times"]) == 1, task["times"], task["fields"]
-    facts = (task.get("equation"), f"{task['num_trajectories']:,} trajectories",
-             f"{' × '.join(map(str, task['grid']))} cells",
+    facts = (task.get("equation"), f"{task['num_trajectories']:,} trajectories" + (
+                 f", trained on {task['num_training']:,} others" if "num_training" in task else ""),
+             f"{' × '.join(map(str, task['grid']))} cells{_where(task)}",
              f"field{'s' * (len(fields) != 1)} {', '.join(fields)}",
+             task.get("given") and f"given {', '.join(task['given'])}",
              not is_steady and f"{len(times)} frames predicted, up to lead time {number(float(times[-1]))}",
-             task["parameters"] and f"parameters {', '.join(map(str, task['parameters']))}")
+             task["parameters"] and f"parameters {_parameters(task)}")
     out = [f"<h2>{html.escape(name)}</h2><p class=note>{html.escape('; '.join(filter(None, facts)))}.</p>"]
     for rank, sample in enumerate(samples):
         errors = figures.field_errors(sample)
@@ -205,6 +207,22 @@ def _task_section(name: str, task: dict, samples: list[dict],
         out.append(draw(figures.spectra(task["spectra"], field, fields[field], times, min(task["grid"]) // 2),
                         f"{name}_spectra", f"Energy spectrum of {fields[field]}, mean over trajectories."))
     return "".join([*out, _model_table(task["models"], ROWS, False)])
+
+
+def _where(task: dict) -> str:
+    """Which axes there are, from where to where, and what is at their ends; "" where nothing is said."""
+    ends = task.get("boundary", "").split(",")
+    spans = zip(task.get("axes", []), task.get("domain", []), ends * len(task.get("axes", [])), strict=False)
+    words = [f"{axis} from {low:g} to {high:g} ({end.replace('_', ' ')})" for axis, (low, high), end in spans]
+    return f": {', '.join(words)}" if words else ""
+
+
+def _parameters(task: dict) -> str:
+    """The values that were trained, or from where to where they go if every trajectory has its own."""
+    if not isinstance(task["parameters"][0], list):
+        return ", ".join(map(str, task["parameters"]))
+    return ", ".join(f"{name} {low:.4g} to {high:.4g}"
+                     for name, (low, high) in task["parameter_ranges"].items())
 
 
 def _words(entry: dict) -> str:

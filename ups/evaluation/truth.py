@@ -58,8 +58,12 @@ class Truth:
                  len(self.task.inputs) :]
 
     def future(self, rows: Tensor, count: int = 0) -> Tensor:
-        """The first `count` (0: all) frames that are scored (n, count, C, *space)."""
-        return self.frames(rows, self.context, count or self.num_frames)
+        """The first `count` (0: all) frames that are scored, of the fields that are (n, count, C, *space)."""
+        return self.predicted(self.frames(rows, self.context, count or self.num_frames))
+
+    def predicted(self, u: Tensor) -> Tensor:
+        """Of fields (..., C, *space) those that are predicted: what is given is not scored."""
+        return u.narrow(-1 - self.task.ndim, 0, len(self.task.moving))
 
     def given(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
         """The latents that a model with this codec is shown: the context frames, or the coefficient of a
@@ -75,7 +79,7 @@ class Truth:
         """The latents of what is scored, likewise."""
         if codec.is_same(self.cache.tokenizer):
             return self.cache.batch(rows, self.context, self.num_frames, device)
-        return codec.encode(codec.normalise(self.future(rows).to(device)))
+        return codec.encode(codec.normalise(self.frames(rows, self.context, self.num_frames).to(device)))
 
     def one_of_each(self, count: int) -> Tensor:
         """`count` positions (all, if fewer) in the split, each of another initial condition, parameter values

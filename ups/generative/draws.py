@@ -88,6 +88,8 @@ def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
     def step(window: Tensor, lead: int) -> Tensor:
         z_pred, tokens, facts = states.predict(window, known)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
+        if head.task.own is not None:
+            z_next = head.keep_latents(z_next, window[:, -1])
         if not is_conserved:
             return z_next
         return head.codec.encode(head.codec.normalise(conserve(head.task, head.physical(z_next), start)))

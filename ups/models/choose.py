@@ -71,9 +71,9 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
 
 @torch.no_grad()
 def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
-    """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task); inf if it
-    blows up."""
-    device = head.scale.device
+    """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of what it
+    predicts and is not zero throughout; inf if it blows up."""
+    device, num = head.scale.device, len(cache.task.moving)
 
     def forecasts(rows: Tensor) -> tuple[Tensor, Tensor]:
         u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
@@ -81,11 +81,13 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(rows, device)), u
         known = head.known(cache.parameters[rows])
-        return rollout(lambda window: head.next_frame(window, known)[:, None], given, u_ref.shape[1],
-                       head.history), u_ref
+        u_pred = rollout(lambda window: head.next_frame(window, known)[:, None], given, u_ref.shape[1],
+                         head.history)
+        return u_pred[:, :, :num].nan_to_num(math.inf, math.inf, -math.inf), u_ref[:, :, :num]
 
     parts = cache.parts(spread(cache, "val", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS)
-    error = float(nrmse_pooled(map(forecasts, parts)).mean())
+    errors = nrmse_pooled(map(forecasts, parts))
+    error = float(errors[~errors.isnan()].mean())
     return error if math.isfinite(error) else math.inf
 
 

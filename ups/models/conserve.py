@@ -1,5 +1,5 @@
 """What an equation keeps, put right in a prediction: the means of its conserved channels, and whatever else a
-task says of itself (`Task.restore`).
+task says of itself (`Task.restore`); the range of bounded channels and the fields that are given.
 
 Every correction is a number per frame and channel, added to the whole channel, or to its logarithm where it
 is positive: a projection that leaves a right answer as it is, makes nothing negative, and is differentiable.
@@ -27,12 +27,27 @@ def correction(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
 
 def conserve(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
     """u (batch, T, C, *space) corrected to what the equation keeps of u_start (batch, C, *space), its start;
-    a task with a maximum principle is clipped to the start's range besides. Physical units."""
+    `clipped` to its range besides. Physical units."""
     change = correction(task, u, u_start)[(...,) + (None,) * task.ndim]
     u = torch.stack([part * step.exp() if name in task.positive else part + step for name, part, step in
                      zip(task.fields, u.unbind(2), change.unbind(2), strict=True)], 2)
-    if task.is_bounded:
-        space, u_start = tuple(range(3, u.ndim)), u_start[:, None]
-        u = torch.minimum(torch.maximum(u, u_start.amin(space, keepdim=True)),
-                          u_start.amax(space, keepdim=True))
-    return u
+    return clipped(task, u, u_start)
+
+
+def clipped(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
+    """u (batch, T, C, *space), its bounded channels clipped to their range in u_start (batch, C, *space)."""
+    if not task.bounded:
+        return u
+    space, u_start = tuple(range(3, u.ndim)), u_start[:, None]
+    inside = torch.minimum(torch.maximum(u, u_start.amin(space, keepdim=True)),
+                           u_start.amax(space, keepdim=True))
+    is_bounded = torch.tensor([name in task.bounded for name in task.fields], device=u.device)
+    return torch.where(is_bounded[(...,) + (None,) * task.ndim], inside, u)
+
+
+def given(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
+    """u (batch, T, C, *space) with the still fields, which are facts, of u_start (batch, C, *space)."""
+    if not task.still:
+        return u
+    facts = u_start[:, None, len(task.moving):].expand(-1, u.shape[1], *[-1] * (1 + task.ndim))
+    return torch.cat([u[:, :, : len(task.moving)], facts], 2)

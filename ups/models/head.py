@@ -11,7 +11,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import zero_linear
 from ups.models.bases import BASES
 from ups.models.bases.base import Known
-from ups.models.conserve import correction
+from ups.models.conserve import clipped, correction, given
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import described_task
 from ups.transfer import send
@@ -143,9 +143,18 @@ class TaskHead(nn.Module):
         every = (...,) + (None,) * self.task.ndim
         return torch.clamp(w, self.low[every], self.high[every])
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether `keep` changes anything. A bound is kept in forecasts where the user declares it; elsewhere
+        ensembles alone keep it, where they are asked to."""
+        is_bounded = self.task.own is not None and bool(self.task.bounded)
+        return self.description["is_conservative"] or bool(self.task.still) or is_bounded
+
     def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
         """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
         *space): as they are for a task without, or where the data do not keep it."""
+        if self.task.own is not None:   # the order of values is that of normalised ones
+            w = given(self.task, clipped(self.task, w, w_start), w_start)
         if not self.description["is_conservative"]:
             return w
         u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
@@ -154,7 +163,7 @@ class TaskHead(nn.Module):
 
     def keep_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
         """`keep` of latents (batch, T, *tokens, dim), as exactly as the codec holds a constant."""
-        if not self.description["is_conservative"]:
+        if not self.is_restored:
             return z
         return self.codec.encode(self.keep(self.codec.decode(z), self.codec.decode(z_start)))
 

@@ -73,28 +73,31 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
     """Sums over space of u_ref^2 and of the squared rollout errors of operator and base: (rows, 3, T, C),
     float64."""
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
+    num = len(head.task.moving)   # what is given is no prediction
     if len(rows) == 0:   # fewer trajectories than processes
-        return torch.zeros(0, 1 + len(PARTS), num_frames, head.codec.num_channels, dtype=torch.float64,
-                           device=device)
+        return torch.zeros(0, 1 + len(PARTS), num_frames, num, dtype=torch.float64, device=device)
+
+    def predicted(u: Tensor) -> Tensor:
+        return u[:, :, :num]
 
     def sums(some: Tensor) -> Tensor:
         given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)
-        u_ref = head.physical(cache.batch(some, context, num_frames, device)).double()
+        u_ref = predicted(head.physical(cache.batch(some, context, num_frames, device)).double())
         over = tuple(range(3, u_ref.ndim))
         squares = [u_ref.square().sum(over)]
         for part in PARTS.values():
             z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part)
-            squares.append((head.physical(z_pred).double() - u_ref).square().sum(over))
+            squares.append((predicted(head.physical(z_pred).double()) - u_ref).square().sum(over))
         return torch.stack(squares, 1)
 
     return torch.cat([sums(some) for some in cache.parts(rows, cache.num_frames, len(rows))])
 
 
 def pooled(sums: Tensor) -> dict[str, float]:
-    """Pooled nRMSE of network and base, mean over frames and channels, from `squared_errors`; inf where one
-    blew up."""
+    """Pooled nRMSE of network and base, mean over frames and those channels that are not zero throughout,
+    from `squared_errors`; inf where one blew up."""
     reference, *squares = sums.sum(0)
-    values = [float((square / reference).sqrt().mean()) for square in squares]
+    values = [float((square / reference)[reference > 0].sqrt().mean()) for square in squares]
     return {name: value if math.isfinite(value) else math.inf
             for name, value in zip(PARTS, values, strict=True)}
 

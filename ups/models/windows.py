@@ -34,8 +34,9 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
     axes, shifts, flips, order = list(range(-task.ndim, 0)), [], [], list(range(task.ndim))
     ends = along(task.boundary, task.ndim)
     if task.is_shifted and PERIODIC in ends:
-        shifts = [int(torch.randint(0, n, (), generator=generator)) if end == PERIODIC else 0
-                  for n, end in zip(space, ends, strict=True)]
+        shifts = [int(torch.randint(0, n, (), generator=generator))
+                  if end == PERIODIC and axis not in task.fixed_axes else 0
+                  for n, end, axis in zip(space, ends, task.axes, strict=True)]
     if task.is_symmetric:
         flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
         is_cube = len({*zip(space, ends, task.spans, strict=True)}) == 1

@@ -13,6 +13,7 @@ from ups.stored.store import Store, Stored, natural
 __all__ = ["Store", "Stored", "natural", "open_store"]
 
 KINDS = "HDF5, netCDF, .npy, .npz or zarr"
+ZARR = ("zarr.json", ".zgroup", ".zarray")   # one of these lies in every folder of that kind
 
 
 def open_store(path: str | Path) -> Store:
@@ -24,6 +25,8 @@ def open_store(path: str | Path) -> Store:
         raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
     first = b"" if path.is_dir() else path.open("rb").read(8)
     if path.is_dir():
+        if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
+            raise ValueError(f"{path} is a folder; expected {KINDS}. Name the files in it, such as {path}/*.h5.")
         from ups.stored.others import Zarr as kind
     elif first == b"\x89HDF\r\n\x1a\n":
         kind = Hdf5

@@ -63,7 +63,7 @@ ADVECTION = Task(
     "advection1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Advection_Sols_beta{}.hdf5",
     ("beta",),
     equation="∂u/∂t + beta ∂u/∂x = 0", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
-    is_bounded=True, simulate=simulate, step=advance, checks=(moves_at_beta,),
+    bounded=("u",), simulate=simulate, step=advance, checks=(moves_at_beta,),
     published={
         "1D_Advection_Sols_beta0.1.hdf5": (255672, "b4be2fc3383f737c76033073e6d2ccfb"),
         "1D_Advection_Sols_beta0.2.hdf5": (255671, "d47b52c1be4b6bcaa8748a8df2f5fbb8"),

@@ -189,7 +189,7 @@ def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
 BURGERS = Task(
     "burgers1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Burgers_Sols_Nu{}.hdf5", ("Nu",),
     equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
-    is_bounded=True, simulate=simulate, step=advance, checks=(starts_at_zero,),
+    bounded=("u",), simulate=simulate, step=advance, checks=(starts_at_zero,),
     published={
         "1D_Burgers_Sols_Nu0.001.hdf5": (268190, "44cb784d5a07aa2b1c864cabdcf625f9"),
         "1D_Burgers_Sols_Nu0.002.hdf5": (268193, "edf1cd13622d151dfde3e4e5af7a95b4"),

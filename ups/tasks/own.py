@@ -11,7 +11,10 @@ from ups.tasks.task import Finding, Task
 
 LOOKED_AT = 8   # trajectories of the check of seams
 JUMP = 8.0      # times the mean difference of neighbours: no periodic field that its grid resolves jumps so
-SMOOTH = 1.5    # times it: a seam as smooth as the inside
+ROUGH = 1.2     # mean difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
+KEPT = 1e-5     # of its RMS, that a conserved mean may move where forecasts are to keep it (ups/models/choose.py)
+DRIFT = 1e-2    # of it: no rounding, no lossy solver, another equation
+BEYOND = 1e-3   # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
     """The task that `facts` (plain values, JSON-able) declare.
 
     arrays: of `Place`; axes, boundary, domain (a pair per axis), inputs; parameters: name -> where its value
-    is; positive, conserved, bounded, symmetries ("shift", "mirror"), hidden.
+    is; positive, conserved, bounded, vector: fields; symmetries ("shift", "shift_x", "mirror"); hidden.
     """
     places = tuple(Place(entry["array"], tuple(entry["axes"]), tuple(entry["fields"]))
                    for entry in facts["arrays"])
@@ -48,10 +51,12 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
         axes=tuple(facts["axes"]), boundary=facts["boundary"],
         domain=tuple((float(low), float(high)) for low, high in facts["domain"]), layout="own", arrays=places,
         filename="", parameters=tuple(facts["parameters"]), positive=tuple(facts["positive"]),
-        conserved=tuple(facts["conserved"]), is_bounded=facts["bounded"], hides=facts["hidden"],
-        is_shifted="shift" in facts["symmetries"], is_symmetric="mirror" in facts["symmetries"],
-        vector=next((place.fields for place in places if place.axes.count("component") == 1), ()),
-        checks=(seams,), own=dict(facts))
+        conserved=tuple(facts["conserved"]), bounded=tuple(facts["bounded"]), hides=facts["hidden"],
+        is_shifted=any(word.startswith("shift") for word in facts["symmetries"]),
+        fixed_axes=tuple(axis for axis in facts["axes"] if not {"shift", f"shift_{axis}"}
+                         & {*facts["symmetries"]}),
+        is_symmetric="mirror" in facts["symmetries"], vector=tuple(facts["vector"]),
+        checks=(seams, orders, stated), own=dict(facts))
 
 
 def jumps(u: Any, axis: int) -> float:
@@ -78,3 +83,45 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
                                      f"periodic grid has "
                                      f"one point twice", where, f"leave the last cell of {axis} out when "
                                                                         "the file is written")
+
+
+def orders(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether neighbours along an axis of space are alike."""
+    task, u = data.task, data.spread(LOOKED_AT)[1].astype(np.float64)
+    for number, axis in enumerate(task.axes, u.ndim - task.ndim):
+        apart = np.abs(u - u.mean(number, keepdims=True)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
+        beside = np.abs(np.diff(u, axis=number)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
+        if u.shape[number] > 2 and apart.any() and (beside[apart > 0] > ROUGH * apart[apart > 0]).all():
+            yield Finding("warning", f"neighbours along {axis} are no more alike than any two cells",
+                          str(data.path), f"check the words of task.{task.name}.layout: is {axis} an axis of "
+                          "space, and in its place? Else the grid does not resolve the field")
+
+
+def stated(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether the data are as the section says: positive, conserved, bounded."""
+    task, where, key = data.task, str(data.path), f"task.{data.task.name}"
+    for name in task.positive:
+        if (lowest := scan.lowest[task.channels.index(name)]) <= 0:
+            yield Finding("error", f"{name} is said to be positive, and goes down to {lowest:.3g}", where,
+                          f"leave {name} out of {key}.positive, or mend the files")
+    drifts = np.median(scan.drift, 0) if scan.drift else []
+    for name in task.conserved if scan.drift else ():
+        drift = drifts[task.channels.index(name)]
+        moves = f"the mean of {name} moves by {drift:.2g} of its RMS"
+        if drift <= KEPT:
+            yield Finding("info", f"{moves}: it is conserved, and forecasts will keep it", where, "nothing")
+        elif drift <= DRIFT:
+            yield Finding("warning", f"{moves}, and is said to be conserved: forecasts are held to it up to "
+                                     f"{KEPT:g} only", where, f"leave {name} out of {key}.conserved, or save "
+                          "what a conservative solver gives, on all of its cells")
+        else:
+            yield Finding("error", f"{moves}, and is said to be conserved", where,
+                          f"leave {name} out of {key}.conserved")
+    for name in task.bounded:
+        u = data.spread(LOOKED_AT)[1][:, :, task.channels.index(name)].astype(np.float64)
+        u = u.reshape(*u.shape[:2], -1)
+        low, high = u[:, 0].min(1), u[:, 0].max(1)
+        beyond = np.maximum(u.max((1, 2)) - high, low - u.min((1, 2))).max() / max((high - low).max(), 1e-300)
+        if beyond > BEYOND:
+            yield Finding("error", f"{name} is said to be bounded, and leaves the range of its start by "
+                                   f"{beyond:.2g} of it", where, f"leave {name} out of {key}.bounded")

@@ -54,7 +54,7 @@ class Task:
         task share.
     respell: (old, new) text in the file name where PDEBench departs from Python's way of writing the number.
     positive: channels normalised in log-space. still: fields of a time-dependent task that do not change,
-    such as a coefficient: the last ones.
+    such as a coefficient: the last ones. They are given, in no prediction another, and not scored.
     hides: the parameters are withheld from every model, which is shown `history` frames and no more (more
         frames would reveal them): the next state is then truly uncertain. of: the task whose files a variant
         of it reads.
@@ -65,9 +65,10 @@ class Task:
     conserved: what the equation keeps: channels whose mean over space stays, or words for what `densities`
     gives, whose means stay. densities: u (n, T, C, *space) -> (n, T, K, *space). restore: u and its start
     (n, 1, C, *space) -> what to add to each channel, to the logarithm of a positive one, so that they stay,
-    (n, T, C). is_bounded: no value leaves the range of the initial state.
-    is_shifted: along periodic axes a shifted solution is a solution. is_symmetric: mirror images and, on a
-    cube, exchanged axes of solutions are solutions. vector: the fields that are the
+    (n, T, C). bounded: fields of which no value leaves the range of the initial state.
+    is_shifted: along periodic axes a shifted solution is a solution, but for those of fixed_axes, along which
+    the equation itself varies. is_symmetric: mirror images and, on a cube, exchanged axes of solutions are
+    solutions. vector: the fields that are the
     components of a vector along `axes` and turn with them; the others are scalars.
     layout: "arrays" (one array per channel, trajectories on axis 0), "groups" (one HDF5 group per trajectory)
     or "own": declared by the user, and own then holds the facts it is made from (ups/tasks/own.py).
@@ -124,8 +125,9 @@ class Task:
     conserved: tuple[str, ...] = ()
     densities: Callable[[Any], Any] | None = None
     restore: Callable[[Any, Any], Any] | None = None
-    is_bounded: bool = False
+    bounded: tuple[str, ...] = ()
     is_shifted: bool = True
+    fixed_axes: tuple[str, ...] = ()
     is_symmetric: bool = False
     vector: tuple[str, ...] = ()
     has_own_times: bool = False
@@ -152,6 +154,11 @@ class Task:
     def description(self) -> dict[str, Any]:
         """What names the task in a file: `ups.tasks.described_task` gives it back."""
         return {"name": self.name} | ({"own": dict(self.own)} if self.own is not None else {})
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """The fields that are predicted: the first ones."""
+        return self.fields[: len(self.fields) - len(self.still)]
 
     @property
     def channels(self) -> tuple[str, ...]:
