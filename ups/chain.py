@@ -79,8 +79,8 @@ def solver_file(place: str, task: str) -> Path:
         spec = None
     if spec is None or not spec.has_location:
         raise ValueError(f"task.{task}.solver is {place!r}, and Python finds no file of a module {module}; "
-                         f"expected one, such as {module.replace('.', '/')}.py in {Path.cwd()}. Write it there, "
-                         "or put its folder on PYTHONPATH.")
+                         f"expected one, such as {module.replace('.', '/')}.py in {Path.cwd()}. Write it "
+                         "there, or put its folder on PYTHONPATH.")
     return Path(spec.origin)
 
 
@@ -208,8 +208,9 @@ def main() -> int:
     config = load_config(arguments.config, arguments.overrides)
     is_report = arguments.stage == "report"
     if not is_report and not config.served(arguments.stage):
-        print(f"{arguments.stage}: nothing to do, no {'steady' if arguments.stage == 'steady' else 'transient'} "
-              f"task reserves trajectories for it (task.TASK.reserve)", flush=True)
+        kind = "steady" if arguments.stage == "steady" else "transient"
+        print(f"{arguments.stage}: nothing to do, no {kind} task reserves trajectories for it "
+              "(task.TASK.reserve)", flush=True)
         return 0
     why = why_to_do(config, arguments.stage)
     place = config.report_dir / "report.html" if is_report else config.run_dir / arguments.stage

@@ -32,7 +32,8 @@ from ups.config.schema import (
 )
 
 __all__ = [
-    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "SHOW_CONFIG", "STAGES", "Config", "DiffusionConfig", "EvaluateConfig",
+    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "SHOW_CONFIG", "STAGES", "Config", "DiffusionConfig",
+    "EvaluateConfig",
     "ModelConfig", "OperatorConfig", "OptimConfig", "OwnTaskConfig", "SamplingConfig", "SteadyConfig",
     "TaskConfig",
     "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml",

@@ -129,7 +129,8 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     if kind is str and isinstance(value, str):
         return value
     raise _wrong(key, value, {
-        dict: "a mapping", list: "a list such as [1, 2] or [u, v]", bool: "true or false", int: "a whole number",
+        dict: "a mapping", list: "a list such as [1, 2] or [u, v]", bool: "true or false",
+        int: "a whole number",
         float: "a finite number", str: "text (in a file: in quotes)",
         Literal: f"one of {', '.join(map(repr, arguments))}"}[origin])
 

@@ -132,8 +132,8 @@ class Cache:
         self.split |= {"train": train[is_kept], "reserved": train[~is_kept]}
 
     def scene(self) -> dict[str, Any]:
-        """What a figure of a trajectory must know: the fields it shows, stored space axes and the cell centres along each
-        (as the data file has them, else spread over the task's domain)."""
+        """What a figure of a trajectory must know: the fields it shows, stored space axes and the cell
+        centres along each (as the data file has them, else spread over the task's domain)."""
         stored, task = self.header["coordinates"], self.task
         return {"fields": list(task.moving), "axes": list(task.axes),
                 "coordinates": [np.array(stored.get(axis) or task.centres(num_cells, axis))

@@ -134,7 +134,7 @@ def _axes(store: Store, array: str) -> tuple[list[str], bool]:
     lengths = {axis: len(place[1]) for axis in SPACE if (place := coordinate(store, [], [axis]))}
     if times := coordinate(store, [], TIMES):
         lengths["time"] = len(times[1])
-    for name, values in _lists(store).items():   # by other names: a coordinate rises evenly, parameters do not
+    for name, values in _lists(store).items():   # a coordinate rises evenly, parameters do not
         for axis in ("time", *SPACE) if _is_even(values) else ():
             if _begins(name, axis):
                 lengths.setdefault(axis, len(values))
@@ -235,8 +235,8 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     values = ", ".join(f"{_field(name)}: {_quoted(name)}" for name in names)
     same = {name: value for name, value in numbers.items() if name not in differing}
     return [*[f"    parameters: {{{values}}}   # does the equation depend on these?"] * bool(names),
-            *[f"    # parameters: {{name: attribute}}   # is {_shown(same)} another in further files, and not "
-              "dt or a length?"] * bool(same)]
+            *[f"    # parameters: {{name: attribute}}   # is {_shown(same)} another in further files, and "
+              "not dt or a length?"] * bool(same)]
 
 
 def _about(fields: list[str]) -> list[str]:

@@ -26,7 +26,8 @@ def open_store(path: str | Path) -> Store:
     first = b"" if path.is_dir() else path.open("rb").read(8)
     if path.is_dir():
         if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
-            raise ValueError(f"{path} is a folder; expected {KINDS}. Name the files in it, such as {path}/*.h5.")
+            raise ValueError(f"{path} is a folder; expected {KINDS}. Name the files in it, such as "
+                             f"{path}/*.h5.")
         from ups.stored.others import Zarr as kind
     elif first == b"\x89HDF\r\n\x1a\n":
         kind = Hdf5

@@ -11,8 +11,8 @@ from ups.tasks.task import Finding, Task
 
 LOOKED_AT = 8   # trajectories of the check of seams
 JUMP = 8.0      # times the mean difference of neighbours: no periodic field that its grid resolves jumps so
-ROUGH = 1.2     # mean difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
-KEPT = 1e-5     # of its RMS, that a conserved mean may move where forecasts are to keep it (ups/models/choose.py)
+ROUGH = 1.2     # difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
+KEPT = 1e-5     # of its RMS, that a mean may move for forecasts to keep it (ups/models/choose.py)
 DRIFT = 1e-2    # of it: no rounding, no lossy solver, another equation
 BEYOND = 1e-3   # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
