@@ -41,7 +41,8 @@ def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | Non
     """Physical fields (row, time, channel, *space) of a split and, of a steady task, the coefficients, as the data files hold
     them: no model is judged by a codec's loss."""
     truth = Truth(cache, open_sources(config, cache.task.name), split, context=0)
-    return truth.future(truth.rows), truth.inputs(truth.rows) if cache.task.is_steady else None
+    u = truth.frames(truth.rows, 0, truth.num_frames)   # networks of other kinds predict what is given, too
+    return u, truth.inputs(truth.rows) if cache.task.is_steady else None
 
 
 def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:

@@ -584,8 +584,7 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path, data):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
         return done.returncode, done.stdout + done.stderr
 
-    make = ["make", f"PYTHON={sys.executable}", f"CONFIG={config}", "RUN=mine", f"RUNS={tmp_path / 'runs'}", "TOPOLOGY=cpu",
-            "STAGES=operator"]
+    make = ["make", f"PYTHON={sys.executable}", f"CONFIG={config}", "RUN=mine", f"RUNS={tmp_path / 'runs'}", "TOPOLOGY=cpu"]
     status, said = run([*make, "doctor"])
     assert "sound" in said and (status == 0 or "ill" in said), said
     run([*make, "train"])   # gates may fail after four steps

@@ -11,9 +11,9 @@ shown:
         "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names of
         those scored; "grid": cells per axis; "times": [T] time since the last context frame ([0.0] for a
         steady task); "models": {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"),
-        "codec_floor": ROW, "fno", "unet", ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or {}; "equation": text; "conserved":
-        fields whose mean the equation keeps; "network_is_used": bool; "comparisons": {"operator / base":
-        {metric: ratio with interval, on the same trajectories}} }
+        "codec_floor": ROW, "fno", "unet", ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or
+        {}; "equation": text; "conserved": fields whose mean the equation keeps; "network_is_used": bool;
+        "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
     ROW: ups.metrics.errors.summarise_errors(...) -> metric: number with interval; "error_growth(_low,
         _high)": [T]; "nrmse_by_field": [C]; "nonfinite_trajectories", "zero_frames": counts; and
         "ms_per_state", "evaluations_per_state": numbers
