@@ -28,6 +28,8 @@ from ups.evaluation.gates import check_verdicts
 from ups.evaluation.report import write_report, write_results
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
+from ups.generative.draws import draw_rollout
+from ups.generative.residuals import StateConditions
 from ups.models.choose import fit_base
 from ups.models.operator import over_bases
 from ups.models.windows import symmetry
@@ -443,7 +445,7 @@ def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u,
 def operator_on(folder, said, network=True):
     """An operator whose network says anything, on the data of a section, and the cache."""
     config = load_config(overlay(folder, {**said, "base": ["persistence"]}), ["operator.model.width=8",
-                                                                              "operator.model.depth=1"])
+                                                                              "operator.model.depth=1", "evaluate.num_bootstrap=50"])
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
     facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
@@ -471,6 +473,12 @@ def test_a_field_that_is_given_stays_as_given_whatever_the_network_says(tmp_path
     assert cache.task.fields == ("u", "v_x", "v_y", "depth") and cache.task.moving == ("u", "v_x", "v_y")
     moved = (u_pred - start).abs().amax((0, 1, 3, 4))
     assert moved[0] > 0.01 and moved[3] < 1e-5, moved
+    states = StateConditions(operator, "ks")
+    z, shape = cache.batch(torch.arange(3), 0, 1), (6, *cache.tokenizer.tokens, cache.tokenizer.dim)
+    members = draw_rollout(states, lambda tokens, facts, noise, second: noise, z, cache.parameters[:3], 4, 2,
+                           lambda lead: (0.1 * torch.randn(shape), torch.zeros(shape)))
+    moved = (operator.heads["ks"].physical(members) - start[:, None]).abs().amax((0, 1, 2, 4, 5))
+    assert moved[0] > 0.01 and moved[3] < 1e-5, moved          # of drawn members, too
     entry, [shown, _] = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu"))
     assert entry["fields"] == shown["fields"] == ["u", "v_x", "v_y"] and entry["given"] == ["depth"]
     assert len(entry["models"]["operator"]["nrmse_by_field"]) == 3 and shown["u_pred"].shape[1] == 3
