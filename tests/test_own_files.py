@@ -444,8 +444,8 @@ def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u,
 
 def operator_on(folder, said, network=True):
     """An operator whose network says anything, on the data of a section, and the cache."""
-    config = load_config(overlay(folder, {**said, "base": ["persistence"]}), ["operator.model.width=8",
-                                                                              "operator.model.depth=1", "evaluate.num_bootstrap=50"])
+    config = load_config(overlay(folder, {**said, "base": ["persistence"]}), [
+        "operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=50"])
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
     facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))

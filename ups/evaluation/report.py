@@ -254,8 +254,8 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> str:
         out += [figures.to_html(figure, f"{sample['fields'][field]} of {name}, trajectory with "
                                         f"{sample['label']}{caption}") for figure, caption in drawn]
         out += [f"<figure>{players.members_player(sample, model, field)}<figcaption>"
-                + html.escape(f"{label(model)}: members beside the truth, {sample['fields'][field]} of {name}, "
-                              f"trajectory with {sample['label']}.") + "</figcaption></figure>"
+                + html.escape(f"{label(model)}: members beside the truth, {sample['fields'][field]} of "
+                              f"{name}, trajectory with {sample['label']}.") + "</figcaption></figure>"
                 for model in figures_ensemble.featured(sample["members"], 1)]
     out += [figures.to_html(figures.by_lead(models, times, figures_ensemble.LEAD_PANELS,
                                             figures_ensemble.featured(models, 2)), CAPTIONS["by_lead"]),

@@ -78,4 +78,5 @@ def in_words(run_dir: str | Path, task: str) -> str:
     found, name = judged(run_dir, task), serving(run_dir, task)
     listed = ", ".join(f"{way} {crps:.3g} with {taken}" for way, (taken, crps) in found.items())
     return (f"sample() draws by {name}, the best on validation of what takes at most {EVALUATIONS} "
-            f"evaluations per call; fair CRPS there, over the field's standard deviation: {listed or 'not judged'}.")
+            f"evaluations per call; fair CRPS there, over the field's standard deviation: "
+            f"{listed or 'not judged'}.")
