@@ -1,20 +1,24 @@
 """Steady prior: the solution of a steady equation given a partly observed coefficient, as a distribution.
 
-    r = log u - log O(a_guess),  whitened and diffused as in train_diffusion.py
+    r = log u - log O(a_guess),  whitened as in train_diffusion.py, its diffusion beginning at
+    log O(a_s) - log O(a_guess) + the operator's own error, a_s a draw of the linear posterior of a
     given: what was seen of the coefficient a, and the linear guess of the rest
     observations: all, nothing, random points, block averages, noise (ups/generative/observation.py)
 
 Reads:  RUN/operator/ (finished), cache/TASK.h5 of every steady task with reserved trajectories.
-Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors (with the linear guess), done.json.
+Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors (with the linear posterior),
+done.json.
 
     accelerate launch --config_file accelerate_configs/cpu.yaml train_steady.py --config configs/small.yaml
     python train_steady.py --config configs/small.yaml --dry-run
 
-Expected (configs/small.yaml): the report compares its draws with exact ones.
+Expected (configs/small.yaml): the coefficient is Gaussian, so the diffusion adds nothing and does not serve;
+the report compares the draws with exact ones.
 """
 
 from functools import partial
 
+from ups.generative.choice import choose_draws
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
 from ups.models.operator import load_operator
@@ -56,8 +60,14 @@ def main() -> None:
                           + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
             run.keep_best(score)
 
-    # ---- finish
-    run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description)
+    # ---- finish: draws are made by the diffusion, or by what it begins at, whichever is best on validation
+    run.take_best()
+    choice = choose_draws(corrector, residuals, seed, train.validate_trajectories, run.ranks)
+    run.print("\n".join(f"{name}: draws by {corrector.heads[name].by}, energy score on validation over that "
+                        "of the linear posterior through the operator: "
+                        + ", ".join(f"{by} {score:.3f}" for by, score in scores.items())
+                        for name, scores in choice.items()))
+    run.finish({"scales": scales, "validation_loss": run.best_score, "choice": choice}, corrector.description)
 
 
 if __name__ == "__main__":

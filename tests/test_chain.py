@@ -26,11 +26,10 @@ from ups.evaluation.steady import assess_steady, case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.generative import judge
 from ups.generative.corrector import load_corrector
-from ups.generative.draws import Sampler
+from ups.generative.draws import Sampler, predict_draws
 from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.models.rollout import member_noise
 from ups.seeds import generator
 from ups.tasks import TASKS
 
@@ -217,8 +216,7 @@ def prior(root):
         v = source.head.input_codec.normalise(log_a.exp()[:, None])
         mask = observe_case(v, case, row_generators(0, case, rows=rows)).mask[:, 0]
         observation = observe_case(v.roll(roll, 0), case, row_generators(0, case, rows=rows))
-        predicted = source.predict(observation, torch.ones(len(v), 1))
-        noise = member_noise(predicted[0].shape[1:], 0, rows, 0, 1)
+        predicted, noise = predict_draws(source, observation, torch.ones(len(v), 1), 0, rows, 1)
         u = posterior_draws(network, source, predicted, noise, kind, case_bank(source, case, 0))
         return log_a, mask, u[:, 0, 0].log()
     return draw
@@ -231,6 +229,10 @@ def test_the_prior_draws_the_posterior_of_what_was_seen(prior, case):
     assert not world.judge_prior(*prior(case))
 
 
+def test_the_diffusion_serves_where_no_gaussian_is_right(prior, root):
+    assert load_corrector(world.config_of(root).run_dir / "steady").heads[STEADY].by == "diffusion"
+
+
 def drawn_from_law(log_a, mask):
     """log u given log a where mask is 1."""
     mean, covariance = world.posterior(log_a, mask.flatten(1))
@@ -241,7 +243,8 @@ def drawn_from_law(log_a, mask):
 
 @pytest.mark.parametrize(("case", "options", "criteria"), [
     ("points_50", {"kind": "gaussian"}, {"joint", "third"}),
-    ("points_50", {"kind": "dressed"}, {"joint", "third"}),
+    ("points_50", {"kind": "dressed"}, {"joint", "third"}), ("points_50", {"kind": "pushed"}, {"joint", "third"}),
+    ("points_50", {"kind": "blind"}, {"slope"}),
     ("full", {"kind": "gaussian"}, {"joint", "third"}), ("full", {"roll": 1}, {"slope", "seen"}),
     ("points_50", {"roll": 1}, {"slope", "seen"})])
 def test_a_prior_without_structure_or_of_another_field_is_caught(prior, case, options, criteria):

@@ -35,7 +35,8 @@ def world(seed: int = 0):
         noise = torch.randn(*shape, CELLS, generator=source)
         whole = torch.randn(*shape, 1, generator=source).sign().expand(*shape, CELLS)   # all cells up or all down
         return {"right": mean + whole + 0.1 * noise, "gaussian": mean + noise, "mean": mean.expand(*shape, CELLS),
-                "nan": torch.where(noise > 3.5, torch.nan, noise), "wide": mean + 3 * noise}[kind]
+                "nan": torch.where(noise > 3.5, torch.nan, noise), "wide": mean + 3 * noise,
+                "blind": mean.roll(1, 0) + whole + 0.1 * noise}[kind]      # what was seen in another case
 
     return draw, draw("right", 99, 1)[:, 0]
 
@@ -71,20 +72,23 @@ def entry(**fakes: str) -> dict:
 
 
 @functools.cache
-def prior(kind: str = "right") -> dict:
-    """A steady entry whose prior draws as `kind` says, in two partial cases and one that is fully observed."""
+def prior(kind: str = "right", pushed: str = "right") -> dict:
+    """A steady entry whose prior draws as `kind` says, and the linear posterior through the operator as `pushed`, in two partial
+    cases."""
     draw, u_ref = world(1)
     groups, names = torch.arange(CASES), ("none", "points_10")
     members = {"operator": draw("mean", 0, 1), "dressed": draw("wide", 1), "dressed_conditional": draw("gaussian", 5),
+               "linear_posterior": draw(pushed, 8), "unconditional": draw("blind", 9),
                "corrector": u_ref[:, None].expand(-1, MEMBERS, -1, -1, -1) if kind == "truth" else
-               draw(kind, 7 if kind == "right" else 5)}
+               draw(kind, 8 if kind == pushed else 5)}
     scores = {model: probabilistic.score_ensemble(u, u_ref, "periodic") for model, u in members.items()}
     cases = {case: {model: probabilistic.summarise_ensemble(rows, 20, 0) for model, rows in scores.items()} for case in names}
     every = dict.fromkeys(names, scores)
-    return {"cases": cases, "num_initial_conditions": CASES, "best_cheap": "dressed_conditional",
+    cheap = "linear_posterior" if pushed == "right" else "dressed_conditional"
+    return {"cases": cases, "num_initial_conditions": CASES, "best_cheap": cheap,
             "ssr": pool_spread([scores["corrector"]] * 2, 200, 0, groups), "comparisons": {
                 f"corrector / {other}": pool(every, list(names), other, 200, 0, groups)
-                for other in ("dressed", "dressed_conditional")}}
+                for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional")}}
 
 
 def results_with(transient=None, steady=None) -> dict:
@@ -103,7 +107,8 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
     assert not [row["reason"] for row in gates if not row["passed"]]
     claims = {(row["stage"], row["name"].split("/")[0]) for row in gates}
     assert {(stage, claim) for stage in ("diffusion", "consistency", "rival", "steady") for claim in ("finite", "score", "spread")
-            } | {("consistency", "teacher"), ("consistency", "evaluations"), ("rival", "evaluations")} == claims
+            } | {("steady", "observed"), ("consistency", "teacher"), ("consistency", "evaluations"),
+                 ("rival", "evaluations")} == claims
     assert all(row["task"] == "t" and row["low"] <= row["value"] <= row["high"] for row in gates)
 
 
@@ -116,10 +121,24 @@ def test_a_fake_in_the_place_of_a_stage_fails(model, fake, claims):
     assert {f"{claim}/t/{model}" for claim in claims} <= names, names
 
 
-@pytest.mark.parametrize(("fake", "claims"), [("gaussian", {"score"}), ("mean", {"score", "spread"}), ("truth", {"spread"}),
-                                              ("nan", {"finite", "score", "spread"})])
+@pytest.mark.parametrize(("fake", "claims"), [
+    ("gaussian", {"score"}), ("mean", {"score", "spread"}), ("truth", {"spread"}), ("wide", {"score", "spread"}),
+    ("nan", {"finite", "score", "observed", "spread"}), ("blind", {"score", "observed"})])
 def test_a_fake_in_the_place_of_the_prior_fails(fake, claims):
     assert {f"{claim}/t/prior" for claim in claims} <= failed(results_with(entry(), prior(fake)))
+
+
+def test_a_prior_that_is_the_exact_law_passes_beside_a_cheap_one_that_is_it_too():
+    """Equal is enough there; what is worse by more than a twentieth is not, whatever else it beats."""
+    for pushed in ("right", "gaussian"):
+        assert not failed(results_with(entry(), prior("right", pushed)))
+    assert "score/t/prior" in failed(results_with(entry(), prior("gaussian", "right")))
+
+
+def test_draws_that_see_nothing_fail_also_where_no_cheap_ensemble_sees_more():
+    made = copy.deepcopy(prior("blind", "blind"))
+    made["best_cheap"] = "linear_posterior"
+    assert failed(results_with(entry(), made)) == {"observed/t/prior"}
 
 
 def test_the_teacher_in_the_students_place_fails_by_its_evaluations_and_a_far_student_by_its_score():

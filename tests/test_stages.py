@@ -18,6 +18,7 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import loop_stage
 import matplotlib
@@ -38,10 +39,13 @@ from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
 from ups.evaluation.steady import case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.files import file_hash, value_hash, write_sealed
-from ups.generative.corrector import load_corrector
+from ups.generative import choice
+from ups.generative.choice import choose_draws
+from ups.generative.corrector import BY, load_corrector
 from ups.generative.diffusion import sample
-from ups.generative.draws import load_sampler, sample_solutions, sample_states
+from ups.generative.draws import load_sampler, predict_draws, sample_solutions, sample_states
 from ups.generative.observation import observe_case, row_generators, seen
+from ups.generative.observation import whole as observation_of_all
 from ups.generative.residuals import (
     DISTURBED,
     LARGEST,
@@ -114,8 +118,8 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
     def disturbed(draw):
         def call(residuals, split: str, *rest, **options):
             read.setdefault("drawn", set()).add(split)
-            r, tokens, facts = draw(residuals, split, *rest, **options)
-            return (r * math.nan if 0 <= nan_from <= step[0] else r), tokens, facts
+            drawn = draw(residuals, split, *rest, **options)
+            return drawn._replace(r=drawn.r * math.nan) if 0 <= nan_from <= step[0] else drawn
         return call
 
     def noted(function):
@@ -360,7 +364,7 @@ def steady(chain, config) -> SteadyResiduals:
 @torch.no_grad()
 def test_residual_and_prediction_add_up_to_the_truth(hidden):
     places, starts = torch.tensor([0, 3, 5]), torch.tensor([1, 0, 7])
-    r, tokens, facts = hidden.draw("reserved", places, starts, None)
+    r, tokens, facts, _ = hidden.draw("reserved", places, starts, None)
     z = hidden.cache.batch(hidden.cache.split["reserved"][places], starts, 2)
     z_pred = hidden.operator(z[:, :1], HIDDEN, torch.zeros(3, 0))
     torch.testing.assert_close(r + z_pred[:, 0], z[:, 1], rtol=0, atol=1e-6)
@@ -370,7 +374,7 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     before = hidden.cache.batch(hidden.cache.split["reserved"][places], torch.tensor([0, 0, 6]), 1)[:, 0]
     assert torch.equal(tokens[..., dim : 2 * dim], z[:, 0] - before) and not tokens[1, :, dim : 2 * dim].any()
     assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt))]] * 3
-    shifted, tokens, _ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
+    shifted, tokens, *_ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
     [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
     torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim :] + shifted, moved[:, 1], rtol=0, atol=1e-5)
     assert (moved - z).abs().max() > 0.1
@@ -390,7 +394,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
     assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "num_conditions": 6 * 4}
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
-    r, tokens, _ = residuals.draw("reserved", places, starts, None)
+    r, tokens, *_ = residuals.draw("reserved", places, starts, None)
     z = cache.batch(cache.split["reserved"][places], starts + 1, 5)   # starts count from train_from
     z_pred = operator(z[:, :2], HIDDEN, torch.zeros(2, 0))
     codec = operator.heads[HIDDEN].codec
@@ -405,7 +409,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
 @torch.no_grad()
 def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_task(steady):
     places = torch.arange(8)
-    r, tokens, facts = steady.draw("reserved", places, torch.zeros(8), generator(2))
+    r, tokens, facts, _ = steady.draw("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
     z_in, z_ref = augment(steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2))
     u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.linear.least)
@@ -441,10 +445,14 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
 def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
     source = hidden if name == HIDDEN else steady
     places, starts = torch.tensor([5, 1, 7, 0, 2, 6]), torch.tensor([3, 0, 5, 1, 2, 4]) * (name == HIDDEN)
-    whole = source.draw("reserved", places, starts, generator(4), True)
+    def drawn(places, starts):
+        found = source.draw("reserved", places, starts, generator(4), True, True)
+        assert (found.start is not None) == (name == STEADY)
+        return [*found[:3], *(found.start or ())]
+
+    whole = drawn(places, starts)
     for cut in (1, 2, 4):
-        parts = [source.draw("reserved", *part, generator(4), True)
-                 for part in zip(places.split(cut), starts.split(cut), strict=True)]
+        parts = [drawn(*part) for part in zip(places.split(cut), starts.split(cut), strict=True)]
         for one, pieces in zip(whole, zip(*parts, strict=True), strict=True):
             torch.testing.assert_close(torch.cat(pieces), one, rtol=1e-4, atol=1e-5)
     other = source.draw("reserved", places, starts, generator(5))
@@ -473,7 +481,7 @@ def test_training_states_carry_an_error_like_a_rollouts(hidden):
     assert not first[:, 0].any() and first[:, 1].any()
     places, starts, dim = torch.arange(8), torch.full((8,), start), hidden.head.codec.dim
     clean, off = (hidden.draw("reserved", places, starts, generator(3), is_disturbed) for is_disturbed in (False, True))
-    truth, same = (r + tokens[..., :dim] + tokens[..., 2 * dim :] for r, tokens, _ in (clean, off))
+    truth, same = (r + tokens[..., :dim] + tokens[..., 2 * dim :] for r, tokens, *_ in (clean, off))
     torch.testing.assert_close(same, truth, rtol=0, atol=1e-5)
     assert not torch.equal(off[1], clean[1])
 
@@ -516,10 +524,10 @@ def test_a_hidden_parameter_is_nowhere_to_be_seen(hidden, config):
 
 def test_validation_residuals_are_fixed_and_of_the_validation_split(hidden):
     first, again = (validation(hidden, 0, 3) for _ in range(2))
-    assert all(torch.equal(a, b) for one, two in zip(first, again, strict=True) for a, b in zip(one, two, strict=True))
+    assert all(torch.equal(a, b) for one, two in zip(first, again, strict=True) for a, b in zip(one[:3], two[:3], strict=True))
     states = hidden.cache.batch(hidden.cache.split["val"], 0, hidden.cache.num_frames).flatten(0, 1)
     spectra = torch.fft.rfft(hidden.head.codec.decode(states)[:, 0]).abs()   # of every state to be shown, whatever its shift
-    for _, tokens, _ in first:
+    for _, tokens, *_ in first:
         found = torch.fft.rfft(hidden.head.codec.decode(tokens[..., :4])[:, 0]).abs()
         assert (torch.cdist(found, spectra, compute_mode=EXACT).min(1).values < 1e-3).all()
 
@@ -536,7 +544,7 @@ def ensembles(hidden, config) -> Ensembles:
 @torch.no_grad()
 def shown(source: TransientResiduals, count: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(tokens, facts, noise, second) of test windows."""
-    _, tokens, facts = source.draw("test", torch.arange(count) % 4, torch.arange(count), None)
+    _, tokens, facts, _ = source.draw("test", torch.arange(count) % 4, torch.arange(count), None)
     return tokens, facts, *(torch.randn(count, 8, 4, generator=generator(9, key)) for key in ("noise", "second"))
 
 
@@ -675,23 +683,63 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     z_in, _, parameters = steady.fields("test", torch.arange(2))
     v = steady.head.input_codec.decode(z_in[:, 0])
     observation = observe_case(v, "points_10", row_generators(0, "points_10", rows=range(2)))
-    guess, tokens, facts = steady.predict(observation, parameters)
-    noise = torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)])
+    predicted, noise = predict_draws(steady, observation, parameters, 0, [0, 1], 4)
+    guess, tokens, facts, start = predicted
+    assert torch.equal(noise, torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)]))
     head = prior.heads[STEADY]
     condition = head.condition(tokens, facts).rows(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))
     bank = case_bank(steady, "points_10", 0)
     place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
-    residuals = {"dressed": bank.mean(0) + bank.std(0) * noise, "resampled": bank[place],
-                 "gaussian": head.unwhiten(noise.flatten(0, 1), condition),
-                 "prior": head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)}
-    for kind, r in residuals.items():
-        draws = posterior_draws(prior, steady, (guess, tokens, facts), noise, kind, bank)
+    field = torch.cat([member_noise(steady.noise_shape, 0, [row], 0, 4, "field") for row in (0, 1)])
+    v_drawn = steady.linear(observation, field).draws.flatten(0, 1)
+    pushed = steady.logarithm(steady.head.physical(steady.operator(
+        steady.head.input_codec.encode(v_drawn)[:, None], STEADY, parameters.repeat_interleave(4, 0))[:, 0]))
+    own = head.condition(start.tokens, start.facts)      # the operator's own error, at each draw as if it were all seen
+    torch.testing.assert_close(start.off.view_as(noise), pushed.view_as(noise) - guess[:, None], rtol=0, atol=1e-5)
+    assert (v_drawn[:4] - v_drawn[0]).abs().max() > 0.01
+    assert torch.equal(start.facts, torch.tensor([[1.0, 0.0, 0.0]]).expand(8, 3))
+    with_error = start.off + head.unwhiten(noise.flatten(0, 1), own)
+    begun = head.whiten(with_error, condition)
+    residuals = {"dressed": bank.mean(0) + bank.std(0) * noise, "resampled": bank[place], "pushed": start.off,
+                 "gaussian": head.unwhiten(noise.flatten(0, 1), condition)}
+    whole = predict_draws(steady, observation_of_all(v), parameters, 0, [0, 1], 4)
+    head.by = "pushed"      # the operator's own error is all that is uncertain there, and always drawn
+    torch.testing.assert_close(posterior_draws(prior, steady, *whole, "prior", bank),
+                               posterior_draws(prior, steady, *whole, "gaussian", bank), rtol=1e-4, atol=0)
+    by = {"pushed": start.off, "error": with_error,
+          "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition)}
+    _, z, _ = steady.fields("reserved", torch.arange(len(bank)))
+    blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
+    torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
+    for kind, r in [*residuals.items(), *(("prior", r) for r in by.values())]:
+        head.by = next((way for way, same in by.items() if same is r), "diffusion")
+        draws = posterior_draws(prior, steady, predicted, noise, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()
         torch.testing.assert_close(draws, expected, rtol=1e-3, atol=1e-6)
     monkeypatch.setattr(ups.generative.draws, "STATES", 3)
-    again = posterior_draws(prior, steady, (guess, tokens, facts), noise, "prior", bank)
+    again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, steady, monkeypatch):
+    """A path that leads astray does not serve, nor does an error that is none; where both are right they do."""
+    done = json.loads((chain / "smoke" / "steady" / "done.json").read_text())["results"]["choice"][STEADY]
+    prior = load_corrector(chain / "smoke" / "steady")
+    head, ranks = prior.heads[STEADY], SimpleNamespace(rank=0, world=1, device="cpu", agreed=lambda work, _: work(),
+                                                       reduce_sum=lambda sums: sums)
+    assert set(done) == set(BY) and done["pushed"] == 1.0 and head.by == min(done, key=done.get)
+    astray = lambda condition: (lambda x, angle: 3 + 0 * x)   # noqa: E731
+    monkeypatch.setattr(prior, "velocity", astray)
+    head.gaussian_out.bias[len(head.r_std) :] += 8.0        # an error of the operator, thousands of times too large
+    scores = choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
+    assert head.by == "pushed" and scores["pushed"] == 1.0 < min(scores["error"], scores["diffusion"])
+    monkeypatch.setattr(prior, "velocity", lambda condition: (lambda x, angle: 0 * x))
+    exact = steady.head.physical(steady.fields("val", torch.arange(2))[1][:, 0])
+    monkeypatch.setattr(choice, "draw_solutions", lambda *_: {
+        "diffusion": exact[:, None].expand(-1, 4, -1, -1, -1)}.get(head.by, exact[:, None] + torch.randn(2, 4, 1, 16, 16)))
+    assert choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0 and head.by == "diffusion"
 
 
 # ---------------------------------------------------------------- bad input
@@ -884,9 +932,8 @@ def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fit
     v = steady.head.input_codec.decode(z_in[:, 0])
     mask = (torch.rand(v.shape, generator=generator(3)) < 0.5).float()
     u = sample_solutions(load_operator(chain / "smoke" / "operator"), sampler, STEADY, seen(v, mask), parameters, 3)
-    noise = member_noise((*steady.head.codec.tokens, steady.head.codec.dim), 0, [0, 1], 0, 3)
-    bank = case_bank(steady, "points_50", 0)
-    expected = posterior_draws(sampler.network, steady, steady.predict(seen(v, mask), parameters), noise, "prior", bank)
+    predicted, noise = predict_draws(steady, seen(v, mask), parameters, 0, [0, 1], 3)
+    expected = posterior_draws(sampler.network, steady, predicted, noise, "prior", case_bank(steady, "points_50", 0))
     assert u.shape == (2, 3, 1, 16, 16) and (u > 0).all()
     torch.testing.assert_close(u, expected)
     other = seen(v.where(mask > 0, torch.nan), mask)   # what is not seen is not looked at

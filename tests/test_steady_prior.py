@@ -1,6 +1,6 @@
 """T10: -u'' = f on an interval, f a Gaussian process seen at some points: u is then Gaussian, mean G mu, covariance G S G^T.
 
-The linear guess of ups/generative/observation.py and the production losses and sampler of the prior must find both; a prior
+The linear posterior of ups/generative/observation.py and the production losses and sampler of the prior must find both; a prior
 that does not look at the mask must be caught.
 """
 
@@ -14,7 +14,8 @@ import torch
 from known_answers import stream
 from torch import Tensor
 
-from ups.generative.observation import LinearGuess, Observation
+from ups.generative import observation
+from ups.generative.observation import LinearPosterior, observe, row_generators, seen
 
 pytestmark = pytest.mark.drawn
 
@@ -30,7 +31,8 @@ class Poisson:
 
     covariance: Tensor
     green: Tensor
-    linear: LinearGuess
+    gain: Tensor       # (masks, cells seen, cells) and offset (masks, cells): the linear guess is affine in what is seen
+    offset: Tensor
     dim: int = CELLS
     num_conditions: int = 3 * CELLS
 
@@ -42,13 +44,16 @@ class Poisson:
         laplacian = 2 * torch.eye(CELLS) - torch.diag(torch.ones(CELLS - 1), 1) - torch.diag(torch.ones(CELLS - 1), -1)
         green = torch.linalg.inv(laplacian.double() * (CELLS + 1) ** 2)
         fields = torch.randn(4000, CELLS, generator=draws, dtype=torch.float64) @ torch.linalg.cholesky(covariance).T
-        return cls(covariance, green / green.norm() * 4, LinearGuess.fit(fields[:, None]))
+        linear, unit = LinearPosterior.fit(fields[:, None]), torch.eye(CELLS, dtype=torch.float64)
+        guesses = torch.stack([linear(seen(torch.cat([0 * unit[:1], unit])[:, None], mask.expand(CELLS + 1, 1, -1))).mean[:, 0]
+                               for mask in MASKS])
+        return cls(covariance, green / green.norm() * 4, guesses[:, 1:] - guesses[:, :1], guesses[:, 0])
 
     def seen(self, values: Tensor, mask: Tensor) -> Tensor:
         """(count, 3 CELLS), float32."""
-        facts = torch.zeros(len(values), 3, dtype=torch.float64)
-        guess, _ = self.linear(Observation(values[:, None], mask[:, None], facts, torch.ones(len(values), dtype=torch.long)))
-        return torch.cat([values, mask, guess[:, 0]], 1).float()
+        which = (mask[:, None] == MASKS).all(2).double().argmax(1)
+        guess = self.offset[which] + (values[:, None] @ self.gain[which])[:, 0]
+        return torch.cat([values, mask, guess], 1).float()
 
     def conditions(self, count: int, draws: torch.Generator) -> Tensor:
         f = torch.randn(count, CELLS, generator=draws, dtype=torch.float64) @ torch.linalg.cholesky(self.covariance).T
@@ -114,3 +119,120 @@ def test_a_prior_that_ignores_the_mask_is_caught(poisson):
     nothing, _, third = places(poisson.problem)
     caught = known.names(poisson.problem.judge(third, poisson.from_teacher(nothing, poisson.noise(NUM, "ignored"))))
     assert {"trace", "eigenvalue"} <= caught
+
+
+# ---------------------------------------------------------------- the linear posterior of a field
+
+
+LEVELS = {"none": (0.0, 0.0, 1), "points": (0.25, 0.0, 1), "coarse": (1.0, 0.0, 2), "noisy": (1.0, 0.4, 1),
+          "some, noisy": (0.5, 0.4, 1)}
+
+
+def gaussian(cells: int = 16, rough: float = 0.0) -> Tensor:
+    """Covariance (cells, cells) of a smooth field on an interval, its spectrum falling by orders."""
+    x = torch.arange(cells, dtype=torch.float64) / cells
+    return torch.exp(-(x[:, None] - x).abs() / 0.4) + rough * torch.eye(cells, dtype=torch.float64)
+
+
+def given(covariance: Tensor, found: observation.Observation, row: int = 0) -> tuple[Tensor, Tensor]:
+    """Mean (cells,) and covariance (cells, cells) of the field given a row of an observation, written out."""
+    groups = found.groups[row]
+    a = torch.zeros(len(groups), len(covariance), dtype=torch.float64).scatter_(1, groups, 1 / groups.shape[1])
+    inner = a @ covariance @ a.T + float(found.facts[row, 1]) ** 2 * torch.eye(len(a), dtype=torch.float64)
+    gain = torch.linalg.solve(inner, a @ covariance).T
+    return gain @ found.values[row].flatten()[groups[:, 0]].double(), covariance - gain @ a @ covariance
+
+
+def posterior_of(linear: LinearPosterior, found: observation.Observation, count: int) -> tuple[Tensor, ...]:
+    """(mean, spread, mean of draws, covariance of draws) of one row, flat, float64."""
+    noise = torch.randn(1, count, 2, *linear.shape, generator=torch.Generator().manual_seed(1))
+    mean, spread, draws = (part[0].double() for part in linear(found, noise))
+    draws = draws.flatten(1)
+    return mean.flatten(), spread.flatten(), draws.mean(0), torch.cov(draws.T)
+
+
+def exact_linear(covariance: Tensor, num_modes: int, shape: tuple[int, ...]) -> LinearPosterior:
+    """That of a known covariance: its leading modes, the rest the same for every cell."""
+    variance, basis = (part.flip(-1) for part in torch.linalg.eigh(covariance))
+    linear = LinearPosterior(shape, num_modes)
+    left = max(float(variance[num_modes:].mean()) if num_modes < len(variance) else 0.0, observation.LEAST)
+    linear.variance.copy_((variance[:num_modes] - left).clamp_min(0))
+    linear.basis.copy_(basis[:, :num_modes])
+    linear.left.fill_(left)
+    return linear
+
+
+@pytest.mark.parametrize("num_modes", [16, 12])
+@pytest.mark.parametrize("case", LEVELS)
+def test_the_linear_posterior_is_the_formula_and_its_draws_follow_it(case, num_modes):
+    linear = exact_linear(gaussian(), num_modes, (1, 16))
+    covariance = (linear.basis * linear.variance @ linear.basis.T + linear.left * torch.eye(16)).double()
+    v = (torch.linalg.cholesky(covariance) @ torch.randn(16, generator=stream("field"), dtype=torch.float64))[None, None].float()
+    found = observe(v, torch.tensor([LEVELS[case]], dtype=torch.float64), row_generators(0, case, rows=range(1)))
+    mean, spread, drawn, cov = posterior_of(linear, found, NUM)
+    mean_ref, cov_ref = given(covariance, found)
+    torch.testing.assert_close(mean, mean_ref, rtol=0, atol=2e-4)
+    torch.testing.assert_close(spread, cov_ref.diagonal().clamp_min(0).sqrt(), rtol=0, atol=2e-3)
+    error = 5 * (cov_ref.diagonal().max() / NUM) ** 0.5 + 1e-3
+    assert (drawn - mean_ref).abs().max() < error and (cov - cov_ref).abs().max() < error
+    assert case == "none" or (cov - covariance).abs().max() > 5 * error     # draws that look at nothing are caught
+
+
+def test_two_channels_are_seen_together_and_tell_of_each_other():
+    own = gaussian(8)
+    covariance = torch.cat([torch.cat([own, 0.8 * own], 1), torch.cat([0.8 * own, own], 1)])
+    linear = exact_linear(covariance, 16, (2, 8))
+    v = torch.randn(1, 2, 8, generator=stream("channels"))
+    mask = (torch.arange(8) % 3 == 0).float()[None, None]
+    found = seen(v, mask)
+    cells = torch.nonzero(mask.expand(1, 2, 8).flatten())[:, 0]
+    gain = torch.linalg.solve(covariance[cells][:, cells], covariance[cells]).T
+    torch.testing.assert_close(linear(found).mean.flatten().double(), gain @ v.flatten()[cells].double(), rtol=0, atol=2e-3)
+
+
+def test_a_posterior_from_few_fields_is_as_wide_as_its_error_and_that_of_a_sample_covariance_is_not():
+    """Half of the cells seen, fields hardly more than cells; the fake measures variances on the fields that made the patterns."""
+    covariance = gaussian(32)
+    factor = torch.linalg.cholesky(covariance)
+    fields = (torch.randn(4400, 32, generator=stream("few"), dtype=torch.float64) @ factor.T).float()[:, None]
+    few, v, many = fields[:40], fields[40:400], fields[400:]
+    mask = (torch.arange(32) % 2 == 0).float().expand(len(v), 1, 32)
+
+    def calibration(linear: LinearPosterior) -> float:
+        mean, spread, _ = linear(seen(v, mask))
+        return float(((v - mean)[mask == 0] / spread[mask == 0]).square().mean())
+
+    assert 0.6 < calibration(LinearPosterior.fit(few)) < 1.6
+    assert 0.9 < calibration(LinearPosterior.fit(many)) < 1.1
+
+    sample = LinearPosterior.fit(few)
+    off = few.flatten(1).double() - sample.mean
+    sample.variance.copy_((off @ sample.basis.double()).square().mean(0))
+    assert calibration(sample) > 2.5
+
+
+def test_images_count_as_fields_of_their_own():
+    """Of fields without a direction, mirrored ones: the covariance is then as symmetric as they are."""
+    factor = torch.linalg.cholesky(gaussian(32))
+    fields = (torch.randn(60, 32, generator=stream("mirrored"), dtype=torch.float64) @ factor.T).float()[:, None]
+    draws = stream("images")
+    plain, imaged = LinearPosterior.fit(fields), LinearPosterior.fit(
+        fields, image=lambda v: v.flip(-1) if torch.rand((), generator=draws) < 0.5 else v)
+
+    def error(linear: LinearPosterior) -> float:
+        found = (linear.basis * linear.variance @ linear.basis.T).double()
+        return float((found - gaussian(32)).norm())
+
+    assert error(imaged) < error(plain)
+
+
+def test_more_cells_than_modes_leave_the_rest_alike_in_every_cell(monkeypatch):
+    monkeypatch.setattr(observation, "MODES", 6)
+    covariance = gaussian(24, rough=0.05)
+    fields = (torch.randn(3000, 24, generator=stream("many"), dtype=torch.float64) @ torch.linalg.cholesky(covariance).T).float()
+    linear = LinearPosterior.fit(fields.view(-1, 1, 24))
+    assert linear.basis.shape == (24, 6)
+    rest = torch.linalg.eigvalsh(covariance)[:-6].mean()
+    assert abs(float(linear.left) / float(rest) - 1) < 0.2
+    whole = linear.variance.sum() + 24 * linear.left
+    assert abs(float(whole) / float(covariance.trace()) - 1) < 0.1

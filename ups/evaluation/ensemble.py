@@ -147,7 +147,7 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: Sequence
     parts, size = [], max(1, STATES // num_members)
     for rows, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
         key = (ensembles.seed, "test", len(parts))
-        r, tokens, facts = source.draw(split, rows, starts, generator(*key))
+        r, tokens, facts, _ = source.draw(split, rows, starts, generator(*key))
         u_ref = source.decode(r) + left_out(ensembles, rows, starts, generator(*key))
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shown = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None

@@ -12,8 +12,10 @@ it harder. Ratios are paired, and equal is not better. The claims, and the fakes
     made             every stage that was asked for is there       a stage deleted, or never run
     finite           no forecast holds NaN or inf                  a diverged network
     trivial, base    the operator beats persistence or the training mean, and its base but for a margin
-    score            corrector, students, rival, prior beat the best cheap ensemble: the conditional
-                     Gaussian or the mean in place of samples, the teacher's head alone
+    score            corrector, students, rival beat the best      the conditional Gaussian or the mean in
+                     cheap ensemble, a prior is no worse (one of   place of samples, the teacher's head alone
+                     them may be the exact law, which none beats)
+    observed         a prior beats solutions drawn blindly         draws that do not look at what was seen
     spread           the spread is of the size of the error        one guess, the truth in every member
     exact            and the CRPS is near that of exact draws,     an ensemble twice too wide, one guess, one
                      at every lead, where a task has them          that does not look at its state
@@ -34,6 +36,7 @@ MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2")
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
 BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
+NOT_WORSE = 1.05       # energy score of a prior over the best cheap ensemble's, which may be the exact law
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
 
 PAIR = "operator / base"   # of a task's comparisons
@@ -135,6 +138,10 @@ def steady_gates(name: str, entry: dict[str, Any], settings: Any) -> Iterator[di
     yield gate("steady", f"score/{name}/prior",
                f"energy score of the prior over that of the best cheap ensemble ({cheap}), mean "
                "over the partial observations,", entry["comparisons"][f"corrector / {cheap}"]["energy_score"],
+               below=NOT_WORSE * settings.max_crps_ratio)
+    yield gate("steady", f"observed/{name}/prior",
+               "energy score of the prior over that of solutions drawn whatever was seen, mean over the "
+               "partial observations,", entry["comparisons"]["corrector / unconditional"]["energy_score"],
                below=settings.max_crps_ratio)
     yield gate("steady", f"spread/{name}/prior",
                "spread of the prior over its error, mean over the partial observations,",

@@ -1,5 +1,10 @@
-"""What the report says about a steady prior: ensembles given part of the coefficient, beside cheap ones that
-are fitted to each observation, and beside the exact posterior of a task that knows it."""
+"""What the report says about a steady prior: ensembles given part of the coefficient, beside cheap ones, and
+beside the exact posterior of a task that knows it.
+
+    linear_posterior     draws of the coefficient from its linear posterior, through the operator
+    dressed, ...         the operator's answer to the best guess + errors fitted to each kind of observation
+    unconditional        solutions of reserved fields: what an ensemble can be that sees nothing
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,22 +17,26 @@ from ups.evaluation.ensemble import resampled
 from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
-from ups.generative.diffusion import sample
-from ups.generative.draws import draw_solutions
-from ups.generative.observation import CASES, as_linear, observe_case, row_generators
+from ups.generative.draws import Predicted, Sampler, draw_solutions, predict_draws
+from ups.generative.observation import CASES, PARTIAL, as_linear, observe_case, row_generators
 from ups.generative.residuals import FLOOR, SteadyResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
 from ups.metrics.proper import energy_distance
-from ups.models.rollout import member_noise
 from ups.seeds import generator
 
 BANK = 256            # reserved fields that cheap ensembles are fitted to, per case
 SPLITS = 1000         # of exact draws in halves: how far apart these are by chance
 PRIORS = {"dressed": "dressed", "resampled": "dressed_resampled", "gaussian": "dressed_conditional",
-          "prior": "corrector"}
-PARTIAL = [case for case in CASES if case != "full"]   # what is all observed has one answer
+          "pushed": "linear_posterior", "blind": "unconditional", "prior": "corrector"}
 POOLED = ("crps", "energy_score")
+SERVES = {   # what the prior's draws are made by, as validation chose it
+    "pushed": "On validation nothing was better than the linear posterior of the coefficient through the "
+              "operator, and the prior is that.",
+    "error": "The prior is the linear posterior of the coefficient through the operator with the operator's "
+             "own error: the diffusion was no better on validation and does not serve.",
+    "diffusion": "Its diffusion begins at the linear posterior of the coefficient through the operator, and "
+                 "was better than that on validation."}
 
 
 @torch.no_grad()
@@ -45,8 +54,7 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
     for case in CASES:
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
-        predicted = residuals.predict(observation, parameters)
-        noise = member_noise(predicted[0].shape[1:], seed, numbers, 0, settings.members).to(device)
+        predicted, noise = predict_draws(residuals, observation, parameters, seed, numbers, settings.members)
         members = {"operator": residuals.solution(predicted[0], torch.zeros_like(predicted[0]))[:, None], **{
             model: posterior_draws(prior, residuals, predicted, noise, kind, bank)
             for kind, model in PRIORS.items()}}
@@ -69,9 +77,10 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
     exact_words = (f"; distances to the exact posterior from {settings.truth_members} draws for each of "
                    f"{len(few)} fields" if task.posterior else "")
     words = (f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
-             "serves every observation, the cheap ensembles are fitted to each. Its energy score is "
-             f"{in_words(known[cheap])} times that of the best of them ({cheap}), mean over the partial "
-             "observations.")
+             "serves every observation; errors that dress the operator's answer are fitted to each. "
+             f"{SERVES[prior.heads[task.name].by]} Its energy score is {in_words(known[cheap])} times that "
+             f"of the best cheap ensemble ({cheap}) and {in_words(known['unconditional'])} times that of one "
+             "that sees nothing, mean over the partial observations.")
     out = {"task": task.name, "members": settings.members, "split": truth.split,
            "num_trajectories": len(places),
            "num_initial_conditions": len(groups.unique()), "truth_members": settings.truth_members,
@@ -126,29 +135,38 @@ def case_bank(residuals: SteadyResiduals, case: str, seed: int) -> Tensor:
     places = torch.arange(min(BANK, residuals.windows("reserved")[0]))
     z_in, z_ref, parameters = residuals.fields("reserved", places)
     v = residuals.head.input_codec.decode(z_in[:, 0])
-    guess, _, _ = residuals.predict(observe_case(v, case,
-                                                 row_generators(seed, "bank", case, rows=places.tolist())),
-                                    parameters)
+    guess, *_ = residuals.predict(observe_case(v, case,
+                                               row_generators(seed, "bank", case, rows=places.tolist())),
+                                  parameters)
     return residuals.logarithm(residuals.head.physical(z_ref[:, 0])) - guess
 
 
 @torch.no_grad()
-def posterior_draws(prior: Corrector, residuals: SteadyResiduals, predicted: tuple[Tensor, Tensor, Tensor],
-                    noise: Tensor, kind: str, bank: Tensor) -> Tensor:
+def posterior_draws(prior: Corrector, residuals: SteadyResiduals, predicted: Predicted, noise: Tensor,
+                    kind: str, bank: Tensor) -> Tensor:
     """Draws of the solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
 
-    predicted: of `residuals.predict`. kind: prior (the diffusion), gaussian (its conditional mean and scale
-    alone, B2); dressed (mean and spread of `bank`, B1) or resampled (a residual of `bank`, whole, B3), bank
-    being `case_bank` of the same case.
+    predicted: of `residuals.predict`, with M draws. kind: prior (as it serves), pushed (draws of the
+    coefficient through the operator); gaussian (the prior's conditional mean and scale alone, B2); dressed
+    (mean and spread of `bank`, B1) or resampled (a residual of `bank`, whole, B3), bank being `case_bank` of
+    the same case; blind (a reserved solution, whatever was seen).
     """
-    if kind == "dressed":
-        return residuals.solution(predicted[0][:, None], bank.mean(0) + bank.std(0) * noise)
-    if kind == "resampled":
-        return residuals.solution(predicted[0][:, None], resampled(bank, noise.flatten(2)[..., 0]))
-    draw = {"prior": lambda condition, some: sample(prior.velocity(condition), some,
-                                                    prior.description["sampler_steps"]),
-            "gaussian": lambda condition, some: some}[kind]
-    return draw_solutions(residuals, draw, prior, predicted, noise)
+    guess, start = predicted[0][:, None], predicted[3]
+    which = noise.flatten(2)[..., 0]
+    match kind:
+        case "dressed":
+            return residuals.solution(guess, bank.mean(0) + bank.std(0) * noise)
+        case "resampled":
+            return residuals.solution(guess, resampled(bank, which))
+        case "blind":
+            _, z, _ = residuals.fields("reserved", torch.arange(len(bank)))
+            return resampled(residuals.head.physical(z[:, 0]), which)
+        case "pushed":
+            return residuals.solution(guess, start.off.view_as(noise))
+        case "gaussian":
+            return draw_solutions(residuals, lambda condition, some: some, prior, predicted, noise)
+        case "prior":
+            return draw_solutions(residuals, Sampler(prior, 0).whitened, prior, predicted, noise)
 
 
 def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
@@ -201,8 +219,7 @@ def judge_exactly(prior: Corrector, residuals: SteadyResiduals, case: str, v: Te
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
-    predicted = residuals.predict(observation, parameters)
-    noise = member_noise(predicted[0].shape[1:], seed, rows, 0, count).to(predicted[0].device)
+    predicted, noise = predict_draws(residuals, observation, parameters, seed, rows, count)
     draws = {kind: posterior_draws(prior, residuals, predicted, noise, kind, bank) for kind in kinds}
     out, splits = {kind: [] for kind in draws}, []
     for index, row in enumerate(rows):

@@ -18,6 +18,7 @@ COSTS = (   # what a model is measured to cost
 NAMES = {   # of the models, in the order in which they are shown
     "operator": "UPS operator", "base": "base alone", "dressed": "+ noise",
     "dressed_conditional": "+ conditional noise", "dressed_resampled": "+ drawn residual",
+    "linear_posterior": "linear posterior, pushed", "unconditional": "any solution",
     "dressed_leads": "+ errors by lead", "analogs": "+ errors of analogs", "exact": "exact draws",
     "bayes_mean": "mean of exact draws",
     "rival": "rival, no teacher", "corrector": "corrector", "student_1": "student, 1 step",

@@ -15,20 +15,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
-from ups.generative.observation import LinearGuess
+from ups.generative.observation import LinearPosterior
 from ups.models.backbone import BACKBONES, TaskNetwork, zero_linear
 from ups.models.warm import take_maps
 from ups.tasks import described_task
 from ups.training.checkpoint import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
+# of drawing a steady solution, each with what the one before has: see ups/generative/choice.py
+BY = ("pushed", "error", "diffusion")
 MAX_FACTS = 8
 # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
 FREQUENCIES = (1, 2, 4, 8, 16)
@@ -36,32 +38,57 @@ FREQUENCIES = (1, 2, 4, 8, 16)
 LARGEST_LOG_SCALE = math.log(1e4)
 STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
 
-Drawn = tuple[Tensor, Tensor, Tensor]   # residuals r, tokens, facts of a batch
+
+
+class Start(NamedTuple):
+    """Where draws of rows begin in place of white noise: off (batch, *tokens, dim) from the prediction, with
+    the Gaussian error of a prediction under tokens and facts of its own."""
+
+    off: Tensor
+    tokens: Tensor
+    facts: Tensor
+
+
+class Drawn(NamedTuple):
+    """Residuals r of a batch, their conditions, and where their draws begin (None: at white noise)."""
+
+    r: Tensor
+    tokens: Tensor
+    facts: Tensor
+    start: Start | None = None
 
 
 @dataclass(frozen=True)
 class Condition:
     """What draws are conditioned on, for a batch of one task; made by `CorrectorHead.condition`. mean,
-    log_scale: m and h."""
+    log_scale: m and h. start_mean, start_scale: of the Gaussian at which the path begins, as r~; None: white
+    noise."""
 
     name: str
     tokens: Tensor
     facts: Tensor
     mean: Tensor
     log_scale: Tensor
+    start_mean: Tensor | None = None
+    start_scale: Tensor | None = None
 
     def rows(self, index: Tensor) -> "Condition":
         """The conditions of some rows; an index may repeat."""
-        return replace(self,
-                       **{key: getattr(self, key)[index] for key in ("tokens", "facts", "mean", "log_scale")})
+        return replace(self, **{key: value[index] for key, value in vars(self).items()
+                                if isinstance(value, Tensor)})
+
+    def begin(self, noise: Tensor) -> Tensor:
+        """Where the path begins (batch, *tokens, dim), from white noise of that shape."""
+        return noise if self.start_mean is None else self.start_mean + self.start_scale * noise
 
 
 class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
-    description: name, dim (of r), num_conditions (C), for a steady task guess (what `LinearGuess` is built
-    from). Statistics are buffers that `fit_head` fills, but marginal_mean and _std: those of residuals as
-    they occur (training prefers where they are large), for dressing without conditions.
+    description: name, dim (of r), num_conditions (C), for a steady task guess (what `LinearPosterior` is
+    built from) and by (of BY, which the stage chooses). Statistics are buffers that `fit_head` fills, but
+    marginal_mean and _std: those of residuals as they occur (training prefers where they are large), for
+    dressing without conditions.
     """
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
@@ -73,7 +100,8 @@ class CorrectorHead(nn.Module):
                                   ("marginal_std", dim, 1.0)):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
-        self.guess = LinearGuess(**description["guess"]) if "guess" in description else None
+        self.guess = LinearPosterior(**description["guess"]) if "guess" in description else None
+        self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
         self.gaussian = BACKBONES[model.kind](model)
@@ -82,6 +110,15 @@ class CorrectorHead(nn.Module):
         self.out = zero_linear(model.width, dim)
         self.gaussian_parts = [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
         nn.ModuleList(self.gaussian_parts).requires_grad_(False)   # but while `fit_head` fits them
+
+    @property
+    def by(self) -> str:
+        """Of BY, what draws are made by; of a task in time the diffusion."""
+        return self.description.get("by", BY[-1])
+
+    @by.setter
+    def by(self, by: str) -> None:
+        self.description["by"] = by
 
     @cached_property
     def largest(self) -> float:
@@ -111,10 +148,21 @@ class CorrectorHead(nn.Module):
         """r~ to latent units."""
         return self.r_mean + self.r_std * condition.log_scale.exp() * (condition.mean + r)
 
-    def shown(self, r: Tensor, tokens: Tensor, facts: Tensor) -> tuple[Tensor, Condition]:
+    def begun(self, condition: Condition, start: Start) -> Condition:
+        """The condition, with the place where its draws begin. Where all was seen, which is when a start has
+        the same facts, the prediction's own error is all that is uncertain, and always there."""
+        own = self.condition(start.tokens, start.facts)
+        is_own = (condition.facts == own.facts).all(1) | (self.by != BY[0])
+        is_own = is_own.view(-1, *[1] * (start.off.ndim - 1))
+        off = start.off + torch.where(is_own, self.unwhiten(torch.zeros_like(own.mean), own), 0.0)
+        return replace(condition, start_mean=self.whiten(off, condition),
+                       start_scale=torch.where(is_own, (own.log_scale - condition.log_scale).exp(), 0.0))
+
+    def shown(self, r: Tensor, tokens: Tensor, facts: Tensor,
+              start: Start | None = None) -> tuple[Tensor, Condition]:
         """(r~, its condition) of what a residuals' `draw` gives."""
         condition = self.condition(tokens, facts)
-        return self.whiten(r, condition), condition
+        return self.whiten(r, condition), condition if start is None else self.begun(condition, start)
 
 
 class Corrector(TaskNetwork):
@@ -165,7 +213,7 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
     """
     probe = [draw(-1 - i) for i in range(16)]
     r, tokens = (torch.cat(parts).flatten(0, -2) for parts in list(zip(*probe, strict=True))[:2])
-    std, size_train = r.std(0), torch.cat([_log_size(r) for r, _, _ in probe])
+    std, size_train = r.std(0), torch.cat([_log_size(r) for r, *_ in probe])
     head.r_mean.copy_(r.mean(0))
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
@@ -197,7 +245,7 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
         white = white / factor
         head.largest_std.copy_(largest_mode(white))
         held_out = [head.shown(*part) for part in validation]
-        val, r_val = torch.cat([white for white, _ in held_out]), [r for r, _, _ in validation]
+        val, r_val = torch.cat([white for white, _ in held_out]), [r for r, *_ in validation]
         size_val, squares = torch.cat([_log_size(r) for r in r_val]), val.square().flatten(1).mean(1)
         nll = torch.cat([gaussian_nll(white, condition.log_scale) for white, condition in held_out]).mean()
 

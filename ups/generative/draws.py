@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ups.generative.corrector import Condition, Corrector, load_corrector
+from ups.generative.corrector import BY, Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
 from ups.generative.residuals import FieldConditions, StateConditions
@@ -27,6 +27,8 @@ from ups.models.conserve import conserve
 from ups.models.operator import Operator
 from ups.models.rollout import ensemble_rollout, member_noise
 from ups.transfer import send
+
+Predicted = tuple[Tensor, Tensor, Tensor, Start]   # of FieldConditions.predict
 
 STATES = 512          # states in one call of a network
 
@@ -43,12 +45,15 @@ class Sampler:
     network: Corrector
     evaluations: int
 
-    def whitened(self, condition: Condition, noise: Tensor, second: Tensor, num_steps: int = 0) -> Tensor:
-        """r~ (batch, *tokens, dim) from two noises of that shape. num_steps (of corrector and prior): of the
-        midpoint rule, 0: as it was trained for."""
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None,
+                 num_steps: int = 0) -> Tensor:
+        """r~ (batch, *tokens, dim) from noise of that shape, and a second where there are two evaluations.
+        num_steps (of corrector and prior): of the midpoint rule, 0: as it was trained for."""
         velocity, facts = self.network.velocity(condition), self.network.description
+        if self.network.heads[condition.name].by != BY[-1]:
+            return condition.begin(noise)
         if self.evaluations == 0:
-            return sample(velocity, noise, num_steps or facts["sampler_steps"])
+            return sample(velocity, condition.begin(noise), num_steps or facts["sampler_steps"])
         return sample_student(velocity, noise, facts.get("mid_angle", 0.0),
                               second if self.evaluations == 2 else None)
 
@@ -123,28 +128,38 @@ def two_noises(shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_m
 
 @torch.no_grad()
 def draw_solutions(fields: FieldConditions, draw: Callable[[Condition, Tensor], Tensor], network: Corrector,
-                   predicted: tuple[Tensor, Tensor, Tensor], noise: Tensor) -> Tensor:
+                   predicted: Predicted, noise: Tensor) -> Tensor:
     """Draws of a solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
 
-    predicted: of `FieldConditions.predict`; draw(conditions, noise): r~.
+    predicted: of `FieldConditions.predict` with M draws a row; draw(conditions, noise): r~.
     """
-    guess, tokens, facts = predicted
+    guess, tokens, facts, start = predicted
     head, parts = network.heads[fields.name], []
     conditions = head.condition(tokens, facts)
     which = torch.arange(len(guess), device=guess.device).repeat_interleave(noise.shape[1])
-    for some, row in zip(noise.flatten(0, 1).split(STATES), which.split(STATES), strict=True):
-        condition = conditions.rows(row)
+    for some, row, *own in zip(*(part.split(STATES) for part in (noise.flatten(0, 1), which, *start)),
+                               strict=True):
+        condition = head.begun(conditions.rows(row), Start(*own))
         parts.append(head.unwhiten(draw(condition, some), condition))
     return fields.solution(guess[:, None], torch.cat(parts).view_as(noise))
 
 
+def predict_draws(fields: FieldConditions, observation: Observation, parameters: Tensor, seed: int,
+                  rows: Sequence[int], num_members: int) -> tuple[Predicted, Tensor]:
+    """(`FieldConditions.predict` with as many draws a row, noise of these draws (batch, num_members, *tokens,
+    dim)): functions of seed and row, by its number."""
+    shape = (*fields.head.codec.tokens, fields.description["dim"])
+    field, noise = (send(member_noise(size, seed, rows, 0, num_members, key), fields.device)
+                    for size, key in ((fields.noise_shape, "field"), (shape, "noise")))
+    return fields.predict(observation, parameters, field), noise
+
+
+@torch.no_grad()
 def sample_solutions(operator: Operator, sampler: Sampler, name: str, observation: Observation,
                      parameters: Tensor, num_members: int, seed: int = 0) -> Tensor:
     """Solutions (batch, num_members, C, *space), physical units, of steady task `name` given what was seen of
     its coefficient, in normalised units (`ups.generative.observation.seen`)."""
     fields = FieldConditions(operator, name, sampler.network.heads[name].guess)
-    predicted = fields.predict(observation, parameters)
-    noise = member_noise(predicted[0].shape[1:], seed, range(len(predicted[0])), 0,
-                         num_members).to(fields.device)
-    return draw_solutions(fields, lambda condition, some: sampler.whitened(condition, some, some),
-                          sampler.network, predicted, noise)
+    predicted, noise = predict_draws(fields, observation, parameters, seed, range(len(observation.values)),
+                                     num_members)
+    return draw_solutions(fields, sampler.whitened, sampler.network, predicted, noise)

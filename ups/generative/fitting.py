@@ -113,7 +113,8 @@ def noise_of(corrector: Corrector, seed: int, name: str, number: int, drawn: Dra
     r, condition = corrector.heads[name].shown(*drawn)
     draw = generator(seed, STREAM, "validate", number)
     angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
-    return Noised(condition, r, send(noise, r.device), send(angle, r.device), slice(0, len(r)))
+    return Noised(condition, r, condition.begin(send(noise, r.device)), send(angle, r.device),
+                  slice(0, len(r)))
 
 
 def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:

@@ -1,5 +1,5 @@
 """Partial observations of the input field of a steady task, for training and evaluating the conditional
-prior, and the linear guess of the field from them, which travels with the weights of the prior.
+prior, and the linear posterior of the field given them, which travels with the weights of the prior.
 
     values = mask * (S v + noise * eta)
 
@@ -12,8 +12,9 @@ Every row of a batch draws from a generator of its own, so that a batch may be c
 micro-batches. Shares and ranges are those of training; `CASES` are the fixed observations of an evaluation.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,24 +29,34 @@ COVERAGE = (0.01, 0.5)   # share of the cells that "points" sees, log-uniform
 NOISE = (0.05, 1.0)      # standard deviation of "noisy" in normalised units (v has 1), log-uniform
 BLOCKS = (2, 4, 8)       # cells per axis that "coarse" averages, those that divide the grid equally likely
 FACTS = ("coverage", "noise", "log2_block")
-MODES = 96               # of the coefficient, in its linear guess
+MODES = 1024             # patterns of a field at most, in its linear posterior: all of a 32 x 32 grid
+FOLDS = 4                # of the training fields: what variances are measured on did not make the patterns
+IMAGES = 16              # random symmetric images of every training field that a covariance is averaged over
+LEAST = 1e-6             # variance of a cell by itself, in normalised units: keeps a covariance regular
 
 # case: its levels, how well a row is observed: share of the cells seen, noise, cells per axis averaged
 CASES: dict[str, tuple[float, float, int]] = {
     "none": (0.0, 0.0, 1), "points_1": (0.01, 0.0, 1), "points_10": (0.1, 0.0, 1), "points_50": (0.5, 0.0, 1),
     "coarse_4": (1.0, 0.0, 4), "noisy_0.3": (1.0, 0.3, 1), "full": (1.0, 0.0, 1),
 }
+PARTIAL = [case for case in CASES if case != "full"]   # what is all observed has one answer
 
 
 @dataclass(frozen=True)
 class Observation:
     """values (B, C, *space), mask (B, 1, *space) of 0 and 1, facts (B, len(FACTS)) float32: share seen,
-    noise, log2 block; blocks (B,) integers: the last again, in main memory, as cells per axis."""
+    noise, log2 block; groups, in main memory: of every row (k, m) int64, the flat indices of the m cells of
+    which each of its k numbers is the mean, the first of them holding it."""
 
     values: Tensor
     mask: Tensor
     facts: Tensor
-    blocks: Tensor
+    groups: list[Tensor]
+
+    @property
+    def is_whole(self) -> list[bool]:
+        """Of every row, whether each cell is seen by itself."""
+        return [len(groups) == self.mask[0].numel() for groups in self.groups]
 
 
 def row_generators(seed: int, *keys: int | str, rows: Iterable[int]) -> list[torch.Generator]:
@@ -100,8 +111,18 @@ def observe(v: Tensor, levels: Tensor, generators: Sequence[torch.Generator]) ->
         if noise > 0:
             eta[row] = torch.randn(v.shape[1:], generator=source) * noise
     facts = torch.stack([mask.double().mean(1), levels[:, 1], levels[:, 2].log2()], 1)
+    groups = [_groups(row, space, block) for row, block in zip(mask, blocks.tolist(), strict=True)]
     mask, eta = (send(part.to(v.dtype), v.device) for part in (mask.view(-1, 1, *space), eta))
-    return Observation(mask * (seen + eta), mask, send(facts.float(), v.device), blocks)
+    return Observation(mask * (seen + eta), mask, send(facts.float(), v.device), groups)
+
+
+def _groups(mask: Tensor, space: Sequence[int], block: int) -> Tensor:
+    """The groups (k, block^ndim) of which something is seen: mask (cells,) of one row."""
+    cells = torch.arange(len(mask)).view(*space)
+    for axis in range(len(space)):
+        cells = cells.unfold(axis, block, block)
+    cells = cells.reshape(-1, block ** len(space))
+    return cells[mask[cells[:, 0]] > 0]
 
 
 def observe_case(v: Tensor, case: str, generators: Sequence[torch.Generator]) -> Observation:
@@ -113,7 +134,15 @@ def seen(v: Tensor, mask: Tensor) -> Observation:
     """The observation of v (B, C, *space) at the cells where mask (B, 1, *space) is 1, exactly."""
     mask = mask.to(v)
     facts = nn.functional.pad(mask.flatten(1).mean(1)[:, None], (0, len(FACTS) - 1))
-    return Observation(torch.where(mask > 0, v, 0.0), mask, facts, torch.ones(len(v), dtype=torch.long))
+    groups = [_groups(row, v.shape[2:], 1) for row in mask.flatten(1).cpu()]
+    return Observation(torch.where(mask > 0, v, 0.0), mask, facts, groups)
+
+
+def whole(v: Tensor) -> Observation:
+    """The observation of all of v (B, C, *space), exactly."""
+    mask, facts = torch.ones_like(v[:, :1]), v.new_zeros(len(v), len(FACTS))
+    facts[:, 0] = 1.0
+    return Observation(v, mask, facts, [_groups(torch.ones(mask[0].numel()), v.shape[2:], 1)] * len(v))
 
 
 def as_linear(observation: Observation, row: int, mean: float, std: float) -> LinearObservation:
@@ -123,17 +152,13 @@ def as_linear(observation: Observation, row: int, mean: float, std: float) -> Li
     mean, std: of the codec's only channel (`codec.mean.item()`, `codec.std.item()`). The row must be one
     channel on a square 2D grid, that of the generated data; raises ValueError otherwise.
     """
-    values, mask = (part[row].detach().cpu() for part in (observation.values, observation.mask))
+    values, groups = observation.values[row].detach().cpu(), observation.groups[row]
     if values.ndim != 3 or values.shape[0] != 1 or values.shape[1] != values.shape[2]:
         raise ValueError(f"observation of shape {tuple(values.shape)}; expected one channel on a square, (1, "
                          "n, n) (ups.generative.observation.as_linear), for which the exact posterior is "
                          "known. Use it for darcy2d_grf.")
-    size, block = values.shape[1], round(2 ** float(observation.facts[row, FACTS.index("log2_block")]))
-    groups = torch.arange(size * size).view(size // block, block, size // block,
-                                            block).transpose(1, 2).reshape(-1, block * block)
-    groups = groups[mask.flatten()[groups[:, 0]] > 0]
     return LinearObservation(
-        resolution=size, cells=groups, values=values.flatten()[groups[:, 0]].double() * std + mean,
+        resolution=values.shape[1], cells=groups, values=values.flatten()[groups[:, 0]].double() * std + mean,
         noise=float(observation.facts[row, FACTS.index("noise")]) * std)
 
 
@@ -144,69 +169,148 @@ def block_average(v: Tensor, block: int) -> Tensor:
     return v
 
 
-class LinearGuess(nn.Module):
-    """Best linear guess of a field from part of it: the posterior mean of a Gaussian fitted to training
-    fields.
+class Posterior(NamedTuple):
+    """Of a field given an observation: mean and standard deviation of each cell, (B, C, *space), and draws
+    (B, M, C, *space)."""
 
-    v = mean + U s + e, s ~ N(0, diag(variance)) the leading MODES of the training fields, e what they leave,
-    independent per cell (probabilistic principal components, Tipping and Bishop 1999). shape: (C, *space) of
-    a field. least: of a solution; below it, its logarithm is not taken.
+    mean: Tensor
+    spread: Tensor
+    draws: Tensor
+
+
+class LinearPosterior(nn.Module):
+    """A Gaussian fitted to training fields, given part of a field: its mean is the best linear guess.
+
+        v = mean + U s + e,  s ~ N(0, diag(variance)),  e ~ N(0, left I),  y = A v + noise * eta
+        v | y:  z + mean + C A^T K^-1 (y - A (mean + z) - noise * eta),  z ~ N(0, C),  K = A C A^T + noise^2 I
+
+    (probabilistic principal components, Tipping and Bishop 1999, conditioned as ups/tasks/darcy_grf.py does.)
+    shape: (C, *space) of a field. least: of a solution; below it, its logarithm is not taken.
+
+    Where few cells are unknown, what is left of them is ruled by the smallest variances, which a sample
+    covariance has far too small. So the variances are those along U of fields that did not make U (Bartz
+    2016, arXiv 1611.00798). Rows cost k^3 for k numbers seen, and nothing where all cells are.
     """
 
     def __init__(self, shape: Sequence[int], num_modes: int):
         super().__init__()
         self.shape, cells = tuple(shape), torch.Size(shape).numel()
         for name, size in (("mean", (cells,)), ("variance", (num_modes,)), ("basis", (cells, num_modes)),
-                           ("left", (cells,)), ("least", ())):
+                           ("left", ()), ("least", ())):
             self.register_buffer(name, torch.zeros(size))
-        self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
+        self._covariance: Tensor | None = None
 
     @classmethod
-    def fit(cls, fields: Tensor, least: float = 0.0) -> "LinearGuess":
-        """Of training fields (n, C, *space), on their device."""
-        flat = fields.flatten(1)
-        mean = flat.mean(0)
-        _, singular, rows = torch.linalg.svd(flat - mean, full_matrices=False)
-        guess = cls(fields.shape[1:], min(MODES, len(rows) - 1)).to(fields)
-        kept = len(guess.variance)
-        guess.mean, guess.variance, guess.basis = mean, singular[:kept].square() / len(flat), rows[:kept].mT
-        guess.left = (flat.var(0) - guess.basis.square() @ guess.variance).clamp_min(1e-6)
-        guess.least.fill_(least)
-        return guess
+    def fit(cls, fields: Tensor, least: float = 0.0,
+            image: Callable[[Tensor], Tensor] | None = None) -> "LinearPosterior":
+        """Of training fields (n, C, *space), on their device. image: a random symmetric image of such fields,
+        one for all; None: there is no symmetry."""
+        images = [fields] if image is None else [image(fields) for _ in range(IMAGES)]
+        mean = torch.stack([part.flatten(1).double().mean(0) for part in images]).mean(0)
+        space, (count, cells) = None, fields.flatten(1).shape
+        if cells > MODES:   # patterns are sought among the leading ones, of as many images as those need
+            few = torch.cat([part.flatten(1) - mean.float() for part in images[: 1 + 8 * MODES // count]])
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                space = torch.svd_lowrank(few[: 8 * MODES], min(MODES, len(few)))[2].double()
+        fold = torch.arange(count, device=fields.device) % FOLDS
+        second, total = 0, 0.0   # second moments of every fold, (FOLDS, K, K), and of all that there is
+        for part in images:
+            off = part.flatten(1).double() - mean
+            total += float(off.square().sum()) / (count * len(images))
+            off = off if space is None else off @ space
+            second = second + torch.stack([off[fold == k].mT @ off[fold == k] for k in range(FOLDS)])
+        second = second / (count * len(images))
 
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """(guess, its standard deviation), each (B, C, *space), of an observation.
+        def patterns(moment: Tensor) -> Tensor:
+            return torch.linalg.eigh(moment)[1].flip(1)
 
-        Block means are those of mean and U; every cell of a block then bears its share of the mean's
-        precision.
-        """
-        values, mask = observation.values, observation.mask.expand_as(observation.values)
-        noise, log2_block = observation.facts[:, 1], observation.facts[:, 2]
-        # precision of each cell
-        weight = mask.flatten(1) / (self.left + noise.square()[:, None])
-        guess, spread = torch.empty_like(weight), torch.empty_like(weight)
-        for size in observation.blocks.unique().tolist():
-            rows = send(torch.nonzero(observation.blocks == size)[:, 0], weight.device)
-            mean, basis = self._averaged(size)
-            w, y = weight[rows], values.flatten(1)[rows] - mean
-            # (rows, modes, modes)
-            gram = (basis.mT * w[:, None]) @ basis + torch.diag(1 / self.variance)
-            # NaN where there is no factor, rather than a check that waits for the device, as does an inverse
-            factor, info = torch.linalg.cholesky_ex(gram)
-            factor = torch.where((info == 0)[:, None, None], factor, torch.nan)
-            s = torch.cholesky_solve(((w * y) @ basis)[..., None], factor)[..., 0]
-            # (rows, modes, cells)
-            half = torch.linalg.solve_triangular(factor, self.basis.mT, upper=False)
-            guess[rows] = self.mean + s @ self.basis.mT
-            spread[rows] = (half.square().sum(1) + self.left).sqrt()
-        guess, spread = guess.view_as(values), spread.view_as(values)
-        is_exact = (mask > 0) & ((noise == 0) & (log2_block == 0)).view(-1, *[1] * (values.ndim - 1))
-        return torch.where(is_exact, values, guess), torch.where(is_exact, torch.zeros_like(spread), spread)
+        variance = sum(torch.einsum("ik,ij,jk->k", u, second[k], u) for k in range(FOLDS)
+                       for u in [patterns(second.sum(0) - second[k])])
+        basis = patterns(second.sum(0))
+        left = max((total - float(variance.sum())) / max(cells - len(variance), 1), LEAST)
+        found = cls(fields.shape[1:], len(variance)).to(fields)
+        found.mean.copy_(mean)
+        found.basis.copy_(basis if space is None else space @ basis)
+        found.variance.copy_((variance - left).clamp_min(0))
+        found.left.fill_(left)
+        found.least.fill_(least)
+        return found
 
-    def _averaged(self, block: int) -> tuple[Tensor, Tensor]:
-        """Mean and basis over blocks of `block` cells per axis, spread over the block again."""
-        if block not in self._blocks:
-            both = torch.cat([self.mean[None], self.basis.mT]).view(-1, *self.shape)
-            averaged = block_average(both, block).flatten(1)
-            self._blocks[block] = averaged[0], averaged[1:].mT.contiguous()
-        return self._blocks[block]
+    def forward(self, observation: Observation, noise: Tensor | None = None) -> Posterior:
+        """Given an observation; a draw of each row (B, M, 2, C, *space) of `noise`, standard normal. None: no
+        draws."""
+        values = observation.values
+        if noise is None:
+            noise = values.new_zeros(len(values), 0, 2, *self.shape)
+        rows = zip(values.flatten(1), observation.groups, observation.is_whole, observation.facts[:, 1],
+                   noise.flatten(3), strict=True)
+        squares = self.basis.square()
+        full = self.left + squares @ self.variance   # variance of each cell where nothing is seen
+        parts = [self._whole(y, size, *white.unbind(1), squares) if is_whole
+                 else self._part(y, groups, size, *white.unbind(1), full)
+                 for y, groups, is_whole, size, white in rows]
+        mean, spread, draws = (torch.stack(part).to(values).unflatten(-1, self.shape)
+                               for part in zip(*parts, strict=True))
+        # what was seen exactly, cell by cell, is not computed again
+        is_exact = observation.mask.expand_as(values) > 0
+        is_exact &= (observation.facts[:, 1:] == 0).all(1).view(-1, *[1] * len(self.shape))
+        return Posterior(torch.where(is_exact, values, mean), spread.masked_fill(is_exact, 0.0),
+                         torch.where(is_exact[:, None], values[:, None], draws))
+
+    def _whole(self, y: Tensor, noise: Tensor, white: Tensor, eta: Tensor,
+               squares: Tensor) -> tuple[Tensor, ...]:
+        """mean, spread (cells,) and draws (M, cells) where all cells are seen, y, with noise: in the modes
+        all is diagonal. squares: of the basis."""
+        along, left, square = self.variance + self.left, self.left, noise.square()
+        gain, gain_left = along / (along + square), left / (left + square)
+
+        def filtered(x: Tensor) -> Tensor:
+            return gain_left * x + (x @ self.basis * (gain - gain_left)) @ self.basis.mT
+
+        z = self._drawn(white)
+        rest = left * (1 - gain_left)
+        spread = (rest + squares @ (along * (1 - gain) - rest)).clamp_min(0).sqrt()
+        return self.mean + filtered(y - self.mean), spread, \
+            self.mean + z + filtered(y - self.mean - z - noise * eta)
+
+    def _part(self, y: Tensor, groups: Tensor, noise: Tensor, white: Tensor, eta: Tensor,
+              full: Tensor) -> tuple[Tensor, ...]:
+        """The same where the groups (k, m) are seen, in float64; nothing is where k is 0. full: variance of
+        each cell where it is 0."""
+        per_channel = self.basis.shape[0] // self.shape[0]
+        cells = torch.cat([groups + channel * per_channel for channel in range(self.shape[0])])
+        cells = send(cells, y.device)
+        z, mean = self._drawn(white).double(), self.mean.double()
+
+        def seen(x: Tensor) -> Tensor:   # A x
+            return x[..., cells].mean(-1)
+
+        cross = self._cross(cells)
+        inner = seen(cross) + noise.double().square() * torch.eye(len(cells), device=y.device).double()
+        # NaN where there is no factor, rather than a check that waits for the device
+        factor, info = torch.linalg.cholesky_ex(0.5 * (inner + inner.mT))
+        factor = torch.where(info == 0, factor, torch.nan)
+        first = y[cells[:, 0]].double()
+        given = torch.cat([(first - seen(mean))[None], first - seen(mean + z) - noise * eta[:, cells[:, 0]]])
+        gained = torch.cholesky_solve(given.mT, factor).mT @ cross
+        known = torch.linalg.solve_triangular(factor, cross, upper=False).square().sum(0)
+        return mean + gained[0], (full - known).clamp_min(0).sqrt(), mean + z + gained[1:]
+
+    def _drawn(self, white: Tensor) -> Tensor:
+        """z (M, cells), of covariance C, from white noise of that shape: its symmetric root."""
+        least = self.left.sqrt()
+        along = (self.variance + self.left).sqrt() - least
+        return least * white + (white @ self.basis * along) @ self.basis.mT
+
+    def _cross(self, cells: Tensor) -> Tensor:
+        """A C, (k, cells), float64, of groups (k, m)."""
+        if len(self.variance) == len(self.mean):   # all modes: C is no larger than they are
+            if self._covariance is None or self._covariance.device != self.basis.device:
+                basis = self.basis.double()
+                self._covariance = basis * self.variance @ basis.mT
+                self._covariance.diagonal().add_(self.left)
+            return self._covariance[cells].mean(1)
+        basis = self.basis.double()
+        cross = basis[cells].mean(1) * self.variance @ basis.mT
+        return cross.scatter_add_(1, cells, (self.left.double() / cells.shape[1]).expand(cells.shape))

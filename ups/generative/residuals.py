@@ -1,17 +1,19 @@
 """Residuals: what a frozen operator leaves, under what a corrector is shown beside the operator's prediction.
 
-Conditions are made from an operator (and, for a steady task, the linear guess that travels with the prior)
-alone: no cache. Residuals, which correctors, students and priors learn, are those of trajectories that the
-operator was not trained on.
+Conditions are made from an operator (and, for a steady task, the linear posterior that travels with the
+prior) alone: no cache. Residuals, which correctors, students and priors learn, are those of trajectories that
+the operator was not trained on.
 
     in time   r = z_ref - O(z)
     steady    r = log u - log O(v_guess),  the solution u given a partly observed coefficient
 
 v is the normalised coefficient, v_guess the linear guess of it from what was seen, O the frozen operator. The
 solution of a diffusion equation with a positive source is positive, and where little is known its size varies
-by factors: hence the logarithm. The conditional mean and scale of ups/generative/corrector.py and a diffusion
-do the rest, from certainty to the spread of all solutions. A fully observed steady equation has one answer,
-so calibration is judged on partial observations of a task whose exact posterior is known
+by factors: hence the logarithm. Draws begin at O(v_s), v_s drawn from the linear posterior of which v_guess
+is the mean, with the operator's own error there (the conditional Gaussian of ups/generative/corrector.py for
+v_s seen whole): where the coefficient is Gaussian nothing is left to learn but what that Gaussian lacks. The
+diffusion's path leads from there, in place of white noise, to the solution. A fully observed steady equation
+has one answer, so calibration is judged on partial observations of a task whose exact posterior is known
 (ups/evaluation/steady.py).
 """
 
@@ -26,12 +28,19 @@ from torch import Tensor
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import patchify
-from ups.generative.corrector import Condition, Corrector, Drawn
+from ups.generative.corrector import Condition, Corrector, Drawn, Start
 from ups.generative.diffusion import draw_angles
-from ups.generative.observation import LinearGuess, Observation, draw_levels, observe, row_generators
+from ups.generative.observation import (
+    LinearPosterior,
+    Observation,
+    draw_levels,
+    observe,
+    row_generators,
+    whole,
+)
 from ups.models.bases.base import Known
 from ups.models.operator import Operator
-from ups.models.windows import augment
+from ups.models.windows import augment, stay, symmetry
 from ups.seeds import generator
 from ups.transfer import send
 
@@ -39,6 +48,7 @@ SPREAD_FLOOR = 1e-3    # of the coefficient, in normalised units: what is seen e
 FLOOR = 1e-3           # of a solution's mean: a guess is lifted to it before its logarithm is taken
 SIZED = 64             # training solutions behind that mean
 VALIDATION_BATCHES = 8
+STATES = 512           # draws of a coefficient in one call of the operator
 START_ROWS = 32        # trajectories from which the residual's size at each start is taken
 DISTURBED = 0.75       # share of the states in training that carry an error as a rollout's own would
 # its size over that of a residual, log-uniform; a sampler of a small run leaves some 5 %
@@ -86,11 +96,12 @@ class FieldConditions:
         c = (mask * v, v_guess, its spread, mask, log O(v_guess)),  facts = (how much, how noisy, how coarse)
 
     v is the normalised coefficient, v_guess its linear guess from what was seen (v itself where all is seen).
+    noise_shape: of the normal numbers that a draw of it takes.
     """
 
-    def __init__(self, operator: Operator, name: str, linear: LinearGuess):
+    def __init__(self, operator: Operator, name: str, linear: LinearPosterior):
         self.operator, self.name, self.head, self.linear = operator, name, operator.head(name), linear
-        self.device = self.head.scale.device
+        self.device, self.noise_shape = self.head.scale.device, (2, *linear.shape)
         codec, dim = self.head.input_codec, self.head.codec.dim
         num_conditions = 3 * codec.width + codec.patch**self.head.task.ndim + dim
         self.description: dict[str, Any] = {**self.head.task.description, "dim": dim,
@@ -98,15 +109,30 @@ class FieldConditions:
                                             "guess": {"shape": list(linear.shape),
                                                       "num_modes": len(linear.variance)}}
 
-    def predict(self, observation: Observation, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(log O(v_guess) (batch, *tokens, dim), tokens, facts) of an observation in normalised units."""
+    def predict(self, observation: Observation, parameters: Tensor,
+                noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Start]:
+        """(log O(v_guess) (batch, *tokens, dim), tokens, facts, what draws begin at) of an observation in
+        normalised units. noise: (batch, M, *noise_shape) standard normal, for the M draws v_s of each row;
+        None: of none."""
+        posterior = self.linear(observation, noise)
+        guess, tokens = self._pushed(observation, posterior.mean, posterior.spread, parameters)
+        num, v = posterior.draws.shape[1], posterior.draws.flatten(0, 1)
+        if not len(v):
+            return guess, tokens, observation.facts, Start(guess[:0], tokens[:0], observation.facts[:0])
+        each = zip(v.split(STATES), parameters.repeat_interleave(num, 0).split(STATES), strict=True)
+        pushed, shown = (torch.cat(part) for part in zip(*(
+            self._pushed(whole(some), some, torch.zeros_like(some), row) for some, row in each), strict=True))
+        return guess, tokens, observation.facts, Start(pushed - guess.repeat_interleave(num, 0), shown,
+                                                       whole(v).facts)
+
+    def _pushed(self, observation: Observation, v: Tensor, spread: Tensor,
+                parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """(log O(v), tokens) of a coefficient v (batch, C, *space) with its spread."""
         codec, ndim = self.head.input_codec, self.head.task.ndim
-        v_guess, spread = self.linear(observation)
-        z = self.operator(codec.encode(v_guess)[:, None], self.name, parameters)[:, 0]
+        z = self.operator(codec.encode(v)[:, None], self.name, parameters)[:, 0]
         guess = self.logarithm(self.head.physical(z))
-        fields = (observation.values, v_guess, (spread + SPREAD_FLOOR).log(), observation.mask)
-        tokens = torch.cat([*[patchify(part, ndim, codec.patch) for part in fields], guess], -1)
-        return guess, tokens, observation.facts
+        fields = (observation.values, v, (spread + SPREAD_FLOOR).log(), observation.mask)
+        return guess, torch.cat([*[patchify(part, ndim, codec.patch) for part in fields], guess], -1)
 
     def logarithm(self, u: Tensor) -> Tensor:
         """log u as tokens: (batch, C, *space), physical units, to (batch, *tokens, dim); linear in log u."""
@@ -128,9 +154,9 @@ class TransientResiduals(StateConditions):
 
     windows(split): (rows, starts), for `Schedule`. start_weights: what it draws window starts by in training;
     None: all alike. decode: residual latents to the field, linear. draw(split, places, starts, draw,
-    is_disturbed): (r, tokens, facts) of rows `places` (positions in the split) and window starts; draw:
+    is_disturbed): `Drawn` of rows `places` (positions in the split) and window starts; draw:
     augmentation, None: none; is_disturbed: as a network is trained, a state then may carry an error such as
-    it has in a rollout of its own.
+    it has in a rollout of its own; is_begun: with where a draw begins, if that is not white noise.
     """
 
     def __init__(self, operator: Operator, cache: Cache):
@@ -196,7 +222,7 @@ class TransientResiduals(StateConditions):
 
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
-             is_disturbed: bool = False) -> Drawn:
+             is_disturbed: bool = False, is_begun: bool = False) -> Drawn:
         rows, history = self.cache.split[split][places], self.head.history
         frames = starts + self.train_from
         # the first frame itself: no change
@@ -210,7 +236,7 @@ class TransientResiduals(StateConditions):
             seen = self.disturb(seen, starts,
                                 [generator(draw.initial_seed(), "disturb", *key) for key in keys])
         z_pred, tokens, facts = self.predict(seen, self.head.known(self.cache.parameters[rows]))
-        return z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts
+        return Drawn(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
 
 
 class SteadyResiduals(FieldConditions):
@@ -219,13 +245,17 @@ class SteadyResiduals(FieldConditions):
     linear: of a trained prior; None: fitted here to the cache's training fields.
     """
 
-    def __init__(self, operator: Operator, cache: Cache, linear: LinearGuess | None = None):
+    def __init__(self, operator: Operator, cache: Cache, linear: LinearPosterior | None = None):
         head, self.cache = operator.serve(cache), cache
         if linear is None:
             rows, device = cache.split["train"], head.scale.device
-            known = head.input_codec.decode(cache.inputs(rows, device)[:, 0])
-            mean = head.physical(cache.batch(rows[:SIZED], 0, 1, device)).mean()
-            linear = LinearGuess.fit(known, FLOOR * float(mean))
+            codec = head.input_codec
+            known = codec.decode(cache.inputs(rows, device)[:, 0])
+            mean, draw = head.physical(cache.batch(rows[:SIZED], 0, 1, device)).mean(), generator(0, "images")
+            is_symmetric = symmetry(head.task, codec.space, draw) is not stay
+            linear = LinearPosterior.fit(
+                known, FLOOR * float(mean),
+                (lambda v: symmetry(head.task, codec.space, draw)(v, codec)) if is_symmetric else None)
         super().__init__(operator, cache.task.name, linear)
 
     def windows(self, split: str) -> tuple[int, int]:
@@ -243,9 +273,9 @@ class SteadyResiduals(FieldConditions):
 
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
-             is_disturbed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(r, tokens, facts) of rows `places` (positions in the split); draw: symmetry and observations,
-        never None.
+             is_disturbed: bool = False, is_begun: bool = False) -> Drawn:
+        """Of rows `places` (positions in the split); draw: symmetry and observations, never None. is_begun:
+        with one v_s a row, where a draw begins.
 
         is_disturbed changes nothing: no state is fed back.
         """
@@ -253,9 +283,12 @@ class SteadyResiduals(FieldConditions):
         z_in, z_ref = augment(self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
         v = self.head.input_codec.decode(z_in[:, 0])
         sources = row_generators(draw.initial_seed(), rows=places.tolist())
-        guess, tokens, facts = self.predict(observe(v, draw_levels(v.shape[2:], sources), sources),
-                                            parameters)
-        return self.logarithm(self.head.physical(z_ref[:, 0])) - guess, tokens, facts
+        observation = observe(v, draw_levels(v.shape[2:], sources), sources)
+        noise = torch.stack([torch.randn(1, *self.noise_shape, generator=source) for source in sources])
+        guess, tokens, facts, start = self.predict(observation, parameters,
+                                                   send(noise, v.device) if is_begun else None)
+        return Drawn(self.logarithm(self.head.physical(z_ref[:, 0])) - guess, tokens, facts,
+                     start if is_begun else None)
 
 
 Residuals = TransientResiduals | SteadyResiduals
@@ -267,11 +300,12 @@ def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int
                     start_weights={name: r.start_weights() for name, r in all_residuals.items()})
 
 
-def validation(residuals: Residuals, seed: int, batch_size: int) -> list[Drawn]:
+def validation(residuals: Residuals, seed: int, batch_size: int, is_begun: bool = False) -> list[Drawn]:
     """A fixed set of validation residuals, in batches."""
     schedule = schedule_of({residuals.name: residuals}, "val", batch_size, seed + 1)
     batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
-    return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i))
+    return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i),
+                           is_begun=is_begun)
             for i, batch in enumerate(batches)]
 
 
@@ -280,7 +314,7 @@ def held_out_of(all_residuals: dict[str, Residuals], seed: int, batch_size: int,
     """Task -> what make(task, number, drawn) makes of this rank's share of the numbered batches of
     `validation`."""
     return {name: [make(name, number, drawn)
-                   for number, drawn in enumerate(validation(source, seed, batch_size))
+                   for number, drawn in enumerate(validation(source, seed, batch_size, True))
                    if number % ranks.world == ranks.rank] for name, source in all_residuals.items()}
 
 
@@ -332,7 +366,7 @@ class Batches:
         batch = self.batch(step)
         drawn = self.residuals[batch.task].draw("reserved", batch.rows[part], batch.starts[part],
                                                 generator(self.seed, self.stream, "augment", step),
-                                                is_disturbed=True)
+                                                is_disturbed=True, is_begun=True)
         return *network.heads[batch.task].shown(*drawn), batch.within(part)
 
     def noised(self, network: Corrector, step: int, part: slice, noises: int = 1,
@@ -345,5 +379,5 @@ class Batches:
                        network.heads[condition.name].largest).view(self.size, noises)
         noise = torch.randn(self.size, noises, *r.shape[1:],
                             generator=generator(self.seed, self.stream, "noise", step))
-        return Noised(condition.rows(again), r[again], send(noise[within].flatten(0, 1), r.device),
-                      angle[within].flatten(), within)
+        condition, noise = condition.rows(again), send(noise[within].flatten(0, 1), r.device)
+        return Noised(condition, r[again], condition.begin(noise), angle[within].flatten(), within)

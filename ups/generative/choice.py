@@ -1,0 +1,55 @@
+"""What serves as the prior of a steady task: of everything a trained one could draw by, the best on
+validation.
+
+    pushed      draws of the linear posterior of the coefficient, pushed through the operator
+    error       the same with the operator's own error, a conditional Gaussian
+    diffusion   the path from there that was learnt
+
+Each adds to the one before. Where all is seen, the operator's own error is there in any case. Judged by the
+energy score of the solutions drawn, over that of `pushed`, mean over the kinds of partial observation: it is
+proper, so none is favoured for being narrow or wide.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.generative.corrector import BY, Corrector
+from ups.generative.draws import Sampler, draw_solutions, predict_draws
+from ups.generative.observation import PARTIAL, observe_case, row_generators
+from ups.generative.residuals import SteadyResiduals, summed
+from ups.metrics.proper import energy_score
+
+MEMBERS = 4   # the score is fair: its mean does not depend on how many
+
+
+@torch.no_grad()
+def score_each(network: Corrector, source: SteadyResiduals, case: str, seed: int, num_fields: int) -> Tensor:
+    """Energy score of each of BY over that of the first, (BY,), in one kind of observation of validation
+    fields."""
+    head, rows = network.heads[source.name], list(range(min(num_fields, source.windows("val")[0])))
+    z_in, z_ref, parameters = source.fields("val", torch.tensor(rows))
+    observation = observe_case(source.head.input_codec.decode(z_in[:, 0]), case,
+                               row_generators(seed, "choose", case, rows=rows))
+    predicted, noise = predict_draws(source, observation, parameters, seed, rows, MEMBERS)
+    u_ref, found = source.head.physical(z_ref[:, 0]), []
+    for by in BY:
+        head.by = by
+        u = draw_solutions(source, Sampler(network, 0).whitened, network, predicted, noise)
+        found.append(energy_score(u, u_ref).mean())
+    return torch.stack(found) / found[0]
+
+
+def choose_draws(network: Corrector, residuals: dict[str, SteadyResiduals], seed: int, num_fields: int,
+                 ranks: Any) -> dict[str, dict[str, float]]:
+    """Sets every head of `network` to what is best on validation; task -> each of BY -> its score
+    over that of the first. A collective."""
+    mine = {name: PARTIAL[ranks.rank :: ranks.world] for name in residuals}
+    totals = summed(mine, lambda name, case: score_each(network, residuals[name], case, seed, num_fields),
+                    len(BY), ranks)
+    scores = {name: {by: total / len(PARTIAL) for by, total in zip(BY, sums, strict=True)}
+              for name, sums in zip(mine, totals, strict=True)}
+    for name, found in scores.items():
+        network.heads[name].by = min(found, key=found.__getitem__)   # of equal ones the first
+    return scores
