@@ -11,7 +11,7 @@ is no done.json).
     python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_hidden]"
     python evaluate.py --config configs/small.yaml --dry-run
 
-Expected (configs/small.yaml): the numbers and the one gate that fails are in the README.
+Expected (configs/small.yaml): the numbers are in the README.
 """
 
 import itertools

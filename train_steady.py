@@ -1,7 +1,8 @@
 """Steady prior: the solution of a steady equation given a partly observed coefficient, as a distribution.
 
     r = log u - log O(a_guess),  whitened as in train_diffusion.py, its diffusion beginning at
-    log O(a_s) - log O(a_guess) + the operator's own error, a_s a draw of the linear posterior of a
+    log O(a_s) - log O(a_guess) + the operator's own error, a_s a draw of the linear posterior of a, or at
+    white noise, whichever is nearer on validation
     given: what was seen of the coefficient a, and the linear guess of the rest
     observations: all, nothing, random points, block averages, noise (ups/generative/observation.py)
 
@@ -18,7 +19,7 @@ the report compares the draws with exact ones.
 
 from functools import partial
 
-from ups.generative.choice import choose_draws
+from ups.generative.choice import choose_draws, choose_starts
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
 from ups.models.operator import load_operator
@@ -45,6 +46,7 @@ def main() -> None:
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
+    choose_starts(corrector.to(run.device), residuals, seed, train.validate_trajectories, run.ranks)
     corrector = run.attach(begun(run, corrector, config))
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
@@ -60,7 +62,7 @@ def main() -> None:
                           + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
             run.keep_best(score)
 
-    # ---- finish: draws are made by the diffusion, or by what it begins at, whichever is best on validation
+    # ---- finish: draws are made by the diffusion, or by something simpler, whichever is best on validation
     run.take_best()
     choice = choose_draws(corrector, residuals, seed, train.validate_trajectories, run.ranks)
     run.print("\n".join(f"{name}: draws by {corrector.heads[name].by}, energy score on validation over that "

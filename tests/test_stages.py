@@ -40,7 +40,7 @@ from ups.evaluation.steady import case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.files import file_hash, value_hash, write_sealed
 from ups.generative import choice
-from ups.generative.choice import choose_draws
+from ups.generative.choice import choose_draws, choose_starts
 from ups.generative.corrector import BY, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.draws import load_sampler, predict_draws, sample_solutions, sample_states
@@ -706,8 +706,9 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     head.by = "pushed"      # the operator's own error is all that is uncertain there, and always drawn
     torch.testing.assert_close(posterior_draws(prior, steady, *whole, "prior", bank),
                                posterior_draws(prior, steady, *whole, "gaussian", bank), rtol=1e-4, atol=0)
-    by = {"pushed": start.off, "error": with_error,
+    by = {"pushed": start.off, "error": with_error, "gaussian": residuals["gaussian"],
           "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition)}
+    head.description["start"] = "pushed"
     _, z, _ = steady.fields("reserved", torch.arange(len(bank)))
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
     torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
@@ -720,6 +721,10 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     monkeypatch.setattr(ups.generative.draws, "STATES", 3)
     again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
+    head.description["start"] = "gaussian"      # the path begins at white noise
+    r = head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)
+    draws = posterior_draws(prior, steady, predicted, noise, "prior", bank)
+    torch.testing.assert_close(draws, steady.solution(guess[:, None], r.view_as(noise)), rtol=1e-3, atol=1e-6)
 
 
 @torch.no_grad()
@@ -730,11 +735,22 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
     head, ranks = prior.heads[STEADY], SimpleNamespace(rank=0, world=1, device="cpu", agreed=lambda work, _: work(),
                                                        reduce_sum=lambda sums: sums)
     assert set(done) == set(BY) and done["pushed"] == 1.0 and head.by == min(done, key=done.get)
+    posterior = steady.linear.forward
+    with monkeypatch.context() as patch:      # draws of the coefficient that are none of it: the path begins at white noise
+        patch.setattr(steady, "is_pushed", True)
+        patch.setattr(steady.linear, "forward", lambda *given: (found := posterior(*given))._replace(draws=found.draws + 5))
+        choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
+        assert not head.is_pushed and not steady.is_pushed and head.by == "diffusion"
+        assert steady.draw("reserved", torch.arange(2), None, generator(0), is_begun=True).start is None
     astray = lambda condition: (lambda x, angle: 3 + 0 * x)   # noqa: E731
     monkeypatch.setattr(prior, "velocity", astray)
     head.gaussian_out.bias[len(head.r_std) :] += 8.0        # an error of the operator, thousands of times too large
+    with monkeypatch.context() as patch:
+        patch.setattr(steady, "is_pushed", False)
+        choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
+        assert head.is_pushed and steady.is_pushed and head.by == "diffusion"
     scores = choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
-    assert head.by == "pushed" and scores["pushed"] == 1.0 < min(scores["error"], scores["diffusion"])
+    assert head.by == "pushed" and scores["pushed"] == 1.0 < min(score for by, score in scores.items() if by != "pushed")
     monkeypatch.setattr(prior, "velocity", lambda condition: (lambda x, angle: 0 * x))
     exact = steady.head.physical(steady.fields("val", torch.arange(2))[1][:, 0])
     monkeypatch.setattr(choice, "draw_solutions", lambda *_: {

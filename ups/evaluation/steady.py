@@ -35,8 +35,8 @@ SERVES = {   # what the prior's draws are made by, as validation chose it
               "operator, and the prior is that.",
     "error": "The prior is the linear posterior of the coefficient through the operator with the operator's "
              "own error: the diffusion was no better on validation and does not serve.",
-    "diffusion": "Its diffusion begins at the linear posterior of the coefficient through the operator, and "
-                 "was better than that on validation."}
+    "gaussian": "The prior is its conditional mean and scale: nothing was better on validation.",
+    "diffusion": "The prior is its diffusion: nothing simpler was as good on validation."}
 
 
 @torch.no_grad()

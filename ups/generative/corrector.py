@@ -29,8 +29,8 @@ from ups.tasks import described_task
 from ups.training.checkpoint import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
-# of drawing a steady solution, each with what the one before has: see ups/generative/choice.py
-BY = ("pushed", "error", "diffusion")
+# what a steady solution is drawn by: see ups/generative/choice.py
+BY = ("pushed", "error", "gaussian", "diffusion")
 MAX_FACTS = 8
 # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
 FREQUENCIES = (1, 2, 4, 8, 16)
@@ -86,7 +86,7 @@ class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
     description: name, dim (of r), num_conditions (C), for a steady task guess (what `LinearPosterior` is
-    built from) and by (of BY, which the stage chooses). Statistics are buffers that `fit_head` fills, but
+    built from), start and by (which the stage chooses). Statistics are buffers that `fit_head` fills, but
     marginal_mean and _std: those of residuals as they occur (training prefers where they are large), for
     dressing without conditions.
     """
@@ -120,6 +120,11 @@ class CorrectorHead(nn.Module):
     def by(self, by: str) -> None:
         self.description["by"] = by
 
+    @property
+    def is_pushed(self) -> bool:
+        """Whether the diffusion's path begins at a pushed draw of the coefficient; else at white noise."""
+        return self.description.get("start") == BY[0]
+
     @cached_property
     def largest(self) -> float:
         """largest_std, read once, when it is fitted: no step waits for the device to say it."""
@@ -149,8 +154,11 @@ class CorrectorHead(nn.Module):
         return self.r_mean + self.r_std * condition.log_scale.exp() * (condition.mean + r)
 
     def begun(self, condition: Condition, start: Start) -> Condition:
-        """The condition, with the place where its draws begin. Where all was seen, which is when a start has
-        the same facts, the prediction's own error is all that is uncertain, and always there."""
+        """The condition, with the place where its draws begin, if that is not white noise. Where all was
+        seen, which is when a start has the same facts, the prediction's own error is all that is uncertain,
+        and always there."""
+        if self.by == "gaussian" or (self.by == "diffusion" and not self.is_pushed):
+            return condition
         own = self.condition(start.tokens, start.facts)
         is_own = (condition.facts == own.facts).all(1) | (self.by != BY[0])
         is_own = is_own.view(-1, *[1] * (start.off.ndim - 1))

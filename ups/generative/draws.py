@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ups.generative.corrector import BY, Condition, Corrector, Start, load_corrector
+from ups.generative.corrector import Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
 from ups.generative.residuals import FieldConditions, StateConditions
@@ -50,7 +50,7 @@ class Sampler:
         """r~ (batch, *tokens, dim) from noise of that shape, and a second where there are two evaluations.
         num_steps (of corrector and prior): of the midpoint rule, 0: as it was trained for."""
         velocity, facts = self.network.velocity(condition), self.network.description
-        if self.network.heads[condition.name].by != BY[-1]:
+        if self.network.heads[condition.name].by != "diffusion":
             return condition.begin(noise)
         if self.evaluations == 0:
             return sample(velocity, condition.begin(noise), num_steps or facts["sampler_steps"])

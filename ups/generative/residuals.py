@@ -9,11 +9,11 @@ the operator was not trained on.
 
 v is the normalised coefficient, v_guess the linear guess of it from what was seen, O the frozen operator. The
 solution of a diffusion equation with a positive source is positive, and where little is known its size varies
-by factors: hence the logarithm. Draws begin at O(v_s), v_s drawn from the linear posterior of which v_guess
-is the mean, with the operator's own error there (the conditional Gaussian of ups/generative/corrector.py for
-v_s seen whole): where the coefficient is Gaussian nothing is left to learn but what that Gaussian lacks. The
-diffusion's path leads from there, in place of white noise, to the solution. A fully observed steady equation
-has one answer, so calibration is judged on partial observations of a task whose exact posterior is known
+by factors: hence the logarithm. The diffusion's path begins at O(v_s), v_s drawn from the linear posterior of
+which v_guess is the mean, with the operator's own error there (the conditional Gaussian of
+ups/generative/corrector.py for v_s seen whole), or at white noise: ups/generative/choice.py. Where the
+coefficient is Gaussian nothing is left to learn from there. A fully observed steady equation has one answer,
+so calibration is judged on partial observations of a task whose exact posterior is known
 (ups/evaluation/steady.py).
 """
 
@@ -242,8 +242,11 @@ class TransientResiduals(StateConditions):
 class SteadyResiduals(FieldConditions):
     """Residuals of a steady task of a cache under random observations of its coefficient.
 
-    linear: of a trained prior; None: fitted here to the cache's training fields.
+    linear: of a trained prior; None: fitted here to the cache's training fields. is_pushed: a draw may begin
+    at a pushed one of the coefficient.
     """
+
+    is_pushed = True
 
     def __init__(self, operator: Operator, cache: Cache, linear: LinearPosterior | None = None):
         head, self.cache = operator.serve(cache), cache
@@ -284,6 +287,7 @@ class SteadyResiduals(FieldConditions):
         v = self.head.input_codec.decode(z_in[:, 0])
         sources = row_generators(draw.initial_seed(), rows=places.tolist())
         observation = observe(v, draw_levels(v.shape[2:], sources), sources)
+        is_begun &= self.is_pushed
         noise = torch.stack([torch.randn(1, *self.noise_shape, generator=source) for source in sources])
         guess, tokens, facts, start = self.predict(observation, parameters,
                                                    send(noise, v.device) if is_begun else None)
