@@ -47,6 +47,8 @@ def main() -> None:
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
     choose_starts(corrector.to(run.device), residuals, seed, train.validate_trajectories, run.ranks)
+    run.print("\n".join(f"{name}: the diffusion begins at {head.description['start']} draws"
+                        for name, head in corrector.heads.items()))
     corrector = run.attach(begun(run, corrector, config))
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)

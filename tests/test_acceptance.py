@@ -208,6 +208,12 @@ def test_a_baseline_of_another_case_would_let_a_deterministic_guess_pass():
     assert distance in steady_misses("guess", "dressed") and distance not in steady_misses("guess", "pooled")
 
 
+def test_a_prior_that_is_far_where_a_cheap_ensemble_is_near_is_refused_and_equal_is_enough():
+    criterion = "energy distance to exact draws less the least of the cheap ensembles'"
+    assert criterion in steady_misses("dressed", "right") and criterion in steady_misses("guess", "right")
+    assert criterion not in steady_misses("right", "right")
+
+
 # ---- the command
 
 

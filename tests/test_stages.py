@@ -745,16 +745,20 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
     astray = lambda condition: (lambda x, angle: 3 + 0 * x)   # noqa: E731
     monkeypatch.setattr(prior, "velocity", astray)
     head.gaussian_out.bias[len(head.r_std) :] += 8.0        # an error of the operator, thousands of times too large
+    exact = steady.head.physical(steady.fields("val", torch.arange(2))[1][:, 0])[:, None].expand(-1, 4, -1, -1, -1)
+
+    def best_by(name):
+        return lambda *_: exact + (head.by != name) * torch.randn(exact.shape)
+
     with monkeypatch.context() as patch:
         patch.setattr(steady, "is_pushed", False)
+        patch.setattr(choice, "draw_solutions", best_by("error"))
         choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
         assert head.is_pushed and steady.is_pushed and head.by == "diffusion"
     scores = choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
     assert head.by == "pushed" and scores["pushed"] == 1.0 < min(score for by, score in scores.items() if by != "pushed")
     monkeypatch.setattr(prior, "velocity", lambda condition: (lambda x, angle: 0 * x))
-    exact = steady.head.physical(steady.fields("val", torch.arange(2))[1][:, 0])
-    monkeypatch.setattr(choice, "draw_solutions", lambda *_: {
-        "diffusion": exact[:, None].expand(-1, 4, -1, -1, -1)}.get(head.by, exact[:, None] + torch.randn(2, 4, 1, 16, 16)))
+    monkeypatch.setattr(choice, "draw_solutions", best_by("diffusion"))
     assert choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0 and head.by == "diffusion"
 
 

@@ -6,9 +6,9 @@ validation.
     gaussian    the conditional mean and scale of what the operator leaves at the best guess, alone
     diffusion   the path that was learnt, from `error` or from `gaussian`
 
-The path begins where it is the shorter: at pushed draws if these are better than the Gaussian, before a step
-is trained. They are where the coefficient is nearly Gaussian; a two-valued one is not, and the operator was
-never shown what its linear posterior draws. Where all is seen, `pushed` has the operator's own error, too.
+The path begins where it is the shorter: at `error` if that is better than `gaussian`, before a step is
+trained. It is where the coefficient is nearly Gaussian; a two-valued one is not, and the operator was never
+shown what its linear posterior draws. Where all is seen, `pushed` has the operator's own error, too.
 Judged by the energy score of the solutions drawn, over that of `pushed`, mean over the kinds of partial
 observation: it is proper, so none is favoured for being narrow or wide.
 """
@@ -49,10 +49,10 @@ def score_each(network: Corrector, source: SteadyResiduals, case: str, seed: int
 def choose_starts(network: Corrector, residuals: dict[str, SteadyResiduals], seed: int, num_fields: int,
                   ranks: Any) -> None:
     """Sets where the paths of `network`, of which no step is trained, begin. A collective."""
-    choose_draws(network, residuals, seed, num_fields, ranks, ("pushed", "gaussian"))
+    choose_draws(network, residuals, seed, num_fields, ranks, ("error", "gaussian"))
     for name, source in residuals.items():
         head = network.heads[name]
-        head.description["start"], head.by = head.by, "diffusion"
+        head.description["start"], head.by = "pushed" if head.by == "error" else "gaussian", "diffusion"
         source.is_pushed = head.is_pushed
 
 

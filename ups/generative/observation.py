@@ -32,6 +32,7 @@ FACTS = ("coverage", "noise", "log2_block")
 MODES = 1024             # patterns of a field at most, in its linear posterior: all of a 32 x 32 grid
 FOLDS = 4                # of the training fields: what variances are measured on did not make the patterns
 IMAGES = 16              # random symmetric images of every training field that a covariance is averaged over
+LARGEST = 2**27          # numbers in all of them together
 LEAST = 1e-6             # variance of a cell by itself, in normalised units: keeps a covariance regular
 
 # case: its levels, how well a row is observed: share of the cells seen, noise, cells per axis averaged
@@ -188,8 +189,9 @@ class LinearPosterior(nn.Module):
     shape: (C, *space) of a field. least: of a solution; below it, its logarithm is not taken.
 
     Where few cells are unknown, what is left of them is ruled by the smallest variances, which a sample
-    covariance has far too small. So the variances are those along U of fields that did not make U (Bartz
-    2016, arXiv 1611.00798). Rows cost k^3 for k numbers seen, and nothing where all cells are.
+    covariance has far too small. So the variances are those along U of fields that did not make U
+    (cross-validation; Lamrani et al. 2025, arXiv 2503.15186). Rows cost k^3 for k numbers seen, and nothing
+    where all cells are.
     """
 
     def __init__(self, shape: Sequence[int], num_modes: int):
@@ -205,7 +207,8 @@ class LinearPosterior(nn.Module):
             image: Callable[[Tensor], Tensor] | None = None) -> "LinearPosterior":
         """Of training fields (n, C, *space), on their device. image: a random symmetric image of such fields,
         one for all; None: there is no symmetry."""
-        images = [fields] if image is None else [image(fields) for _ in range(IMAGES)]
+        num_images = max(1, min(IMAGES, LARGEST // fields.numel()))
+        images = [fields] if image is None else [image(fields) for _ in range(num_images)]
         mean = torch.stack([part.flatten(1).double().mean(0) for part in images]).mean(0)
         space, (count, cells) = None, fields.flatten(1).shape
         if cells > MODES:   # patterns are sought among the leading ones, of as many images as those need
