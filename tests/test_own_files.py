@@ -439,6 +439,31 @@ def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u,
     assert is_right == (severity == "info") and (": ill" in capsys.readouterr().out) == (severity == "error")
 
 
+def carried(speed=0.0, own=0.0, loss=0.0):
+    """u_t = -(speed + own u) u_x - loss u from random waves, periodic."""
+    draw, x = np.random.default_rng(0), 2 * np.pi * np.arange(64) / 64
+    u, out = sum(draw.standard_normal((N, 1)) * np.sin(k * x + 6.28 * draw.random((N, 1))) for k in (1, 2)), []
+    for step in range(60):
+        out += [u] if step % 12 == 0 else []
+        u = u - 0.01 * ((speed + own * u) * np.gradient(np.pad(u, ((0, 0), (2, 2)), "wrap"), x[1], axis=1)[:, 2:-2] + loss * u)
+    return np.stack(out, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize(("u", "vector", "word"), [
+    (carried(speed=1.0), [], "its slope"), (carried(speed=1.0), ["u"], "its slope"),
+    (carried(own=0.5), [], "itself times its slope"), (carried(own=0.5), ["u"], None),
+    (carried(loss=1.0), [], None), (carried(loss=1.0), ["u"], None)])
+def test_a_mirror_that_no_solution_survives_is_found_in_the_data(tmp_path, u, vector, word):
+    """Said falsely it costs most of the accuracy: Kuramoto-Sivashinsky 0.69 with the velocity as a scalar, 0.09 as a vector."""
+    write(tmp_path / "a.h5", u=u)
+    config = load_config(overlay(tmp_path, section(tmp_path, symmetries=["mirror"], vector=vector)))
+    [(_, findings)] = examine([("ks", tmp_path / "a.h5")], val_fraction=0.2, test_fraction=0.2,
+                              declared={"ks": lambda: open_user(config, "ks")})
+    found = [finding for finding in findings if "mirrored along x" in finding.what]
+    assert [finding.severity for finding in found] == ["error"] * bool(word)
+    assert not word or (f"goes with {word} (" in found[0].what and "task.ks.vector" in found[0].do)
+
+
 # ---------------------------------------------------------------- what is stated is kept
 
 

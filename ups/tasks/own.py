@@ -14,6 +14,7 @@ JUMP = 8.0      # times the mean difference of neighbours: no periodic field tha
 ROUGH = 1.2     # difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
 KEPT = 1e-5     # of its RMS, that a mean may move for forecasts to keep it (ups/models/choose.py)
 DRIFT = 1e-2    # of it: no rounding, no lossy solver, another equation
+ODD = 0.1, 5.0  # correlation that a mirror forbids, and its mean over its standard error, which are no chance
 BEYOND = 1e-3   # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
 
@@ -56,7 +57,7 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
         fixed_axes=tuple(axis for axis in facts["axes"] if not {"shift", f"shift_{axis}"}
                          & {*facts["symmetries"]}),
         is_symmetric="mirror" in facts["symmetries"], vector=tuple(facts["vector"]),
-        checks=(seams, orders, stated), own=dict(facts))
+        checks=(seams, orders, stated, mirrored), own=dict(facts))
 
 
 def jumps(u: Any, axis: int) -> float:
@@ -95,6 +96,35 @@ def orders(data: Any, scan: Any) -> Iterator[Finding]:
             yield Finding("warning", f"neighbours along {axis} are no more alike than any two cells",
                           str(data.path), f"check the words of task.{task.name}.layout: is {axis} an axis of "
                           "space, and in its place? Else the grid does not resolve the field")
+
+
+def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether the mirror image of a solution may be one: what changes its sign with it has no mean.
+
+    Of du/dt with du/dx that is so for every field, of du/dt with u du/dx for those that keep their sign. A
+    wave that travels one way fails by the first, a velocity that carries itself by the second, unless it is
+    named as a vector.
+    """
+    task = data.task
+    if not task.is_symmetric or task.is_steady:
+        return
+    u = data.spread(LOOKED_AT)[1].astype(np.float64)
+    middle, change = (u[:, 1:] + u[:, :-1]) / 2, np.diff(u, axis=1)
+    for number, axis in enumerate(task.axes):
+        slope = np.gradient(middle, axis=number + 3)
+        for channel, name in enumerate(task.moving):
+            turned = dict(zip(task.axes, task.vector, strict=False)).get(axis) == name
+            for word, odd in (("its slope", slope), ("itself times its slope", middle * slope))[: 2 - turned]:
+                a, b = (part[:, :, channel].reshape(len(u), -1) for part in (change, odd))
+                found = (a * b).sum(1) / np.maximum(np.sqrt((a**2).sum(1) * (b**2).sum(1)), 1e-300)
+                error = found.std(ddof=1) / np.sqrt(len(u)) if len(u) > 1 else np.inf
+                if abs(found.mean()) > max(ODD[0], ODD[1] * error):
+                    yield Finding("error", f"mirrored along {axis}, {name} is no solution: its change goes "
+                                           f"with {word} (correlation {found.mean():.2f}), which a mirror "
+                                           "turns round", str(data.path),
+                                  f"name the fields that it turns in task.{task.name}.vector, one per axis, "
+                                  f"or leave mirror out of task.{task.name}.symmetries")
+                    break
 
 
 def stated(data: Any, scan: Any) -> Iterator[Finding]:
