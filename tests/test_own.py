@@ -67,7 +67,8 @@ def run(folder, command):
 
 def test_readmes_own_data_are_asked_for_then_taken_described_and_found_sound(clone):
     commands = re.findall(r"`((?:make|python) [^`\n]+)`", SECTION)
-    assert commands == ["python prepare_data.py --describe my/ks.h5", "python my_data.py"]
+    assert commands[:2] == ["python prepare_data.py --describe my/ks.h5", "python my_data.py"]
+    assert commands[2:] == ["make tune CONFIG=my_data.yaml TASK=ks", "make doctor"]
     asked = run(clone, "python prepare_data.py --config my_data.yaml")
     assert asked.returncode != 0 and "task.ks.files: no file fits 'my/*.h5'; expected yours" in asked.stderr
     written = run(clone, commands[1])
