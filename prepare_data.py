@@ -6,8 +6,9 @@ Reads: the configuration. Writes: DATA_ROOT/TASK/FILE, one file per task and par
     data.source=published  downloaded from data.url, MD5-checked; with data.fetch=first only the first
                            num_trajectories of the files that allow it, which no MD5 can check
     data.source=own        yours: looked at, never written
-Large files are solved by one single-threaded process per core; how many never changes the numbers. A killed
-run continues where it stopped; a finished file is kept; a file made otherwise is never overwritten.
+Large files are solved by one single-threaded process per core; how many never changes the numbers.
+Compressible flow is solved on a GPU where there is one (the same up to rounding; not run on one yet). A
+killed run continues where it stopped; a finished file is kept; a file made otherwise is never overwritten.
 
     python prepare_data.py --config configs/small.yaml            one line per file: "generated", "up to date"
     python prepare_data.py --config configs/small.yaml --dry-run  files, sizes and disk, writes nothing
@@ -87,8 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
         wanted = config.task[name]
         sizes, num_first = get_task(task) if is_published else wanted, config.num_first(name)
         num_bytes = data_bytes(task, num_first or sizes.num_trajectories, sizes.num_frames, sizes.resolution)
+        edition = get_task(task).edition
+        generator = f"ups {ups.__version__}" + f", solver {edition}" * (edition > 1)
         source = (*published_file(task, parameter)[1:], num_first) if is_published else generation_settings(
-            task, f"ups {ups.__version__}", seed=config.data.seed, parameter=parameter,
+            task, generator, seed=config.data.seed, parameter=parameter,
             num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
             num_frames=wanted.num_frames, t_end=wanted.t_end)
         path = config.data_path(name, parameter)

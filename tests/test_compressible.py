@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import prepare_data
+import ups
 from ups.data.doctor import examine
 from ups.data.generate import generation_settings, solve, write_data
 from ups.data.pdebench import open_data
-from ups.tasks import Finding, gas, get_task
+from ups.tasks import Finding, compressible, gas, get_task
 from ups.tasks.compressible import Waves, random_1d, random_fields, shock_tube, turbulence
 from ups.tasks.gas import GAMMA, Gas, conserved, evolve, primitive
 from ups.tasks.initial import cell_centres, random_stream
@@ -30,10 +32,20 @@ def run(fields: Tensor, t: float, *, side: float = 1.0, eta: float = 1e-8, zeta:
     return torch.cat([primitive(state) for state in states])
 
 
-def coarser(u: Tensor, factor: int) -> Tensor:
-    """Means over `factor` cells of every axis after the first two."""
-    for axis in range(2, u.ndim):
+def means(u: Tensor, factor: int) -> Tensor:
+    """Means over `factor` cells of every axis after the first."""
+    for axis in range(1, u.ndim):
         u = u.unflatten(axis, (-1, factor)).mean(axis + 1)
+    return u
+
+
+def at_centres(u: Tensor, factor: int) -> Tensor:
+    """(channel, *space) at the centres of cells `factor` times as wide: values there, or between two by Fourier's series."""
+    for axis in range(1, u.ndim):
+        if factor % 2 == 0:
+            k = torch.fft.fftfreq(u.shape[axis]).double().reshape(-1, *[1] * (u.ndim - axis - 1))
+            u = torch.fft.ifft(torch.fft.fft(u, dim=axis) * torch.exp(1j * math.pi * k), dim=axis).real
+        u = u[(slice(None),) * axis + (slice((factor - 1) // 2, None, factor),)]
     return u
 
 
@@ -92,18 +104,20 @@ APART = ((1.0, 0.4, -2.0), (1.0, 0.4, 2.0))
 EXPLOSION = ((1.0, 1000.0, 0.0), (1.0, 0.01, 0.0))
 
 
-@pytest.mark.parametrize(("sides", "t", "limit"), [
-    (SOD, 0.4, 0.006), pytest.param(COLLISION, 0.06, 0.02, marks=pytest.mark.faults), (APART, 0.2, 0.01),
-    (EXPLOSION, 0.02, 0.05)],
+@pytest.mark.parametrize(("sides", "t", "limit", "gain"), [
+    (SOD, 0.4, 0.005, 1.45), pytest.param(COLLISION, 0.06, 0.015, 1.2, marks=pytest.mark.faults), (APART, 0.2, 0.008, 1.45),
+    (EXPLOSION, 0.02, 0.035, 1.45)],
     ids=["sod", "collision", "apart", "explosion"])
-def test_riemann_problems_are_solved_to_first_order(sides, t, limit):
+def test_riemann_problems_are_solved_to_first_order(sides, t, limit, gain):
+    """gain: by the first halving of the cells; a slow shock rings, which the coarsest grid hardly shows."""
     errors = []
     for num_cells in (50, 100, 200):
         x, start = tube(*sides, num_cells)
         exact = riemann(*sides, x / t)
         found = run(start, t, side=2.0, is_periodic=False)[-1]
         errors.append(float((found - exact).abs().mean(1).div(exact.abs().mean(1)).max()))
-    assert errors[-1] < limit and errors[0] > 1.45 * errors[1] > 2.1 * errors[2]
+    assert all(error < limit * 200 / n for n, error in zip((50, 100, 200), errors, strict=True))
+    assert errors[0] > gain * errors[1] > 1.45 * gain * errors[2]
 
 
 def test_the_flux_is_that_of_the_textbook():
@@ -160,13 +174,13 @@ def vortex(num_cells: int, t: float) -> Tensor:
 
 
 @pytest.mark.faults
-def test_a_vortex_in_the_wind_converges_at_second_order():
+def test_a_vortex_in_the_wind_converges_at_fourth_order():
     errors = []
     for num_cells in (32, 64, 128):
         found = run(vortex(num_cells, 0.0), 1.0, side=10.0)[-1]
         errors.append(float((found - vortex(num_cells, 1.0)).abs().mean()))
     orders = [math.log2(coarse / fine) for coarse, fine in zip(errors, errors[1:], strict=False)]
-    assert min(orders) > 1.7 and errors[-1] < 1e-3
+    assert min(orders) > 3.3 and errors[-1] < 3e-5, (orders, errors)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -182,9 +196,8 @@ def test_a_shear_wave_decays_as_the_viscosity_says(axis, eta):
     frames = run(fields, 0.05, eta=eta, zeta=7.0 * eta, num_frames=3)
     amplitude = (frames[:, 3 - axis] * fields[3 - axis]).sum((1, 2)) / fields[3 - axis].square().sum()
     t = torch.tensor([0.0, 0.025, 0.05], dtype=torch.float64)
-    grid = (2 * n * math.sin(0.5 * k / n)) ** 2   # k^2 as differences see it
-    torch.testing.assert_close(amplitude.log(), -eta * grid * t, rtol=1e-4, atol=1e-12)
-    assert abs(grid / k**2 - 1) < 1e-3
+    torch.testing.assert_close(amplitude.log(), -eta * k**2 * t, rtol=1e-4, atol=1e-12)
+    assert abs((2 * n * math.sin(0.5 * k / n)) ** 2 / k**2 - 1) > 5e-4   # by differences of second order
 
 
 @pytest.mark.parametrize(("eta", "zeta"), [(0.02, 0.01), pytest.param(0.005, 0.1, marks=pytest.mark.faults)])
@@ -284,7 +297,7 @@ def apart(found: Tensor, finer: Tensor) -> float:
 
 
 def test_the_error_of_a_smooth_flow_is_below_a_thousandth():
-    for ndim, n, factor in ((1, 128, 4), (2, 64, 2)):
+    for ndim, n in ((1, 64), (2, 32)):
 
         def start(num_cells: int, ndim: int = ndim) -> Tensor:
             x = torch.meshgrid(*[2 * math.pi * cell_centres(num_cells)] * ndim, indexing="ij")
@@ -292,19 +305,21 @@ def test_the_error_of_a_smooth_flow_is_below_a_thousandth():
                                 *[0.3 * torch.sin(part + 2) for part in x]])
 
         found = run(start(n), 0.1, eta=0.01, zeta=0.02)[-1]
-        finer = coarser(run(start(factor * n), 0.1, eta=0.01, zeta=0.02)[-1:], factor)[0]
-        assert apart(found, finer) < 1e-3
+        finer = at_centres(run(start(3 * n), 0.1, eta=0.01, zeta=0.02)[-1], 3)
+        assert apart(found, finer) < 3e-4, apart(found, finer)
 
 
 @pytest.mark.faults
-def test_the_published_grids_resolve_the_random_starts():
-    """1D to a thousandth before shocks form; 2D, whose waves may be 23 cells long, to a hundredth."""
-    found, finer = (run(random_1d(random_stream(2022, 0), n), 0.05, side=2.0, eta=0.01, zeta=0.01)[-1:]
-                    for n in (1024, 2048))
-    assert apart(found[0], coarser(finer, 2)[0]) < 1e-3
-    found, finer = (run(random_fields(random_stream(2022, 0), n, ndim=2, mach=0.1), 0.05, eta=0.01, zeta=0.01)[-1:]
-                    for n in (128, 256))
-    assert apart(found[0], coarser(finer, 2)[0]) < 1e-2
+def test_the_published_grids_resolve_the_random_starts(monkeypatch):
+    """To a thousandth before shocks form: 1024 cells in 1D; in 2D waves that may be 23 cells long, here on a quarter of
+    the 128 x 128 cells. Means over cells, compared with what is values at centres, would not pass."""
+    found, finer = (run(random_1d(random_stream(2022, 0), n), 0.05, side=2.0, eta=0.01, zeta=0.01)[-1]
+                    for n in (1024, 3072))
+    assert apart(found, at_centres(finer, 3)) < 3e-4
+    monkeypatch.setattr(compressible, "MAX_MODE", 2)
+    found, finer = (run(random_fields(random_stream(2022, 0), n, ndim=2, mach=0.1), 0.05, side=0.5, eta=0.01,
+                        zeta=0.01)[-1] for n in (64, 128))
+    assert apart(found, at_centres(finer, 2)) < 1e-3 < apart(found, means(finer, 2))
 
 
 # ---------------------------------------------------------------- what keeps it a gas
@@ -315,7 +330,7 @@ def test_slopes_are_given_up_where_they_would_cost_the_positivity():
     flow, state, was_needed = Gas(1e-8, 1e-8, 0.04, False), conserved(start[None]), False
     for _ in range(20):
         step = (0.4 * flow.width / gas._rate_of_waves(state)).reshape(1, 1, 1)
-        plain, state = state - step * gas._outflow(state, flow, None), gas._forward(state, step, flow)
+        plain, state = state - step * gas._outflow(state, flow, None), gas._forward(state, step, flow, False)
         was_needed |= not bool(gas._is_gas(plain).all())
         assert bool(gas._is_gas(state).all())
         if not was_needed:
@@ -330,8 +345,8 @@ def test_a_stress_that_would_cost_the_pressure_acts_in_halves():
     fields[2, 12:20] = 1.0
     flow, state = Gas(1.0, 1.0, 1 / 32, True), conserved(fields[None])
     step = torch.full((1, 1, 1), 0.02, dtype=torch.float64)
-    assert not bool(gas._is_gas(gas._stages(state, step, flow)).all())
-    after = gas._rub(state, step, flow)
+    assert not bool(gas._is_gas(gas._rub(state, step, flow, False)).all())
+    after = gas._safely(gas._rub, state, step, flow)
     assert bool(gas._is_gas(after).all())
     torch.testing.assert_close(after.mean(2), state.mean(2), rtol=1e-13, atol=1e-14)
 
@@ -442,6 +457,22 @@ def test_the_doctor_knows_a_gas_and_its_boundary(name, kept, tmp_path):
         file["pressure"][3, 1, 4] = 0.0
     assert ("a density or pressure is not positive", "trajectories [3]") in [
         (finding.what, finding.where) for finding in said_of(path, name)]
+
+
+def test_a_file_of_the_solver_before_is_told_apart(tmp_path):
+    """prepare_data.py does not continue or keep a file whose numbers this solver would not compute."""
+    made = {"seed": 0, "num_trajectories": 3, "resolution": 8, "num_frames": 2, "t_end": 0.01, "parameter": 0.1}
+    path = tmp_path / "cfd1d" / get_task("cfd1d").file_for(0.1)
+    path.parent.mkdir()
+    write_data(path, "cfd1d", partial(solve, "cfd1d"), generation_settings("cfd1d", f"ups {ups.__version__}", **made), chunk=3)
+    arguments = [f"data.root={tmp_path}", "data.tasks=[cfd1d]", "data.seed=0", "--workers=1", *[
+        f"task.cfd1d.{key}={made[key]}" for key in ("num_trajectories", "resolution", "num_frames", "t_end")],
+        "task.cfd1d.parameters=[0.1]", "task.cfd1d.patch=1"]
+    with pytest.raises(ValueError, match=r"generator is 'ups [0-9.]+' there, 'ups [0-9.]+, solver 2' now"):
+        prepare_data.main(arguments)
+    path.unlink()
+    assert prepare_data.main(arguments) == 0 and prepare_data.main(arguments) == 0
+    assert get_task("burgers1d").edition == 1   # whose files stay what they are
 
 
 def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):

@@ -24,16 +24,19 @@ MIN_RESOLUTION = 8
 
 
 def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 1, is_steady: bool = False,
-           cells_at_once: int = 0) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+           cells_at_once: int = 0,
+           cell_bytes: int = 0) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Makes a task's `simulate` (ups/tasks/task.py) of what gives one trajectory, the function it decorates:
 
         trajectory(seed, index, resolution=, num_frames=, parameter=, t_end=) -> (num_frames, channel, *space)
 
     cells_at_once: where it is not 0 the function gives several trajectories, (n, num_frames, channel,
-    *space), and gets as many indices at a time as have about so many cells. parameter_name: None for an
-    equation without a parameter. What it makes raises ValueError for resolution < 8, num_frames < 1, negative
-    indices or seed, t_end not positive where there is more than one frame, and a parameter that is missing,
-    superfluous or not a positive finite number.
+    *space), and gets as many indices at a time as have about so many cells. cell_bytes: where it is not 0 it
+    computes on torch's default device and takes about so much memory per cell; on a GPU it gets as many
+    indices as half of the free memory is enough for, and what this makes says so, `simulate.is_for_gpu`.
+    parameter_name: None for an equation without a parameter. What it makes raises ValueError for resolution <
+    8, num_frames < 1, negative indices or seed, t_end not positive where there is more than one frame, and a
+    parameter that is missing, superfluous or not a positive finite number.
     """
     def decorate(trajectory: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(trajectory)
@@ -59,13 +62,17 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
                 raise ValueError(wrong[0])
             u = torch.empty(len(indices), 1 if is_steady else num_frames, channels, *[resolution] * ndim,
                             device="cpu")
-            num = max(1, cells_at_once // resolution**ndim)
+            cells = cells_at_once
+            if cell_bytes and torch.get_default_device().type != "cpu":
+                cells = torch.cuda.mem_get_info()[0] // (2 * cell_bytes)
+            num = max(1, cells // resolution**ndim)
             for row in range(0, len(indices), num):
                 chosen = indices[row:row + num] if cells_at_once else indices[row]
                 u[row:row + num] = trajectory(seed, chosen, resolution=resolution, num_frames=num_frames,
                                               parameter=parameter, t_end=t_end)
             return u
 
+        simulate.is_for_gpu = bool(cell_bytes)
         return simulate
 
     return decorate

@@ -85,6 +85,7 @@ class Task:
         *space) float32 at t = linspace(0, t_end, num_frames). Trajectory i depends on (seed, i) and on
         nothing else, so that any cutting of a data set into chunks gives the same bits. A steady task gives
         one frame that holds input and answer.
+    edition: of `simulate`: higher where it computes other numbers than before; files name it.
     step: the same scheme from a state that is given, or None where the stored fields are not the whole state:
         step(u, *, parameter, dt) -> u (n, channel, *space) a time dt later, on any grid, physical units.
     checks: (data, scan) -> findings that only this task has, for the data doctor: what a reader says of a
@@ -136,6 +137,7 @@ class Task:
     withdrawn: Mapping[str, str] = field(default_factory=dict, hash=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     simulate: Callable[..., Any] | None = None
+    edition: int = 1
     step: Callable[..., Any] | None = None
     checks: tuple[Callable[[Any, Any], Iterable[Finding]], ...] = ()
     posterior: Callable[..., Any] | None = None

@@ -1,0 +1,77 @@
+"""What is solved on a GPU, shown without one: a device that is the CPU under another name, and refuses what mixes the two."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ups.data import generate
+from ups.tasks import compressible, get_task
+from ups.tasks.gas import conserved
+
+SETTINGS = {"seed": 3, "num_frames": 3, "parameter": 0.01, "t_end": 0.005}
+COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
+
+
+class Elsewhere(TorchDispatchMode):
+    """Computes on the CPU what is asked of the device "meta", and knows of every tensor where it would be."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        homes = [getattr(x, "home", "cpu") for x in inputs]
+        if len({home for home, x in zip(homes, inputs, strict=True) if x.ndim}) > 1 and function not in COPIES:
+            raise RuntimeError(f"{function} of tensors on different devices")
+        home = str(kwargs["device"]) if kwargs.get("device") is not None else homes[0] if homes else "cpu"
+        found = function(*args, **kwargs | ({"device": torch.device("cpu")} if "device" in kwargs else {}))
+        for x in tree_leaves(found):
+            if isinstance(x, Tensor):
+                x.home = home
+        return found
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU with memory for 5000 cells of a gas."""
+    monkeypatch.setattr(generate, "GPU", "meta")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * 5000 * compressible.CELL_BYTES, 2**40))
+
+
+@pytest.mark.parametrize(("name", "cells"), [("cfd1d_trans", 512), ("cfd2d", 16), ("cfd3d_turb", 8)])
+def test_a_gas_is_solved_on_the_gpu_and_gets_as_many_trajectories_as_it_has_memory_for(name, cells, gpu, monkeypatch):
+    evolve, seen = compressible.evolve, []
+
+    def watched(state, *args, **kwargs):
+        seen.append((len(state), state.home))
+        for found in evolve(state, *args, **kwargs):
+            seen.append((len(found), found.home))
+            yield found
+
+    expected = get_task(name).simulate(range(20), resolution=cells, **SETTINGS).numpy()
+    monkeypatch.setattr(compressible, "evolve", watched)
+    with Elsewhere():
+        found = generate.solve(name, np.arange(20), resolution=cells, **SETTINGS)
+    assert np.array_equal(found, expected)
+    assert seen[:4] == [(5000 // cells ** get_task(name).ndim, "meta")] * 4
+
+
+def test_a_solver_that_mixes_devices_is_found(gpu, monkeypatch):
+    monkeypatch.setattr(compressible, "conserved", lambda fields: conserved(fields) * torch.ones(16, device="cpu"))
+    with Elsewhere(), pytest.raises(RuntimeError, match="tensors on different devices"):
+        generate.solve("cfd1d", np.arange(2), resolution=16, **SETTINGS)
+
+
+def test_what_gains_nothing_by_a_gpu_stays_with_the_processes(gpu, monkeypatch):
+    names = ("cfd1d", "cfd3d_turb", "burgers1d", "darcy2d")
+    assert [generate.solved_on(name) for name in names] == ["meta", "meta", "cpu", "cpu"]
+    given = []
+    monkeypatch.setattr(generate.ProcessPoolExecutor, "map", lambda pool, function, slices: given.extend(slices) or [np.zeros(1)])
+    with generate.solver_pool(1000, 2) as solver, Elsewhere():
+        assert solver("cfd1d", np.arange(3), resolution=16, **SETTINGS).shape == (3, 3, 3, 16) and not given
+        solver("burgers1d", np.arange(3), resolution=16, **SETTINGS)
+        assert given
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [generate.solved_on(name) for name in names] == ["cpu"] * 4
