@@ -24,13 +24,16 @@ from ups.config import Config
 from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
 from ups.data.layout import allocated
 from ups.data.sources import Source, data_files, open_sources, split_of, table_of, trajectories_of
-from ups.data.tokenizer import PatchMoments, Tokenizer
+from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.files import completing, partial_path, reserve
-from ups.metrics.errors import nrmse, nrmse_global
+from ups.metrics.errors import rmse
+from ups.metrics.intervals import ratio
+from ups.metrics.spectra import rms
 from ups.tasks import Task
 
-# of float32 data held at a time (at least one trajectory), with temporaries some 25 times that; with eight
-# times as many it took half as long again (the processor's caches)
+# of float32 data held at a time, where trajectories are shorter; with eight times as many it took half as long
+# again (the processor's caches). Of longer ones SLAB numbers are held, or one frame; with temporaries some 25
+# to 40 times that: 0.6 GiB, or 160 bytes for every number of a larger frame
 READ_BYTES = 2**22
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
 LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
@@ -81,7 +84,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     """Fit the tokenizer of `task_name` to its training split, encode every trajectory and write the cache;
     returns its path.
 
-    Reads the data twice, READ_BYTES at a time.
+    Reads the data twice, some trajectories or, of long ones, some frames at a time.
     Raises FileNotFoundError (naming `make data`) or ValueError for data that are missing, not finite or not
     what the configuration says; OSError where the disk is full or may not be written. The file appears whole
     or not at all.
@@ -95,7 +98,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
               disable=not progress) as bar:
         moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch)
                    for name, part in groups.items()}
-        for _, _, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
+        for *_, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])
         codecs = {name: Tokenizer.from_moments(found, settings.dim, settings.energy)
@@ -152,7 +155,7 @@ def same_sources(config: Config, cache: Cache) -> list[Source]:
         return sources
     digest = _digest_of(cache_settings(config, name), split_of(config, name, sources))
     with tqdm(total=num * len(sources), unit=" trajectories", desc=f"data {name}", leave=False) as bar:
-        for _, _, u in _read(cache.task, sources, num, config.cache.chunk, bar):
+        for *_, u in _read(cache.task, sources, num, config.cache.chunk, bar):
             digest.update(u)
     if digest.hexdigest() != cache.fingerprint:
         raise ValueError(f"the data files of {name} in {paths[0].parent} hold other values than those that "
@@ -168,11 +171,13 @@ def _channels(task: Task) -> dict[str, slice]:
 
 
 def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm,
-          chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(file, trajectory indices, values) of the first `num` trajectories of every file, or the `chosen` ones
-    of them."""
-    row_bytes = 4 * sources[0].num_frames * len(task.channels) * math.prod(sources[0].space)
-    chunk = max(1, min(chunk, READ_BYTES // row_bytes))
+          chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray, range, np.ndarray]]:
+    """(file, trajectory indices, frames, values) of the first `num` trajectories of every file, or the
+    `chosen` ones of them; of trajectories of more than SLAB numbers one by one, as many frames at a time as
+    `PatchMoments` takes in."""
+    num_frames, frame_size = sources[0].num_frames, len(task.channels) * math.prod(sources[0].space)
+    chunk = max(1, min(chunk, READ_BYTES // (4 * num_frames * frame_size)))
+    at_once = max(1, SLAB // frame_size)
     lowest = np.array([0.0 if name in task.positive else -np.inf for name in task.channels], np.float32)
     for number, source in enumerate(sources):
         for first in range(0, num, chunk):
@@ -181,22 +186,25 @@ def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm
             keep = np.isin(index, chosen) if chosen is not None else np.ones(len(index), bool)
             if not keep.any():
                 continue
-            u = source.read(first, first + len(index))
-            is_bad = ~np.isfinite(u) | (u <= lowest.reshape(-1, *[1] * task.ndim))
-            if is_bad.any():
-                row, frame, channel = at = tuple(np.argwhere(is_bad)[0])[:3]
-                name, value = task.channels[channel], u[at][is_bad[at]][0]
-                kind = "finite positive" if name in task.positive else "finite"
-                do = (f"Mend the file, leave {name} out of task.{task.name}.positive, or keep it out with "
-                      if task.own is not None else "Run `make data` again, or keep it out with ")
-                raise ValueError(f"{source.path} holds {value} in {name} of trajectory {first + row}, frame "
-                                 f"{source.first_frame + frame * source.time_stride}; expected {kind} "
-                                 f"numbers. {do}task.{task.name}.num_trajectories.")
-            yield number, index[keep], u[keep]
+            for begin in range(0, num_frames, at_once):
+                frames = range(begin, min(begin + at_once, num_frames))
+                u = source.read(first, first + len(index), frames)
+                is_bad = ~np.isfinite(u) | (u <= lowest.reshape(-1, *[1] * task.ndim))
+                if is_bad.any():
+                    row, frame, channel = at = tuple(np.argwhere(is_bad)[0])[:3]
+                    name, value = task.channels[channel], u[at][is_bad[at]][0]
+                    kind = "finite positive" if name in task.positive else "finite"
+                    place = source.first_frame + (begin + frame) * source.time_stride
+                    do = (f"Mend the file, leave {name} out of task.{task.name}.positive, or keep it out with "
+                          if task.own is not None else "Run `make data` again, or keep it out with ")
+                    raise ValueError(f"{source.path} holds {value} in {name} of trajectory {first + row}, "
+                                     f"frame {place}; expected {kind} numbers. "
+                                     f"{do}task.{task.name}.num_trajectories.")
+                yield number, index[keep], frames, u if keep.all() else u[keep]
 
 
 def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
-            stream: Iterable[tuple[int, np.ndarray, np.ndarray]], split: dict[str, np.ndarray],
+            stream: Iterable[tuple[int, np.ndarray, range, np.ndarray]], split: dict[str, np.ndarray],
             digest: Any) -> tuple[dict[str, np.ndarray], dict]:
     """Write the latents of `stream` into `file`; returns the checksums of the rows and the floor.
 
@@ -209,7 +217,8 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
     # per trajectory
     errors = {name: torch.full((num_rows, codec.num_channels + 4), torch.nan, dtype=torch.float64)
               for name, codec in codecs.items()}
-    for number, index, u in stream:
+    measures: dict[str, CodecErrors] = {}
+    for number, index, frames, u in stream:
         digest.update(u)
         row = number * num + int(index[0])
         for name, codec in codecs.items():
@@ -218,13 +227,16 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
             if not stored.isfinite().all():
                 raise ValueError(f"latents of {task.name} overflow {dtype}; expected them below "
                                  f"{torch.finfo(stored.dtype).max:.0f}. Set cache.dtype=float32.")
-            latents[name][row : row + len(u)] = stored.numpy()
-            checksums[f"{name}/checksums"][row : row + len(u)] = [zlib.crc32(values)
-                                                                  for values in stored.numpy()]
+            latents[name][row : row + len(u), frames.start : frames.stop] = stored.numpy()
+            sums = checksums[f"{name}/checksums"]
+            for at, values in enumerate(stored.numpy(), row):
+                sums[at] = zlib.crc32(values, int(sums[at]))
             held_out = torch.from_numpy(~np.isin(index, split["train"]))
             if held_out.any():
-                errors[name][row : row + len(u)][held_out] = codec_errors(codec, fields[held_out],
-                                                                          stored[held_out])
+                measured = measures[name] = CodecErrors(codec) if frames.start == 0 else measures[name]
+                measured.add(fields[held_out], stored[held_out])
+                if frames.stop == latents[name].shape[1]:
+                    errors[name][row : row + len(u)][held_out] = measured.result()
     rows = {part: split_rows(split[part], num_rows // num, num) for part in ("val", "test")}
     floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
              for part, chosen in rows.items()}
@@ -236,26 +248,40 @@ def split_rows(index: np.ndarray, num_files: int, num: int) -> np.ndarray:
     return (num * np.arange(num_files)[:, None] + index).ravel()
 
 
-def codec_errors(codec: Tokenizer, u: Tensor, stored: Tensor) -> Tensor:
-    """What the codec alone costs, per trajectory of `u` (n, T, C, *space) with latents `stored`: (n, C + 4),
-    float64.
+class CodecErrors:
+    """What a codec alone costs per trajectory, by some consecutive frames at a time."""
 
-    Columns: relative error per frame of each channel (mean over frames; NaN where the truth is zero
-    throughout); relative error of the whole trajectory; mean squares, in normalised units, of the error, of
-    the part of it that rounding to the stored type makes, and of the change from one frame to the next (NaN
-    for one frame).
-    """
-    w = codec.normalise(u)
-    z, w_pred = codec.encode(w), codec.decode(stored.float())
-    u_pred = codec.denormalise(w_pred)
-    squares = [(w_pred - w), (w_pred - codec.decode(z)), w.diff(dim=1)]
-    columns = [nrmse(u_pred, u).nanmean(1), nrmse_global(u_pred, u)[:, None],
-               *(x.double().square().flatten(1).mean(1, keepdim=True) for x in squares)]
-    return torch.cat(columns, 1)
+    def __init__(self, codec: Tokenizer) -> None:
+        self.codec, self.norms, self.squares, self.last = codec, [], [], None
+
+    def add(self, u: Tensor, stored: Tensor) -> None:
+        """Take in the next frames `u` (n, T, C, *space), whose latents are stored as `stored`."""
+        codec = self.codec
+        w = codec.normalise(u)
+        z, w_pred = codec.encode(w), codec.decode(stored.float())
+        self.norms.append(torch.stack([rmse(codec.denormalise(w_pred), u), rms(u)]))
+        change = (w if self.last is None else torch.cat([self.last, w], 1)).diff(dim=1)
+        parts = ((w_pred - w), (w_pred - codec.decode(z)), change)
+        self.squares.append([(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True)) for x in parts])
+        self.last = w[:, -1:].clone()
+
+    def result(self) -> Tensor:
+        """(n, C + 4), float64: relative error per frame of each channel (mean over frames; NaN where the truth
+        is zero throughout); relative error of the whole trajectory; mean squares, in normalised units, of the
+        error, of the part of it that rounding to the stored type makes, and of the change from one frame to
+        the next (NaN for one frame).
+        """
+        errors, sizes = torch.cat(self.norms, 2)
+        total, size = (part.square().sum((1, 2)).sqrt() for part in (errors, sizes))
+        columns = [ratio(errors, sizes).nanmean(1), ratio(total, size)[:, None]]
+        for blocks in zip(*self.squares, strict=True):
+            num = sum(count for count, _ in blocks)
+            columns.append(sum(count / num * mean for count, mean in blocks if count) if num else blocks[0][1])
+        return torch.cat(columns, 1)
 
 
 def _floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
-    """Means of `codec_errors` as JSON: nrmse, per field and overall; error and rounding over the one-step
+    """Means of `CodecErrors` as JSON: nrmse, per field and overall; error and rounding over the one-step
     change."""
     *channels, total, error, rounding, change = (None if math.isnan(x) else x
                                                  for x in errors.nanmean(0).tolist())

@@ -57,7 +57,7 @@ class Cache:
     split: train, val, test -> row numbers, and reserved: training rows that the operator does not see
     (task.TASK.reserve), kept for what learns its errors. parameters (n, P) float64, parameter_values: empty
     where the task hides them; parameter_index (n,): which file; trajectory (n,). floor: split -> state or
-    input -> errors of the codec alone on held-out data (`ups.data.build_cache.codec_errors`).
+    input -> errors of the codec alone on held-out data (`ups.data.build_cache.CodecErrors`).
     header: everything else that the file says about itself.
     """
 

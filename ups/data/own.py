@@ -79,15 +79,17 @@ class OwnTrajectories:
         return self.rows[:, 1] if len(self.files) > 1 and len(lengths) == 1 and differ and lengths != {1} \
             else np.arange(len(self.rows))
 
-    def read(self, first: int, last: int) -> np.ndarray:
-        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units."""
+    def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
+        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units; of `frames`,
+        consecutive ones, where these are given."""
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
-        out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
+        frames = range(self.num_frames) if frames is None else frames
+        out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
         for start, stop in _runs(self.rows[first:last]):
             file, number = self.files[self.rows[first + start, 0]], int(self.rows[first + start, 1])
             with open_store(file.path) as store:
                 for place in self.task.arrays:
-                    self._fill(store, file, place, number, out[start:stop])
+                    self._fill(store, file, place, number, out[start:stop], frames)
         return out
 
     spread = Trajectories.spread
@@ -118,29 +120,28 @@ class OwnTrajectories:
         return {name: np.flatnonzero(np.isin(self.starts, part))
                 for name, part in zip(("val", "test", "train"), parts, strict=True)}
 
-    def _fill(self, store: Store, file: OwnFile, place: Place, number: int, out: np.ndarray) -> None:
-        """The fields of one array, of trajectories number..
-
-        of the file, into out (n, time, channel, *space).
-        """
+    def _fill(self, store: Store, file: OwnFile, place: Place, number: int, out: np.ndarray,
+              wanted: range) -> None:
+        """The fields of one array, of the frames `wanted` of trajectories number.. of the file, into out (n,
+        time, channel, *space)."""
         names = [self.task.channels.index(field) for field in place.fields]
         is_grouped = "*" in place.array
         size = store.array(place.array.replace("*", (file.groups or ("",))[0])).shape
         num_stored = math.prod(n for axis, n in zip(place.axes, size, strict=True) if axis not in MANY)
         count = max(1, BLOCK_BYTES // (8 * num_stored * (1 if is_grouped else len(out))))
-        frames = self.num_frames if place.is_steady else min(self.num_frames, count)
+        frames = len(wanted) if place.is_steady else min(len(wanted), count)
         for row in range(len(out) if is_grouped else 1):
             array = place.array.replace("*", file.groups[number + row]) if is_grouped else place.array
             target = out[row:row + 1] if is_grouped else out
-            for frame in range(0, self.num_frames, frames):
-                count = min(frames, self.num_frames - frame)
+            for frame in range(wanted.start, wanted.stop, frames):
+                count, into = min(frames, wanted.stop - frame), frame - wanted.start
                 begin = self.first_frame + frame * self.time_stride
                 at = {"trajectory": slice(number, number + len(out)),
                       "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
                       **dict.fromkeys(("channel", "component"), slice(None))}
                 index = tuple(at.get(axis, slice(None, None, self.space_stride)) for axis in place.axes)
                 block = self._ordered(np.asarray(store.read(array, index)), place)
-                target[:, frame:frame + count, names] = block
+                target[:, into:into + count, names] = block
 
     def _ordered(self, block: np.ndarray, place: Place) -> np.ndarray:
         """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""

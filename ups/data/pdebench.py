@@ -98,36 +98,37 @@ class Trajectories:
     first_frame: int
     groups: tuple[str, ...]
 
-    def read(self, first: int, last: int) -> np.ndarray:
+    def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
         """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical
-        units.
+        units; of `frames`, consecutive ones, where these are given.
 
         Channels are `Task.channels`: the coefficient of a steady task first. Reads these trajectories and
         strides only. Raises ValueError for a group of another shape.
         """
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         with opened(self.path, self.task.name) as file:
-            return self.read_from(file, first, last)
+            return self.read_from(file, first, last, frames)
 
     def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers (n,) of at most `num` trajectories spread over the file, and what `read` gives of them."""
         rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))
         return rows, np.concatenate([self.read(row, row + 1) for row in rows.tolist()])
 
-    def read_from(self, file: h5py.File, first: int, last: int) -> np.ndarray:
+    def read_from(self, file: h5py.File, first: int, last: int, frames: range | None = None) -> np.ndarray:
         """`read` from the open file."""
-        out = np.empty((last - first, self.num_frames, len(self.task.channels), *self.space), np.float32)
+        frames = range(self.num_frames) if frames is None else frames
+        out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
         layout = layout_of(self.task)
         for array, part in layout.parts(out):
             for name, at, rows in layout.places(first, last, self.groups):
                 dataset, lead = layout.dataset(file, array, name)
-                self._fill(dataset, array, part[rows].reshape(-1, *part.shape[1:]), lead, at)
+                self._fill(dataset, array, part[rows].reshape(-1, *part.shape[1:]), lead, at, frames)
         return out
 
     def _fill(self, dataset: h5py.Dataset, array: Array, out: np.ndarray, lead: tuple[int, ...],
-              at: tuple[slice, ...]) -> None:
-        """Copy the trajectories `at` of `dataset` (the only one if it has no such axis), behind `lead`, into
-        out (n, time, channel, *space)."""
+              at: tuple[slice, ...], wanted: range) -> None:
+        """Copy the frames `wanted` of the trajectories `at` of `dataset` (the only one if it has no such
+        axis), behind `lead`, into out (n, time, channel, *space)."""
         task, stride, shape = self.task, self.space_stride, dataset.shape[len(lead + at):]
         first = int(not array.steady)   # axis of space
         expected = tuple(-(-size // stride) for size in shape[first:first + task.ndim])
@@ -142,15 +143,14 @@ class Trajectories:
         num_rows = max(1, BLOCK_BYTES // (frame_bytes * frames))
         for row in range(0, len(out), num_rows):
             rows = [slice(part.start + row, min(part.start + row + num_rows, part.stop)) for part in at]
-            for frame in range(0, frames, num_frames):
-                count = min(num_frames, frames - frame)
+            for frame in range(wanted.start, wanted.stop, num_frames):
+                count, into = min(num_frames, wanted.stop - frame), frame - wanted.start
                 start = self.first_frame + frame * self.time_stride
                 times = (() if array.steady
                          else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),))
                 block = dataset[(*lead, *rows, *times)].reshape(-1, count, *shape[first:])
                 block = np.moveaxis(block, -1, 2) if array.vector else block[:, :, None]
-                out[row:row + num_rows,
-                    frame:frame + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
+                out[row:row + num_rows, into:into + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
 
 
 def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride: int = 1,
