@@ -130,7 +130,7 @@ def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_ask
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"sampler_steps": 16, judge.FOUND: {"forced": figures}}))
         if is_done:
-            (folder / "done.json").write_text("{}")
+            (folder / "model.safetensors").touch()
 
     assert judge.serving(tmp_path, "forced") == "student_1"   # nothing is known
     stage("diffusion", corrector=0.10)
@@ -139,7 +139,7 @@ def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_ask
     assert judge.serving(tmp_path, "forced") == "student_1" and judge.serving(tmp_path, "forced", 32) == "corrector"
     stage("rival", is_done=False, rival=0.01)                  # a stage that is still training says nothing
     assert judge.serving(tmp_path, "forced") == "student_1"
-    (tmp_path / "rival" / "done.json").write_text("{}")
+    (tmp_path / "rival" / "model.safetensors").touch()
     assert judge.serving(tmp_path, "forced", 1) == "rival" and judge.serving(tmp_path, "other") == "student_1"
     found = judge.judged(model.folder, "burgers1d_hidden")     # of the scripts themselves
     assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())

@@ -18,7 +18,7 @@ from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
 from ups.models.choose import spread
-from ups.training.folder import DONE
+from ups.training.checkpoint import MODEL
 
 FOUND = "validation_crps"   # in config.json: task -> way -> CRPS, None where a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
@@ -59,7 +59,7 @@ def judged(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
     found = {}
     for way, (stage, evaluations) in WAYS.items():
         folder = Path(run_dir) / stage
-        if (folder / DONE).is_file():
+        if (folder / MODEL).is_file():
             description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             crps = description.get(FOUND, {}).get(task, {}).get(way)
             if crps is not None:
