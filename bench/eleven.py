@@ -26,13 +26,17 @@ import torch
 
 from bench.baselines import Problem, Trained
 from bench.compare import CORRECTED, clean, fit, settings_of
-from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config
+from bench.networks import Settings
+from bench.numerics import CONFIG, GENERATOR, HORIZONS, NUMERICS, long_config
 from bench.score import Errors, Split, load, rollout, summary, trivial
-from bench.tune import SEARCH, add_arguments, best_error, prepare
+from bench.search import Changes
+from bench.tune import SEARCH, add_arguments, best_error, family_of, prepare
 from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
+from ups.data.generate import generation_settings
 from ups.data.pdebench import open_data
+from ups.files import value_hash
 from ups.tasks import get_task
 from ups.training.ranks import describe_environment
 
@@ -109,18 +113,46 @@ def has(record: dict[str, Any], key: dict[str, Any]) -> bool:
     return any(entry["key"] == key for entry in record["entries"])
 
 
+def identity(config: Config, task: str) -> str:
+    """What decides a task's data: of those that bench/numerics.py makes how they are made and read, for their last bits depend
+    on the processor; of others what they hold."""
+    if not is_other_numerics(config, task):
+        return open_cache(config, task).fingerprint
+    wanted = config.task[task]
+    made = [generation_settings(task, GENERATOR, seed=config.data.seed, num_trajectories=wanted.num_trajectories,
+                                resolution=wanted.resolution, num_frames=wanted.num_frames, t_end=wanted.t_end, parameter=value)
+            for value in wanted.parameters or [None]]
+    read = {key: getattr(wanted, key) for key in ("space_stride", "time_stride", "first_frame", "train_from", "reserve")}
+    return value_hash([made, read, config.data.val_fraction, config.data.test_fraction])
+
+
+def is_other_numerics(config: Config, task: str) -> bool:
+    return task in NUMERICS and config.data.source == "own"
+
+
+def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
+    """The settings that a search found for the family of a column, with another seed or column; None before any."""
+    family = family_of(key["column"])
+    alike = [entry for entry in record["entries"] if family_of(entry["key"]["column"]) == family
+             and entry["key"] | {"column": "", "seed": 0} == key | {"column": "", "seed": 0}]
+    if not alike:
+        return None
+    return alike[0]["settings"] if family == "ours" else Settings(**alike[0]["settings"])
+
+
 def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
     """Train and score one column, unless it is there."""
     if not is_up_to_date(config, task)[0]:
         build_cache(config, task, progress=False)
-    key = {"column": column, "seed": seed, "data": open_cache(config, task).fingerprint, "budget_s": args.budget,
+    key = {"column": column, "seed": seed, "data": identity(config, task), "budget_s": args.budget,
            "search_s": args.search or SEARCH * args.budget, "clock": args.clock}
     if has(read(task), key):
         print(f"{task} {column} seed {seed}: there", flush=True)
         return
     args = argparse.Namespace(**vars(args) | {"task": task})
     problem, splits = load(config, task)
-    settings = settings_of(column, config, problem, splits["val"], args)
+    if (settings := found_before(read(task), key)) is None:
+        settings = settings_of(column, config, problem, splits["val"], args)
     trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
     row = row_of(trained, splits["test"], long_split(config, task), problem, config)
     record = read(task)   # another process may have written meanwhile
@@ -138,7 +170,7 @@ def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column
 def describe_data(config: Config, task: str, problem: Problem, splits: dict[str, Split]) -> dict[str, Any]:
     """What the table says of the data."""
     wanted = config.task[task]
-    return {"source": "other numerics" if task in NUMERICS and config.data.source == "own" else config.data.source,
+    return {"source": "other numerics" if is_other_numerics(config, task) else config.data.source,
             "grid": list(problem.train.shape[3:]), "frames_scored": splits["test"].truth.shape[1],
             "context_frames": 0 if problem.is_steady else problem.context, "t_end": wanted.t_end,
             "train": len(problem.train), "test": len(splits["test"].truth)}

@@ -111,7 +111,7 @@ def test_long_rollouts_are_scored_beside_persistence_and_a_blow_up_is_said():
 @pytest.fixture
 def judged(tmp_path, monkeypatch):
     """eleven.judge on a task whose trainings are counted."""
-    runs = []
+    runs, searched = [], []
 
     def fit(column, config, problem, val, settings, args, seed, budget):
         runs.append((column, seed, budget, args.seeds))
@@ -121,18 +121,22 @@ def judged(tmp_path, monkeypatch):
     split = Split(torch.ones(4, 2, 1, 8), 2 * torch.ones(4, 3, 1, 8), torch.zeros(4, 0), torch.arange(4))
     problem = types.SimpleNamespace(is_steady=False, train=torch.ones(6, 5, 1, 8), context=2)
     cache = types.SimpleNamespace(fingerprint="one")
+    def settings_of(column, *_):
+        searched.append(column)
+        return {} if column == "ours" else {"network": column, "width": 3}
+
     for name, value in {"fit": fit, "load": lambda *_: (problem, {"val": split, "test": split}), "open_cache": lambda *_: cache,
-                        "is_up_to_date": lambda *_: (True, ""), "settings_of": lambda *_: {"width": 3},
+                        "is_up_to_date": lambda *_: (True, ""), "settings_of": settings_of,
                         "long_split": lambda *_: split, "RESULTS": tmp_path}.items():
         monkeypatch.setattr(eleven, name, value)
     monkeypatch.setattr(eleven.read, "__defaults__", (tmp_path,))
     monkeypatch.setattr(eleven.keep, "__defaults__", (tmp_path,))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    return runs, cache, tmp_path
+    return runs, cache, tmp_path, searched
 
 
 def test_what_is_there_is_not_run_again_and_the_rest_goes_on(judged, capsys):
-    runs, cache, folder = judged
+    runs, cache, folder, searched = judged
     run = ["--task", "burgers1d", "--budget", "2", "--column", "ours"]
     eleven.main(run)
     eleven.main([*run, "fno", "--seeds", "0", "1"])
@@ -141,10 +145,16 @@ def test_what_is_there_is_not_run_again_and_the_rest_goes_on(judged, capsys):
     record = json.loads((folder / "burgers1d.json").read_text())
     row = record["entries"][0]["row"]
     assert (row["error"], row["base"], row["long"]["is_finite"]) == (0.5, 1.0, True) and record["trivial"]["error"] == 0.5
+    assert searched == ["ours", "fno"]              # the second seed takes what was found for the first
     eleven.main([*run[:3], "3", *run[4:]])          # another budget
-    cache.fingerprint = "two"                       # other data
+    cache.fingerprint = "two"                       # of the same recipe, on another processor
     eleven.main(run)
-    assert len(runs) == 6 and not list(folder.glob("*.partial"))
+    assert len(runs) == 5
+    eleven.main([*run, "task.burgers1d.num_trajectories=299"])
+    eleven.main([*run, "data.source=published"])    # other data
+    cache.fingerprint = "three"
+    eleven.main([*run, "data.source=published"])
+    assert len(runs) == 8 and not list(folder.glob("*.partial"))
 
 
 def entry(column, seed, error, budget=180.0, **more):
