@@ -23,7 +23,6 @@ from functools import partial
 
 from tqdm import tqdm
 
-import ups
 from ups.config import CONFIG_OPTIONS, SHOW_CONFIG, load_config, read_command, run_script, show
 from ups.data.doctor import examine, report
 from ups.data.download import fetch, is_verified, published_file, published_files
@@ -46,8 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = read_command(__doc__, CONFIG_OPTIONS | SHOW_CONFIG | {
         "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
         "--doctor": {"action": "store_true", "help": "examine the files; exit 1 on an error or a warning"},
-        "--describe": {"metavar": "FILE", "help": "print the section that declares a file of yours; nothing "
-                                                  "else"},
+        "--describe": {"metavar": "FILE", "help": "print the section that declares a file of yours"},
         "--file": {"help": "download the published files of this name or pattern, also test problems and "
                            "parts that no setting names; with --dry-run: list them"},
         "--md5": {"action": "store_true", "help": "with --doctor: compare the MD5 of large files too"},
@@ -88,10 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
         wanted = config.task[name]
         sizes, num_first = get_task(task) if is_published else wanted, config.num_first(name)
         num_bytes = data_bytes(task, num_first or sizes.num_trajectories, sizes.num_frames, sizes.resolution)
-        edition = get_task(task).edition
-        generator = f"ups {ups.__version__}" + f", solver {edition}" * (edition > 1)
         source = (*published_file(task, parameter)[1:], num_first) if is_published else generation_settings(
-            task, generator, seed=config.data.seed, parameter=parameter,
+            task, seed=config.data.seed, parameter=parameter,
             num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
             num_frames=wanted.num_frames, t_end=wanted.t_end)
         path = config.data_path(name, parameter)

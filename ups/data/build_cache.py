@@ -262,12 +262,13 @@ class CodecErrors:
         self.norms.append(torch.stack([rmse(codec.denormalise(w_pred), u), rms(u)]))
         change = (w if self.last is None else torch.cat([self.last, w], 1)).diff(dim=1)
         parts = ((w_pred - w), (w_pred - codec.decode(z)), change)
-        self.squares.append([(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True)) for x in parts])
+        self.squares.append([(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True))
+                             for x in parts])
         self.last = w[:, -1:].clone()
 
     def result(self) -> Tensor:
-        """(n, C + 4), float64: relative error per frame of each channel (mean over frames; NaN where the truth
-        is zero throughout); relative error of the whole trajectory; mean squares, in normalised units, of the
+        """(n, C + 4), float64: relative error per frame of each channel (mean over frames; NaN where the
+        truth is zero throughout); relative error of the whole trajectory; mean squares, in normalised units, of the
         error, of the part of it that rounding to the stored type makes, and of the change from one frame to
         the next (NaN for one frame).
         """

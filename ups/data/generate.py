@@ -22,6 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+import ups
 from ups.data.layout import Layout, fixed_text, layout_of
 from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, made_with, opened
 from ups.files import completing, partial_path, reserve
@@ -59,10 +60,12 @@ def num_done(path: Path, settings: dict[str, Any]) -> int:
     return done
 
 
-def generation_settings(task: str, generator: str, *, seed: int, num_trajectories: int, resolution: int,
+def generation_settings(task: str, generator: str = "", *, seed: int, num_trajectories: int, resolution: int,
                         num_frames: int, t_end: float, parameter: float | None) -> dict[str, Any]:
     """Everything that determines the content of a generated file. generator: name and version of what
-    computes it."""
+    computes it, our solver without."""
+    edition = get_task(task).edition
+    generator = generator or f"ups {ups.__version__}" + f", solver {edition}" * (edition > 1)
     return {"task": task, "generator": generator, "seed": seed, "num_trajectories": num_trajectories,
             "resolution": resolution, "num_frames": num_frames, "t_end": t_end, "parameter": parameter}
 

@@ -150,7 +150,8 @@ class Trajectories:
                          else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),))
                 block = dataset[(*lead, *rows, *times)].reshape(-1, count, *shape[first:])
                 block = np.moveaxis(block, -1, 2) if array.vector else block[:, :, None]
-                out[row:row + num_rows, into:into + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
+                out[row:row + num_rows,
+                    into:into + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
 
 
 def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride: int = 1,
