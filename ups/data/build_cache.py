@@ -31,9 +31,9 @@ from ups.metrics.intervals import ratio
 from ups.metrics.spectra import rms
 from ups.tasks import Task
 
-# of float32 data held at a time, where trajectories are shorter; with eight times as many it took half as long
-# again (the processor's caches). Of longer ones SLAB numbers are held, or one frame; with temporaries some 25
-# to 40 times that: 0.6 GiB, or 160 bytes for every number of a larger frame
+# of float32 data held at a time, where trajectories are shorter; with eight times as many it took half as
+# long again (the processor's caches). Of longer ones SLAB numbers are held, or one frame; with temporaries
+# some 25 to 40 times that: 0.6 GiB, or 160 bytes for every number of a larger frame
 READ_BYTES = 2**22
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
 LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
@@ -195,8 +195,8 @@ def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm
                     name, value = task.channels[channel], u[at][is_bad[at]][0]
                     kind = "finite positive" if name in task.positive else "finite"
                     place = source.first_frame + (begin + frame) * source.time_stride
-                    do = (f"Mend the file, leave {name} out of task.{task.name}.positive, or keep it out with "
-                          if task.own is not None else "Run `make data` again, or keep it out with ")
+                    do = (f"Mend the file, leave {name} out of task.{task.name}.positive, or keep it out by "
+                          if task.own is not None else "Run `make data` again, or keep it out by ")
                     raise ValueError(f"{source.path} holds {value} in {name} of trajectory {first + row}, "
                                      f"frame {place}; expected {kind} numbers. "
                                      f"{do}task.{task.name}.num_trajectories.")
@@ -268,16 +268,17 @@ class CodecErrors:
 
     def result(self) -> Tensor:
         """(n, C + 4), float64: relative error per frame of each channel (mean over frames; NaN where the
-        truth is zero throughout); relative error of the whole trajectory; mean squares, in normalised units, of the
-        error, of the part of it that rounding to the stored type makes, and of the change from one frame to
-        the next (NaN for one frame).
+        truth is zero throughout); relative error of the whole trajectory; mean squares, in normalised units,
+        of the error, of the part of it that rounding to the stored type makes, and of the change from one
+        frame to the next (NaN for one frame).
         """
         errors, sizes = torch.cat(self.norms, 2)
         total, size = (part.square().sum((1, 2)).sqrt() for part in (errors, sizes))
         columns = [ratio(errors, sizes).nanmean(1), ratio(total, size)[:, None]]
         for blocks in zip(*self.squares, strict=True):
             num = sum(count for count, _ in blocks)
-            columns.append(sum(count / num * mean for count, mean in blocks if count) if num else blocks[0][1])
+            columns.append(sum(count / num * mean for count, mean in blocks if count) if num
+                           else blocks[0][1])
         return torch.cat(columns, 1)
 
 
