@@ -64,8 +64,9 @@ def generation_settings(task: str, generator: str = "", *, seed: int, num_trajec
                         num_frames: int, t_end: float, parameter: float | None) -> dict[str, Any]:
     """Everything that determines the content of a generated file. generator: name and version of what
     computes it, our solver without."""
-    edition = get_task(task).edition
-    generator = generator or f"ups {ups.__version__}" + f", solver {edition}" * (edition > 1)
+    if not generator:
+        edition = get_task(task).edition
+        generator = f"ups {ups.__version__}" + f", solver {edition}" * (edition > 1)
     return {"task": task, "generator": generator, "seed": seed, "num_trajectories": num_trajectories,
             "resolution": resolution, "num_frames": num_frames, "t_end": t_end, "parameter": parameter}
 
