@@ -27,7 +27,7 @@ import torch
 from bench.baselines import Problem, Trained
 from bench.compare import CORRECTED, clean, fit, settings_of
 from bench.networks import Settings
-from bench.numerics import CONFIG, GENERATOR, HORIZONS, NUMERICS, long_config
+from bench.numerics import CONFIG, GENERATOR, HORIZONS, NUMERICS, long_config, usual_settings
 from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.search import Changes
 from bench.tune import SEARCH, add_arguments, best_error, family_of, prepare
@@ -119,8 +119,7 @@ def identity(config: Config, task: str) -> str:
     if not is_other_numerics(config, task):
         return open_cache(config, task).fingerprint
     wanted = config.task[task]
-    made = [generation_settings(task, GENERATOR, seed=config.data.seed, num_trajectories=wanted.num_trajectories,
-                                resolution=wanted.resolution, num_frames=wanted.num_frames, t_end=wanted.t_end, parameter=value)
+    made = [generation_settings(task, GENERATOR, parameter=value, **usual_settings(config, task))
             for value in wanted.parameters or [None]]
     read = {key: getattr(wanted, key) for key in ("space_stride", "time_stride", "first_frame", "train_from", "reserve")}
     return value_hash([made, read, config.data.val_fraction, config.data.test_fraction])

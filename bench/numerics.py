@@ -396,6 +396,13 @@ def solve(task: str, indices: np.ndarray, **settings: object) -> np.ndarray:
     return NUMERICS[task](indices.tolist(), **settings).numpy()
 
 
+def usual_settings(config: Config, task: str) -> dict[str, object]:
+    """Of a task's files, but for the parameter that each has of its own."""
+    wanted = config.task[task]
+    return {"seed": config.data.seed, "num_trajectories": wanted.num_trajectories, "resolution": wanted.resolution,
+            "num_frames": wanted.num_frames, "t_end": wanted.t_end}
+
+
 def long_config(config: Config, task: str) -> tuple[Path, dict[str, object]]:
     """Folder and settings of a task's long trajectories."""
     wanted = config.task[task]
@@ -407,9 +414,7 @@ def long_config(config: Config, task: str) -> tuple[Path, dict[str, object]]:
 def generate(config: Config, task: str) -> None:
     """Write what is missing of a task's files, one per parameter value, and its long ones."""
     wanted, spec = config.task[task], get_task(task)
-    usual = {"seed": config.data.seed, "num_trajectories": wanted.num_trajectories, "resolution": wanted.resolution,
-             "num_frames": wanted.num_frames, "t_end": wanted.t_end}
-    places = [(config.data_dir(task), usual), *([] if spec.is_steady else [long_config(config, task)])]
+    places = [(config.data_dir(task), usual_settings(config, task)), *([] if spec.is_steady else [long_config(config, task)])]
     for folder, settings in places:
         folder.mkdir(parents=True, exist_ok=True)
         for parameter in wanted.parameters or [None]:
