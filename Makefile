@@ -127,7 +127,7 @@ test: $(ENVIRONMENT)          ## The test suite but its slow half: truth, behavi
 
 test-faults: $(ENVIRONMENT)   ## The other half: injections, mutations, several machines, sharded stages; known answers drawn anew
 	@$(PY) -m ups.interpreter requirements-dev.txt
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "faults or drawn"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "faults or drawn" -n 2 --dist loadfile
 
 lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .

@@ -48,7 +48,7 @@ OPTIONS = {
     "--space-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th cell of the input"},
     "--time-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th frame of the input"},
     "--resample": {"action": "store_true", "help": "take another grid to the trained one and back"},
-    "--extrapolate": {"action": "store_true", "help": "allow parameters outside the trained range"},
+    "--extrapolate": {"action": "store_true", "help": "allow parameters and fields beyond the trained"},
     "--device": {"default": "cpu"},
     **DRY_RUN,
 }

@@ -209,6 +209,7 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
     ("burgers1d", {"u0": lambda u: u.int()}, "and torch.int32; expected .*, floating point"),
     ("burgers1d", {"u0": lambda u: u[:0]}, r"a field of shape \(0, 1, 1, 64\)"),
     ("burgers1d", {"u0": lambda u: u.index_fill(3, torch.tensor([5]), math.nan)}, "a field with NaN or inf"),
+    ("burgers1d", {"u0": lambda u: 9 * u}, r"was given u from -.* to .*; expected -.* to .*: the range of its training"),
     ("burgers1d", {"parameters": None}, r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Give"),
     ("burgers1d", {"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
     ("burgers1d", {"parameters": [[0.05], [0.1], [0.1]]}, r"parameters of shape \(3, 1\); expected \(2, 1\)"),
@@ -236,6 +237,13 @@ def test_a_parameter_outside_the_trained_range_is_served_where_that_is_accepted(
     inside = forecast(trained[0], "burgers1d", u0, parameters, 2)
     assert outside.isfinite().all() and not torch.equal(outside, inside)
     assert forecast(trained[0], "burgers1d", u0, np.float32(0.1), 2).isfinite().all()   # 0.1 but for rounding
+
+
+def test_a_start_outside_the_trained_range_is_served_where_that_is_accepted(trained):
+    u0, parameters = given(trained, "burgers1d")
+    low, high = float(u0.min()), float(u0.max())
+    assert forecast(trained[0], "burgers1d", u0 - (high - low) / 4, parameters, 2).isfinite().all()   # within the bounds
+    assert quietly(trained[0], "burgers1d", 9 * u0, parameters, 2, extrapolate=True).isfinite().all()
 
 
 def test_a_forecast_that_blows_up_says_from_where(trained):

@@ -49,11 +49,13 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
     parameters: of all rows or (batch, P), raw values; None where the task has or shows none. dt: the time
     between the frames that are wanted, compared with the trained one. resample: take a field on another grid
     to the trained one (`ups.spectral.interpolation`), and warn what that left out. extrapolate: allow
-    parameters outside the trained range. Raises ValueError, by name, for whatever the operator was not
-    trained on.
+    parameters and starts outside the trained range. Raises ValueError, by name, for whatever the operator
+    was not trained on.
     """
     head = operator.head(task)
     _check_field(head, u, num_frames, dt)
+    if not extrapolate:
+        _check_range(head, u)
     values = check_parameters(head, parameters, len(u), extrapolate)
     codec, shown = head.input_codec, u
     space, boundary = tuple(u.shape[3:]), head.task.boundary
@@ -105,6 +107,21 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
     }
     if wrong := [text for text, fine in is_right.items() if not fine]:
         raise ValueError(f"{head.name} was given {wrong[0]}.")
+
+
+def _check_range(head: TaskHead, u: Tensor) -> None:
+    """Raise ValueError where a state u (batch, time, C, *space) starts outside what no forecast leaves."""
+    if head.task.is_steady:
+        return
+    codec, shown = head.codec, u[:, -head.history :].transpose(0, 2).flatten(1)
+    ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
+    for name, low, high, values in zip(codec.fields, *(end.tolist() for end in ends), shown, strict=True):
+        found, slack = (float(values.min()), float(values.max())), SAME * max(abs(low), abs(high))
+        if not low - slack <= found[0] <= found[1] <= high + slack:
+            raise ValueError(f"{head.name} was given {name} from {found[0]:g} to {found[1]:g}; expected "
+                             f"{low:g} to {high:g}: the range of its training data and half as much on both "
+                             f"sides, which no forecast leaves. Train on such fields, or ask for "
+                             f"extrapolate=True, which cuts the forecast there.")
 
 
 def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:
@@ -240,8 +257,9 @@ class Forecaster:
         of a steady task the coefficient. parameters: by name, {"Nu": 0.01}, or (batch, P) or (P,), raw values
         in the task's order; None where it has or shows none. dt: the time between the frames that are wanted,
         compared with the trained one. resample: take a field on another grid to the trained one and the
-        forecast back, and warn what that left out. extrapolate: allow parameters outside the trained range.
-        Raises ValueError, by name, for whatever was not trained; warns of a forecast that blows up.
+        forecast back, and warn what that left out. extrapolate: allow parameters
+        and starts outside the trained range. Raises ValueError, by name, for whatever was not trained; warns
+        of a forecast that blows up.
         """
         u, answer = self._read(task, u0)
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,

@@ -112,7 +112,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
         z = draw_rollout(source, partial(ensembles.residual, model), given,
                          truth.cache.parameters[some], num_frames, num_members,
                          partial(ensembles.noise, some, num_members=num_members), ensembles.is_conserved)
-        parts.append(truth.predicted(source.head.physical(z)).cpu())
+        parts.append(truth.task.predicted(source.head.physical(z)).cpu())
     return torch.cat(parts)
 
 

@@ -33,7 +33,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         predictions, took = forecasts(operator, truth, some, device)
         seconds.append(took / (len(some) * truth.num_frames))
         start = None if task.is_steady else truth.frames(some, truth.context - 1, 1)
-        trivial = truth.predicted(start) if constant is None else constant
+        trivial = truth.task.predicted(start) if constant is None else constant
         predictions[BASELINES[task.is_steady]] = trivial.expand_as(u_ref)
         for model, u_pred in predictions.items():
             parts.setdefault(model, []).append({**score(u_pred, u_ref, task.boundary),
@@ -100,7 +100,7 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
         base = head.physical(operator.rollout(given, name, parameters, num_frames, part="base")).cpu()
     codec = head.physical(truth.scored(rows, head.codec, device)).cpu()
     found = {"operator": u_pred, "base": base, "codec_floor": codec}
-    return {model: truth.predicted(u) for model, u in found.items()}, seconds
+    return {model: truth.task.predicted(u) for model, u in found.items()}, seconds
 
 
 def sample_of(operator: Operator, truth: Truth, row: Tensor, device: torch.device) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Errors:
         parts = []
         for some in self._parts(rows, num_frames * num_members):
             z = self._rollout(some, num_frames)[:, None] + self.left[choose(some, num_members)]
-            parts.append(self.truth.predicted(self.source.head.physical(z)).cpu())
+            parts.append(self.truth.task.predicted(self.source.head.physical(z)).cpu())
         return torch.cat(parts)
 
 

@@ -59,11 +59,7 @@ class Truth:
 
     def future(self, rows: Tensor, count: int = 0) -> Tensor:
         """The first `count` (0: all) frames that are scored, of the fields that are (n, count, C, *space)."""
-        return self.predicted(self.frames(rows, self.context, count or self.num_frames))
-
-    def predicted(self, u: Tensor) -> Tensor:
-        """Of fields (..., C, *space) those that are predicted: what is given is not scored."""
-        return u.narrow(-1 - self.task.ndim, 0, len(self.task.moving))
+        return self.task.predicted(self.frames(rows, self.context, count or self.num_frames))
 
     def given(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
         """The latents that a model with this codec is shown: the context frames, or the coefficient of a

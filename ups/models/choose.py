@@ -73,7 +73,7 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
 def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of what it
     predicts and is not zero throughout; inf if it blows up."""
-    device, num = head.scale.device, len(cache.task.moving)
+    device, predicted = head.scale.device, cache.task.predicted
 
     def forecasts(rows: Tensor) -> tuple[Tensor, Tensor]:
         u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
@@ -83,7 +83,7 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
         known = head.known(cache.parameters[rows])
         u_pred = rollout(lambda window: head.next_frame(window, known)[:, None], given, u_ref.shape[1],
                          head.history)
-        return u_pred[:, :, :num].nan_to_num(math.inf, math.inf, -math.inf), u_ref[:, :, :num]
+        return predicted(u_pred).nan_to_num(math.inf, math.inf, -math.inf), predicted(u_ref)
 
     parts = cache.parts(spread(cache, "val", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS)
     errors = nrmse_pooled(map(forecasts, parts))
@@ -183,7 +183,7 @@ def settle(head: TaskHead, cache: Cache, seed: int) -> None:
 
 @torch.no_grad()
 def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
-    """What no channel of a prediction leaves, normalised, (C,) each: the range of training trajectories and
+    """What no channel of a rollout leaves, normalised, (C,) each: the range of training trajectories and
     BEYOND of its width on both sides."""
     ends = []
     for rows in cache.parts(spread(cache, "train", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS):

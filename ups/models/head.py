@@ -49,7 +49,7 @@ class TaskHead(nn.Module):
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
-        # of each channel, normalised: no prediction leaves them, so that no rollout blows up
+        # of each channel, normalised: no rollout leaves them, so that none blows up
         for name, end in (("low", -math.inf), ("high", math.inf)):
             self.register_buffer(name, torch.full((self.codec.num_channels,), end))
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
@@ -132,14 +132,16 @@ class TaskHead(nn.Module):
         return take_maps(self, parent)
 
     def bound(self, z: Tensor) -> Tensor:
-        """Latents (batch, T, *tokens, dim) whose fields stay within `low` and `high`; those that do, to the
-        last bit."""
+        """Latents (batch, T, *tokens, dim) whose fields stay within `low` and `high`; those that do, and
+        steady ones, to the last bit."""
         w = self.codec.decode(z)
         inside = self._clamp(w)
         has_left = (inside != w).flatten(1).any(1)
         return torch.where(has_left.view(-1, *[1] * (z.ndim - 1)), self.codec.encode(inside), z)
 
     def _clamp(self, w: Tensor) -> Tensor:
+        if self.task.is_steady:   # one call grows no further; a coefficient may ask for more than any before
+            return w
         every = (...,) + (None,) * self.task.ndim
         return torch.clamp(w, self.low[every], self.high[every])
 

@@ -73,12 +73,10 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
     """Sums over space of u_ref^2 and of the squared rollout errors of operator and base: (rows, 3, T, C),
     float64."""
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
-    num = len(head.task.moving)   # what is given is no prediction
+    predicted = head.task.predicted
     if len(rows) == 0:   # fewer trajectories than processes
-        return torch.zeros(0, 1 + len(PARTS), num_frames, num, dtype=torch.float64, device=device)
-
-    def predicted(u: Tensor) -> Tensor:
-        return u[:, :, :num]
+        return torch.zeros(0, 1 + len(PARTS), num_frames, len(head.task.moving), dtype=torch.float64,
+                           device=device)
 
     def sums(some: Tensor) -> Tensor:
         given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)

@@ -162,6 +162,10 @@ class Task:
         """The fields that are predicted: the first ones."""
         return self.fields[: len(self.fields) - len(self.still)]
 
+    def predicted(self, u: Any) -> Any:
+        """Of fields (..., C, *space) those that are predicted: what is given is not scored."""
+        return u.narrow(-1 - self.ndim, 0, len(self.moving))
+
     @property
     def channels(self) -> tuple[str, ...]:
         """Channels of a stored trajectory: the coefficient of a steady task, then the fields."""
