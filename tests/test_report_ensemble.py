@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_report import Page, example
 
-from ups.evaluation import players, report
+from ups.evaluation import figures_ensemble, players, report
 from ups.evaluation.report import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.evaluation.tables import cell, label, number
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
@@ -205,6 +205,21 @@ def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
     sample["members"]["corrector"][3, 2:] = np.nan
     page = ensemble_section(entry, sample, "burgers1d")
     assert "non-finite trajectories" in page and "rival, no teacher" in page and "nan" not in text_of(page).lower()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_every_point_of_the_reliability_diagram_is_within_its_axes(size):
+    """The fake: axes from 1 to 10, whatever the points are."""
+    entry, _ = forecast()
+    for row in entry["models"].values():
+        bins = row["spread_skill_bins"]
+        bins["spread"], bins["rmse"] = ([size * value for value in bins[key]] for key in ("spread", "rmse"))
+    [ax] = figures_ensemble.reliability(entry["models"]).axes
+    *lines, _ = ax.lines   # the last one is the diagonal
+    assert len(lines) >= 5
+    for line in lines:
+        for values, (low, high) in zip(line.get_data(), (ax.get_xlim(), ax.get_ylim()), strict=True):
+            assert low < min(values) <= max(values) < high
 
 
 def test_steady_section_has_a_row_per_case_and_model():

@@ -175,7 +175,7 @@ def reliability(models: dict) -> Figure | None:
         slope = "" if bins["slope"] is None else f" (slope {bins['slope']:.2f})"
         ax.loglog(floats(bins["spread"]), floats(bins["rmse"]), linewidth=1.2, label=label(model) + slope,
                   **line(model, len(bins["spread"])))
-    ax.autoscale(False)
+    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())   # of the points, which lazy scaling has not seen
     ax.axline((1, 1), (2, 2), color=INK, linewidth=0.8)
     ax.set(aspect="equal", anchor="W", xlabel="predicted spread / RMS of the truth",
            ylabel="error of the mean / RMS")
