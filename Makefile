@@ -10,13 +10,14 @@ GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin
 $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
   of: $(VARIABLES). `make` alone says what they are))
 
+RUNS ?= runs
 ifdef RUN
-CONFIG ?= configs/$(RUN).yaml
+# its own file, or what an earlier run of that name was made with
+CONFIG ?= $(firstword $(wildcard configs/$(RUN).yaml $(RUNS)/$(RUN)/operator/config.yaml) configs/$(RUN).yaml)
 else
 CONFIG ?= configs/small.yaml
 RUN := $(basename $(notdir $(CONFIG)))
 endif
-RUNS ?= runs
 ARGS ?=
 # Without a GPU two processes, not one with as many threads: these slow each other down where other work takes a core
 TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))

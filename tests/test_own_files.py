@@ -599,6 +599,7 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
     assert ends in text and "others; " in text and {*(tmp_path / "figures").glob("ks_median_error_*.png")}
     model, task = Forecaster(operator), cache.task
     shown = model.tasks["ks"]
+    assert shown["given"] == list(task.still) and ("given " in repr(model)) == bool(task.still)
     u = model.forecast("ks", np.zeros((len(task.fields), *shown["grid"]), np.float32),
                        {name: low for name, (low, _) in shown["parameters"].items()}, num_frames=2)
     assert u.shape == (2, len(task.fields), *shown["grid"]) and np.isfinite(u).all()

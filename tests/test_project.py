@@ -233,10 +233,16 @@ def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_run(tmp_path
 
 
 @needs_make
-def test_a_run_named_after_a_configuration_uses_it():
+def test_a_run_named_after_a_configuration_uses_it(tmp_path):
     assert "--config configs/smoke.yaml run.name=smoke" in make("-n", "data", "RUN=smoke").stdout
     assert "--config configs/small.yaml run.name=small" in make("-n", "data").stdout
     assert "--config configs/smoke.yaml run.name=other" in make("-n", "data", "RUN=other", "CONFIG=configs/smoke.yaml").stdout
+    earlier = tmp_path / "other" / "operator" / "config.yaml"      # the report's `make bench TASK=.. RUN=other` needs no CONFIG
+    assert make("-n", "bench", "TASK=burgers1d", "RUN=other", f"RUNS={tmp_path}").returncode != 0
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
+    found = make("-n", "bench", "TASK=burgers1d", "RUN=other", f"RUNS={tmp_path}").stdout
+    assert f"bench.compare --config {earlier} --task burgers1d" in found
 
 
 @pytest.mark.parametrize(("page", "wanted"), [

@@ -210,17 +210,18 @@ def label(values: np.ndarray, like: Any, task: Task, axes: tuple[str, ...], dt: 
 class Forecaster:
     """An operator and, of a run's folder, what samples its errors.
 
-    tasks: name -> what is known of it: fields, inputs, axes, grid, domain, boundary, dt, history, and the
-    range of every parameter that was trained.
+    tasks: name -> what is known of it: fields, inputs, given (the fields that stay as they are), axes, grid,
+    domain, boundary, dt, history, and the range of every parameter that was trained.
     """
 
     def __init__(self, operator: Operator, folder: Path | None = None):
         self.operator, self.folder = operator, folder
         self._samplers: dict[str, Sampler] = {}
         self.tasks: dict[str, dict[str, Any]] = {head.name: {   # in plain values
-            "fields": list(head.codec.fields), "inputs": list(head.task.inputs), "axes": list(head.task.axes),
-            "grid": list(head.codec.space), "domain": list(head.description["domain"]),
-            "boundary": head.description["boundary"], "dt": head.description["dt"], "history": head.history,
+            "fields": list(head.codec.fields), "inputs": list(head.task.inputs),
+            "given": list(head.task.still), "axes": list(head.task.axes), "grid": list(head.codec.space),
+            "domain": list(head.description["domain"]), "boundary": head.description["boundary"],
+            "dt": head.description["dt"], "history": head.history,
             "parameters": {name: tuple(span) for name, span in head.description["parameters"].items()}}
             for head in operator.heads.values()}
 
@@ -244,6 +245,7 @@ class Forecaster:
             ranges = "".join(f", {key} {low:g} to {high:g}"
                              for key, (low, high) in known["parameters"].items())
             time = "" if known["inputs"] else f", dt {known['dt']:g}, history {known['history']}"
+            time += f", given {', '.join(known['given'])}" * bool(known["given"])
             grid = " x ".join(map(str, known["grid"]))
             lines.append(f"  {name}: {fields} on {grid} ({known['boundary']}){time}{ranges}")
         return "\n".join(lines)
