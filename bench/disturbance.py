@@ -45,9 +45,9 @@ def put_in(variant: str) -> None:
     if not has_memory:
         see = residual.StateConditions.predict
 
-        def forget(self: residual.StateConditions, z: torch.Tensor, known: Known) -> tuple:
+        def forget(self: residual.StateConditions, z: torch.Tensor, known: Known, error: torch.Tensor | float = 0.0) -> tuple:
             z = z[:, -self.head.history :]
-            return see(self, torch.cat([z[:, :1], z], 1), known)   # nothing changed before
+            return see(self, torch.cat([z[:, :1], z], 1), known, error)   # nothing changed before
 
         residual.StateConditions.predict = forget
 

@@ -6,6 +6,8 @@ tests/closed_form.py holds world, fakes and judges. Every fake names the criteri
 from __future__ import annotations
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +28,9 @@ from ups.evaluation.steady import assess_steady, case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.generative import judge
 from ups.generative.corrector import load_corrector
-from ups.generative.draws import Sampler, predict_draws
+from ups.generative.draws import Sampler, predict_draws, sample_states
 from ups.generative.observation import observe_case, row_generators
-from ups.generative.residuals import SteadyResiduals, TransientResiduals
+from ups.generative.residuals import StateConditions, SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.seeds import generator
 from ups.tasks import TASKS
@@ -183,7 +185,14 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
     source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
     ways = {"corrector": corrector} | {str(factor): Scaled(corrector.network, 0, factor) for factor in (0.3, 3.0)}
-    sums = []
+    told, parts, meet = corrector.network.heads[NOISY].drawn_error, {}, threading.Barrier(2, timeout=120)
+
+    def exchanged(rank, part):
+        parts[rank] = part
+        meet.wait()
+        total = parts[0] + parts[1]
+        meet.wait()
+        return total
 
     def found(rank, count, together=lambda part: part):
         ranks = SimpleNamespace(rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together)
@@ -193,8 +202,31 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
     alone = found(0, 1)
     assert alone["corrector"] == pytest.approx(recorded["corrector"][1], rel=1e-5)
     assert alone["corrector"] < 0.95 * min(alone["0.3"], alone["3.0"])
-    found(0, 2, lambda part: sums.append(part) or part)
-    assert found(1, 2, lambda part: part + sums[0]) == pytest.approx(alone, rel=1e-5)
+    assert corrector.network.heads[NOISY].drawn_error == told
+    with ThreadPoolExecutor(2) as pool:
+        both = [*pool.map(lambda rank: found(rank, 2, partial(exchanged, rank)), (0, 1))]
+    assert both == [pytest.approx(alone, rel=1e-5)] * 2 and corrector.network.heads[NOISY].drawn_error == told
+
+
+@torch.no_grad()
+def test_a_rollout_tells_the_network_what_was_drawn_and_what_was_given(root, chain, monkeypatch):
+    """The fakes: the size is told of the start, too, or of no state."""
+    config = world.config_of(root)
+    operator, cache = load_operator(config.run_dir / "operator"), open_cache(config, NOISY)
+    sampler, told = load_samplers(config.run_dir, ["consistency"], world.CPU)["student_1"], []
+    predict = StateConditions.predict
+    monkeypatch.setattr(StateConditions, "predict", lambda self, z, known, error=0.0: told.append(error) or predict(
+        self, z, known, error))
+
+    def rolled(error: float) -> torch.Tensor:
+        told.clear()
+        sampler.network.heads[NOISY].drawn_error = error
+        return sample_states(operator, sampler, NOISY, cache.batch(torch.arange(3), 0, config.context(NOISY)),
+                             cache.parameters[:3], 3, 2)
+
+    free, large = rolled(0.0), rolled(0.3)
+    assert told == [0.0, 0.3, 0.3]
+    assert torch.equal(large[:, :, 0], free[:, :, 0]) and not torch.equal(large[:, :, 1], free[:, :, 1])
 
 
 # ---------------------------------------------------------------- steady prior

@@ -373,7 +373,7 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim :] + r, z[:, 1], rtol=0, atol=1e-6)
     before = hidden.cache.batch(hidden.cache.split["reserved"][places], torch.tensor([0, 0, 6]), 1)[:, 0]
     assert torch.equal(tokens[..., dim : 2 * dim], z[:, 0] - before) and not tokens[1, :, dim : 2 * dim].any()
-    assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt))]] * 3
+    assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt)), 0.0]] * 3      # the state is exact
     shifted, tokens, *_ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
     [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
     torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim :] + shifted, moved[:, 1], rtol=0, atol=1e-5)
@@ -464,26 +464,32 @@ def test_training_states_carry_an_error_like_a_rollouts(hidden):
     """The frames given are exact; the error is a residual of that frame, moved, or noise as large; the truth stays."""
     count, start = 400, 4
     z = hidden.cache.batch(hidden.cache.split["reserved"][:1], start - 1, 2).expand(count, -1, -1, -1)
-    error = hidden.disturb(z, torch.full((count,), start), [generator(7, i) for i in range(count)]) - z
+    off, told = hidden.disturb(z, torch.full((count,), start), [generator(7, i) for i in range(count)])
+    error = off - z
     size = error.square().flatten(2).mean(2).sqrt()[:, 1]
     assert abs(float((size > 0).float().mean()) - DISTURBED) < 4 * 0.5 / count**0.5
     left = hidden.left[start - 1]                       # what a call leaves on frame 4, the last that is seen
     largest, smallest = (f(left.square().flatten(1).mean(1).sqrt().tolist()) for f in (max, min))
     seen = size[size > 0]
+    assert torch.equal(told > 0, size > 0)
+    assert 0.7 * smallest < (seen / told[size > 0]).min() <= (seen / told[size > 0]).max() < 1.3 * largest
     assert 0.7 * SMALLEST * smallest < seen.min() < 0.1 * seen.max() < 0.13 * LARGEST * largest
     rolled = torch.stack([left.roll(k, 1) for k in range(left.shape[1])]).flatten(0, 1).flatten(1)
     alike = torch.nn.functional.normalize(error[size > 0, 1].flatten(1)) @ torch.nn.functional.normalize(rolled).mT
     share = float((alike.amax(1) > 0.999).float().mean())
     assert abs(share - 0.5) < 4 * 0.5 / len(seen) ** 0.5          # with structure; the rest is white
-    given = hidden.disturb(z, torch.zeros(count, dtype=torch.long), [generator(7, i) for i in range(count)])
-    assert torch.equal(given, z)
-    first = hidden.disturb(z, torch.ones(count, dtype=torch.long), [generator(7, i) for i in range(count)]) - z
+    given, told = hidden.disturb(z, torch.zeros(count, dtype=torch.long), [generator(7, i) for i in range(count)])
+    assert torch.equal(given, z) and not told.any()
+    first = hidden.disturb(z, torch.ones(count, dtype=torch.long), [generator(7, i) for i in range(count)])[0] - z
     assert not first[:, 0].any() and first[:, 1].any()
     places, starts, dim = torch.arange(8), torch.full((8,), start), hidden.head.codec.dim
     clean, off = (hidden.draw("reserved", places, starts, generator(3), is_disturbed) for is_disturbed in (False, True))
     truth, same = (r + tokens[..., :dim] + tokens[..., 2 * dim :] for r, tokens, *_ in (clean, off))
     torch.testing.assert_close(same, truth, rtol=0, atol=1e-5)
     assert not torch.equal(off[1], clean[1])
+    is_off = (off[1] != clean[1]).flatten(1).any(1)
+    assert torch.equal(off[2][:, 1] > 0, is_off) and not clean[2][:, 1].any()       # its size is told
+    assert off[2][is_off, 1].max() <= math.log1p(LARGEST / SMALLEST)
 
 
 @pytest.mark.parametrize("name", [HIDDEN, STEADY])

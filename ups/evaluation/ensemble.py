@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth
-from ups.generative.corrector import load_corrector
+from ups.generative.corrector import CorrectorHead, load_corrector
 from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises, ways_of
 from ups.generative.residuals import TransientResiduals, schedule_of
 from ups.models.windows import symmetry
@@ -72,6 +72,10 @@ class Ensembles:
     def _count(self, *_: object) -> None:
         self.evaluations += 1
 
+    def head_of(self, model: str) -> CorrectorHead:
+        """The head that draws, or of the cheap ways the corrector's, which has their mean and scale."""
+        return self.samplers[model if model in self.samplers else "corrector"].network.heads[self.head.name]
+
     def residual(self, model: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
                  num_steps: int = 0, shown: Tensor | None = None) -> Tensor:
         """One residual per row of noise, second (rows, *tokens, dim), latent units. num_steps > 0: of the
@@ -111,7 +115,8 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
         given = truth.given(some, source.head.codec, ensembles.device)
         z = draw_rollout(source, partial(ensembles.residual, model), given,
                          truth.cache.parameters[some], num_frames, num_members,
-                         partial(ensembles.noise, some, num_members=num_members), ensembles.is_conserved)
+                         partial(ensembles.noise, some, num_members=num_members), ensembles.is_conserved,
+                         ensembles.head_of(model).drawn_error)
         parts.append(truth.task.predicted(source.head.physical(z)).cpu())
     return torch.cat(parts)
 

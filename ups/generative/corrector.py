@@ -121,6 +121,16 @@ class CorrectorHead(nn.Module):
         self.description["by"] = by
 
     @property
+    def drawn_error(self) -> float:
+        """Of a state that was drawn, over a residual's size, as a rollout tells the network: by validation
+        (ups/generative/judge.py)."""
+        return self.description.get("drawn_error", 0.0)
+
+    @drawn_error.setter
+    def drawn_error(self, size: float) -> None:
+        self.description["drawn_error"] = size
+
+    @property
     def is_pushed(self) -> bool:
         """Whether the diffusion's path begins at a pushed draw of the coefficient; else at white noise."""
         return self.description.get("start") == BY[0]

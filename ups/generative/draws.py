@@ -79,19 +79,20 @@ def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "c
 @torch.no_grad()
 def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
                  z: Tensor, parameters: Tensor, num_frames: int, num_members: int,
-                 noise_of: Callable[[int], tuple[Tensor, Tensor]], is_conserved: bool = False) -> Tensor:
+                 noise_of: Callable[[int], tuple[Tensor, Tensor]], is_conserved: bool = False,
+                 drawn_error: float = 0.0) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) that follow z (batch, time, *tokens, dim).
 
     residual(tokens, facts, noise, second) of rows (batch * num_members, ...), members of a trajectory being
     neighbours; noise_of(lead): two noises of such rows. is_conserved: what the equation keeps is put right
-    after every call.
+    after every call. drawn_error: of a state that was drawn, as `CorrectorHead.drawn_error`.
     """
     head, known = states.head, states.head.known(parameters.repeat_interleave(num_members, 0))
     start = head.physical(z[:, -1]).repeat_interleave(num_members, 0)
     z = torch.cat([z[:, :1], z], 1)          # where nothing is before the first frame: no change
 
     def step(window: Tensor, lead: int) -> Tensor:
-        z_pred, tokens, facts = states.predict(window, known)
+        z_pred, tokens, facts = states.predict(window, known, drawn_error if lead else 0.0)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
         if head.task.own is not None:
             z_next = head.keep_latents(z_next, window[:, -1])
@@ -115,7 +116,8 @@ def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, pa
     return torch.cat([
         draw_rollout(states, partial(sampler.residual, name), z[some], parameters[some], num_frames,
                      num_members, partial(two_noises, shape, seed, numbers[some], num_members=num_members,
-                                          device=states.device))
+                                          device=states.device),
+                     drawn_error=sampler.network.heads[name].drawn_error)
         for some in rows.split(max(1, STATES // num_members))])
 
 

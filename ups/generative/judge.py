@@ -2,7 +2,8 @@
 fair CRPS of their members.
 
 A stage judges what it has trained when it ends, and the figures travel in its config.json. Trajectories,
-leads and noise are the same in every stage, so figures of different stages compare.
+leads and noise are the same in every stage, so figures of different stages compare. What error a network is
+told that its own draws have is chosen before, in the same way.
 """
 
 import json
@@ -22,16 +23,34 @@ from ups.training.checkpoint import MODEL
 
 FOUND = "validation_crps"   # in config.json: task -> way -> CRPS, None where a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
+FEW, SIZES = 8, (0.0, 0.03, 0.1, 0.3)   # trajectories on which an error is chosen, over a residual's size
 USUAL, EVALUATIONS = "student_1", 2   # where nothing was judged; evaluations per call that a draw may take
 
 
 @torch.no_grad()
 def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResiduals],
           contexts: Mapping[str, int], seed: int, ranks: Any) -> dict[str, dict]:
-    """{FOUND: task -> way -> fair CRPS}: mean over trajectories, the first leads, channels and cells of
-    normalised fields. contexts: frames that are given, by task. A collective."""
+    """{FOUND: task -> way -> fair CRPS} of the ways of one network: mean over trajectories, the first leads,
+    channels and cells of normalised fields; None where a member is not finite. Sets the heads' `drawn_error`, by
+    the best way.
+    contexts: frames that are given, by task. A collective."""
+    [network] = {sampler.network for sampler in samplers.values()}
+    tried = {}
+    for size in SIZES:
+        for name in residuals:
+            network.heads[name].drawn_error = size
+        tried[size] = _scores(samplers, residuals, contexts, seed, ranks, FEW)
+    for name in residuals:
+        network.heads[name].drawn_error = min(SIZES, key=lambda size: min(
+            score if score is not None else math.inf for score in tried[size][name].values()))
+    return {FOUND: _scores(samplers, residuals, contexts, seed, ranks, ROWS)}
+
+
+def _scores(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResiduals],
+            contexts: Mapping[str, int], seed: int, ranks: Any, num_rows: int) -> dict[str, dict]:
+    """Task -> way -> fair CRPS on some validation trajectories."""
     def own_parts(name: str, source: TransientResiduals) -> list[Tensor]:
-        rows, num = spread(source.cache, "val", ROWS)[ranks.rank :: ranks.world], frames_of(name)
+        rows, num = spread(source.cache, "val", num_rows)[ranks.rank :: ranks.world], frames_of(name)
         return [*source.cache.parts(rows, num * MEMBERS, ROWS)] if len(rows) else []
 
     def frames_of(name: str) -> int:
@@ -48,9 +67,9 @@ def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResi
 
     parts = {name: own_parts(name, source) for name, source in residuals.items()}
     sums = summed(parts, sums_of, len(samplers) + 1, ranks)
-    return {FOUND: {name: {way: total / count if math.isfinite(total) else None
-                           for way, total in zip(samplers, totals, strict=True)}
-                    for name, (*totals, count) in zip(residuals, sums, strict=True)}}
+    return {name: {way: total / count if math.isfinite(total) else None
+                   for way, total in zip(samplers, totals, strict=True)}
+            for name, (*totals, count) in zip(residuals, sums, strict=True)}
 
 
 def judged(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:

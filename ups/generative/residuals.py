@@ -59,9 +59,10 @@ class StateConditions:
     """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
 
     Conditions: the operator's history, the change that led to it (zero where no frame is before) and the
-    predicted change as tokens; standardised log-parameters and log dt as facts. The change before is what a
-    member knows of its own past: where a parameter is hidden it says which one the member follows, without it
-    every call would draw it anew.
+    predicted change as tokens; standardised log-parameters, log dt and the size of the history's own error
+    as facts. The change before is what a member knows of its own past: where a parameter is hidden it says
+    which one the member follows, without it every call would draw it anew. The size tells a state that is
+    given from one that was drawn: untold, a network spreads the former as far as the latter.
     """
 
     def __init__(self, operator: Operator, name: str):
@@ -71,15 +72,17 @@ class StateConditions:
         self.description: dict[str, Any] = {**self.head.task.description, "dim": bundle * dim,
                                             "num_conditions": (history + 1 + bundle) * dim}
 
-    def predict(self, z: Tensor, known: Known) -> tuple[Tensor, Tensor, Tensor]:
+    def predict(self, z: Tensor, known: Known,
+                error: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
-        facts)."""
+        facts). error: of z, (batch,), its size over that of a residual; 0: exact."""
         before, z = z[:, :1], z[:, -self.head.history :]
         full, _ = self.operator.predict(z, self.name, known)
         parts = (z, z[:, :1] - before, full - z[:, -1:])
         tokens = torch.cat([part.movedim(1, -2).flatten(-2) for part in parts], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
-        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([known.standard, dt], 1)
+        size = torch.as_tensor(error, device=z.device).float().expand(len(z))[:, None] / SMALLEST
+        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([known.standard, dt, size.log1p()], 1)
 
     def frames(self, r: Tensor) -> Tensor:
         """(..., *tokens, bundle * dim) to frames of latents (..., bundle, *tokens, dim)."""
@@ -191,9 +194,10 @@ class TransientResiduals(StateConditions):
                              "again.")
         return 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
 
-    def disturb(self, z: Tensor, starts: Tensor, sources: Sequence[torch.Generator]) -> Tensor:
-        """z (batch, frames, *tokens, dim) from window starts - 1 on, some rows with an error as a rollout's:
-        one source a row.
+    def disturb(self, z: Tensor, starts: Tensor,
+                sources: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+        """z (batch, frames, *tokens, dim) from window starts - 1 on, some rows with an error as a rollout's,
+        and its size over a residual's, (batch,): one source a row.
 
         Half of them get what the operator leaves on that frame of another trajectory, moved along the tokens
         (an error with structure), half white noise as large (what a sampler leaves); frames of the context
@@ -201,7 +205,7 @@ class TransientResiduals(StateConditions):
         rollouts grow it.
         """
         history, bundle = self.head.history, self.head.bundle
-        z, ndim = z.clone(), z.ndim - 3
+        z, ndim, errors = z.clone(), z.ndim - 3, torch.zeros(len(z))
         for row, source in enumerate(sources):
             is_clean, size, is_white, which = torch.rand(4, generator=source).tolist()
             shifts = [int(torch.randint(n, (), generator=source)) for n in self.left.shape[2 : 2 + ndim]]
@@ -217,8 +221,9 @@ class TransientResiduals(StateConditions):
                 if is_white >= 0.5:
                     noise = send(torch.randn(error.shape, generator=source), error.device)
                     error = noise * error.square().flatten(0, -2).mean(0).sqrt()
-                z[row, frame] += SMALLEST * (LARGEST / SMALLEST) ** size * error
-        return z
+                errors[row] = SMALLEST * (LARGEST / SMALLEST) ** size
+                z[row, frame] += float(errors[row]) * error
+        return z, send(errors, z.device)
 
     @torch.no_grad()
     def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
@@ -230,12 +235,12 @@ class TransientResiduals(StateConditions):
         z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
         if draw is not None:
             [z] = augment(self.head.task, [(z, self.head.codec)], draw)
-        seen, z_ref = z[:, : 1 + history], z[:, 1 + history :]
+        seen, z_ref, error = z[:, : 1 + history], z[:, 1 + history :], 0.0
         if is_disturbed:
             keys = zip(places.tolist(), starts.tolist(), strict=True)
-            seen = self.disturb(seen, starts,
-                                [generator(draw.initial_seed(), "disturb", *key) for key in keys])
-        z_pred, tokens, facts = self.predict(seen, self.head.known(self.cache.parameters[rows]))
+            seen, error = self.disturb(seen, starts, [generator(draw.initial_seed(), "disturb", *key)
+                                                      for key in keys])
+        z_pred, tokens, facts = self.predict(seen, self.head.known(self.cache.parameters[rows]), error)
         return Drawn(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
 
 
