@@ -31,9 +31,8 @@ USUAL, EVALUATIONS = "student_1", 2   # where nothing was judged; evaluations pe
 def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResiduals],
           contexts: Mapping[str, int], seed: int, ranks: Any) -> dict[str, dict]:
     """{FOUND: task -> way -> fair CRPS} of the ways of one network: mean over trajectories, the first leads,
-    channels and cells of normalised fields; None where a member is not finite. Sets the heads' `drawn_error`, by
-    the best way.
-    contexts: frames that are given, by task. A collective."""
+    channels and cells of normalised fields; None where a member is not finite. Sets the heads'
+    `drawn_error`, by the best way. contexts: frames that are given, by task. A collective."""
     [network] = {sampler.network for sampler in samplers.values()}
     tried = {}
     for size in SIZES:
