@@ -259,9 +259,9 @@ class Forecaster:
         of a steady task the coefficient. parameters: by name, {"Nu": 0.01}, or (batch, P) or (P,), raw values
         in the task's order; None where it has or shows none. dt: the time between the frames that are wanted,
         compared with the trained one. resample: take a field on another grid to the trained one and the
-        forecast back, and warn what that left out. extrapolate: allow parameters
-        and starts outside the trained range. Raises ValueError, by name, for whatever was not trained; warns
-        of a forecast that blows up.
+        forecast back, and warn what that left out. extrapolate: allow parameters and starts
+        outside the trained range. Raises ValueError, by name, for whatever was not trained; warns of a
+        forecast that blows up.
         """
         u, answer = self._read(task, u0)
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,

@@ -221,8 +221,8 @@ class TransientResiduals(StateConditions):
                 if is_white >= 0.5:
                     noise = send(torch.randn(error.shape, generator=source), error.device)
                     error = noise * error.square().flatten(0, -2).mean(0).sqrt()
-                errors[row] = SMALLEST * (LARGEST / SMALLEST) ** size
-                z[row, frame] += float(errors[row]) * error
+                errors[row] = times = SMALLEST * (LARGEST / SMALLEST) ** size
+                z[row, frame] += times * error
         return z, send(errors, z.device)
 
     @torch.no_grad()
