@@ -124,6 +124,29 @@ def test_a_library_holds_each_term_once_plain_ones_first_and_not_too_many():
         assert len(terms) == len(set(terms)) <= MOST_TERMS and len(terms[0][1]) == 0
 
 
+def test_a_library_holds_vorticity_and_waves_for_those_who_may_have_them_only():
+    plain, carried, driven = library(1, [], 2), library(1, [], 2, vorticity=[0]), library(1, [], 2, driven=[1])
+    assert {*carried} - {*plain} == {((0,), ((0, (-1, 0)), (0, (1,)))), ((0,), ((0, (-1, 1)), (0, (0,))))}
+    assert {*driven} - {*plain} == {((0,), ((-1, (0, number, part)),)) for number in (1, 2, 3, 4) for part in (0, 1)}
+    both = [numbers[:2] for _, ((_, numbers),) in {*library(1, [], 2, driven=[0, 1])} - {*plain}]
+    assert len(both) == 80 and not any((-a, -b) in both for a, b in both)   # a wave or its opposite one
+
+
+def test_a_flow_has_the_vorticity_it_is_made_of_and_a_wave_its_number():
+    x, y = 3 * cells(24)[:, None], 2 * cells(32)[None]
+    kx, ky = 2 * math.pi / 3, 4 * math.pi / 2
+    s = (torch.sin(kx * x) * torch.cos(ky * y) + 5.0)[None, None]   # the mean has no stream function
+    terms = Terms([((0,), ((0, (-1, 0)), (0, (1,)))), ((0,), ((-1, (2, 0, 0)),)), ((0,), ((-1, (1, -3, 1)),))],
+                  [], [24, 32], [3.0, 2.0], PERIODIC)
+    psi_x = -kx * torch.cos(kx * x) * torch.cos(ky * y) / (kx**2 + ky**2)
+    i, j = torch.arange(24)[:, None] / 24, torch.arange(32)[None] / 32
+    exact = [psi_x * -ky * torch.sin(kx * x) * torch.sin(ky * y), torch.cos(4 * math.pi * i.expand(24, 32)),
+             torch.sin(2 * math.pi * (i - 3 * j))]
+    torch.testing.assert_close(terms(s)[0].view(3, 24, 32), torch.stack([e.double() for e in exact]), rtol=1e-4, atol=2e-4)
+    some = torch.tensor([7, 500])
+    assert torch.equal(terms(s, some), terms(s)[..., some])
+
+
 def test_terms_are_what_they_are_called():
     s = torch.stack([torch.sin(2 * math.pi * cells(64)), torch.cos(2 * math.pi * cells(64))])[None]
     wanted = [((0, 0), ()), ((-2, 0), ()), ((1, 2), ((1, (0,)),)), ((0, 0), ((0, (0,)), (1, (0, 0)))), ((0, 0), ((0, (0,)),) * 2)]
@@ -205,6 +228,59 @@ def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
     assert error() < 0.02
     base.weight[0, 0, base.terms.terms.index(UX)] = 0   # the fake: linear, as a propagator of degree 1
     assert error() > 0.2
+
+
+def stirred(rows: int, frames: int, seed: int = 0, n: int = 32, nu: float = 2e-3, dt: float = 0.5) -> torch.Tensor:
+    """Vorticity on the unit torus: w_t + V.grad w = nu lap w + 0.1 (sin + cos)(2 pi (x + y)) (Li et al. 2021, arXiv 2010.08895,
+    section 5.3), from smooth random fields, by Heun's method with the exponential of the viscosity, without aliases."""
+    k = 2 * math.pi * torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
+    kx, ky = k[:, None], k[: n // 2 + 1].abs()[None]
+    square, steps, step = kx**2 + ky**2, 25, dt / 25
+    kept = (kx.abs() < 2 * math.pi * n / 3) & (ky < 2 * math.pi * n / 3)
+    psi = torch.where(square > 0, 1 / square.clamp_min(1e-9), 0.0)
+    x = torch.arange(n, dtype=torch.float64) / n
+    phase, decay = 2 * math.pi * (x[:, None] + x[None]), torch.exp(-step * nu * square)
+    force = torch.fft.rfft2(0.1 * (phase.sin() + phase.cos()))
+    noise = torch.randn(rows, n, n, generator=generator(seed, "stirred"), dtype=torch.float64)
+    w = torch.fft.rfft2(4 * noise) * torch.exp(-square / 800)
+
+    def slope(w):
+        u, v = (torch.fft.irfft2(1j * part * psi * w, s=(n, n)) for part in (ky, -kx))
+        wx, wy = (torch.fft.irfft2(1j * part * w, s=(n, n)) for part in (kx, ky))
+        return force - kept * torch.fft.rfft2(u * wx + v * wy)
+
+    made = []
+    for _ in range(frames):
+        made.append(torch.fft.irfft2(w, s=(n, n)))
+        for _ in range(steps):
+            a = slope(w)
+            w = decay * (w + step / 2 * a) + step / 2 * slope(decay * (w + step * a))
+    return torch.stack(made, 1)[:, :, None]
+
+
+def test_a_vorticity_that_carries_itself_and_what_stirs_it_are_found():
+    data = Trajectories(stirred(24, 20), 0.5, 1.0)
+    data.own |= {"vorticity": [0], "driven": [0, 1]}
+    [(_, own, base)] = found(data)
+    made, weights = Equation(**own), coefficients(base)   # what is stored is enough to make it again
+    assert made.terms.terms == base.terms.terms
+    carried = {((0,), ((0, (-1, 0)), (0, (1,)))): -1.0, ((0,), ((0, (-1, 1)), (0, (0,)))): 1.0}
+    wanted = carried | {((0,), ((0, (0, 0)),)): 2e-3, ((0,), ((0, (1, 1)),)): 2e-3,
+                        ((0,), ((-1, (1, 1, 0)),)): 0.1, ((0,), ((-1, (1, 1, 1)),)): 0.1}
+    assert {term: weights.get(term) for term in wanted} == pytest.approx(wanted, rel=0.02)
+    truth, none = stirred(4, 13, seed=1), Known(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
+    truth = data.samples.head.codec.decode(truth.float())
+
+    def error() -> float:
+        u = truth[:, :1]
+        for _ in range(12):
+            u = base(u, none)[:, None]
+        return float((u - truth[:, 12:]).norm() / truth[:, 12:].norm())
+
+    assert (right := error()) < 0.01, right
+    for term in carried:   # the fake: a fluid at rest
+        base.weight[0, 0, base.terms.terms.index(term)] = 0
+    assert (wrong := error()) > 0.1, wrong
 
 
 def test_every_parameter_value_has_its_own_burgers_equation():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.boundary import PERIODIC, along
 from ups.data.cache import Cache
 from ups.metrics.errors import nrmse_pooled
 from ups.models.bases import BASES
@@ -43,13 +44,18 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
 
 def base_settings(cache: Cache) -> dict[str, Any]:
     """Geometry and hyper-parameters of a base for this cache."""
-    task = cache.settings
+    task, spec = cache.settings, cache.task
+    ends = along(spec.boundary, spec.ndim)
+    others = [i for i, name in enumerate(spec.fields) if name not in (*spec.positive, *spec.vector)]
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
             "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
             "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
             "boundary": cache.task.boundary, "walls": normalised_walls(cache), "degree": task.degree,
             "history": task.history, "reach": task.reach, "dt": cache.dt,
-            "positive": [i for i, name in enumerate(cache.task.fields) if name in cache.task.positive]}
+            "positive": [i for i, name in enumerate(spec.fields) if name in spec.positive],
+            "vorticity": others if ends == (PERIODIC, PERIODIC) and len(spec.fields) == 1 else [],
+            "driven": [i for i, (end, name) in enumerate(zip(ends, spec.axes, strict=True)) if end == PERIODIC
+                       and (not spec.is_shifted or name in spec.fixed_axes)]}
 
 
 def normalised_walls(cache: Cache) -> list[list[float]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Base, Known, Samples
 from ups.models.bases.identify import Identification, Model, terms_of
-from ups.models.bases.terms import Term, Terms
+from ups.models.bases.terms import WAVE, Term, Terms
 from ups.progress import note
 from ups.spectral import FieldTransform
 
@@ -45,7 +45,7 @@ class Equation(Base):
         for place, (powers, factors) in enumerate(terms):
             if is_stiff and not any(powers) and len(factors) == 1:
                 channel, axes = factors[0]
-                if len(set(axes)) == 1 and len(axes) % 2 == 0:
+                if channel != WAVE and len(set(axes)) == 1 and len(axes) % 2 == 0:
                     stiff[channel, place] = 1
                     symbols[place] = self._symbol(axes[0], len(axes), ends[axes[0]])
         self.register_buffer("stiff", stiff, persistent=False)

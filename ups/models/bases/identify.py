@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ups.models.bases.selection import backwards, forwards, left, scaled, solve
-from ups.models.bases.terms import Term, Terms, library
+from ups.models.bases.terms import WAVE, Term, Terms, library
 from ups.progress import beat
 from ups.seeds import generator
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 NUM_REGRESSED, NUM_SHOT, NUM_TIMED = 2**15, 2**12, 2**13   # cells: of the regression, Gauss-Newton, steps
 MOST_REGRESSED, MOST_SHOT, MOST_TIMED = 256, 32, 32         # windows
 LEAST = 4               # windows
+MOST_BOUNDED = 64       # trajectories that bound what is predicted
 FRAMES = 2              # that the integrator is to hit from every start
 HELD_OUT = 16           # trajectories and frames that judge a fit
 SHARPNESS = 1, 2, 3     # of the windows' weights
@@ -35,6 +36,9 @@ HIGHER = 0.1, 3.0       # least left, and times less with higher derivatives: th
 MOST_STEPS = 32         # a frame
 MOVED = 3e-4, 0.05      # of the change, median and most, that twice the steps may alter
 CANDIDATES, ADDED = 6, 4    # terms a channel to look at, and to take
+KNOWN = 0.25            # of the bounded error, for which persistence has 0.5
+MOST_GROWTHS = 3        # of ADDED terms each
+FINER = 0.9             # times the error is what twice the steps must leave
 GAIN = 0.01             # of the squared error, that a new term has to take
 BYTES = 2**26           # of terms at a time
 
@@ -55,7 +59,8 @@ class Identification:
 
     def __init__(self, make: Callable[..., Any], samples: "Samples", settings: dict[str, Any], value: int):
         self.make, self.settings = make, {**settings, "num_values": 1}
-        self.library = library(settings["num_channels"], settings["positive"], len(settings["space"]))
+        self.library = library(settings["num_channels"], settings["positive"], len(settings["space"]),
+                               settings.get("vorticity", ()), settings.get("driven", ()))
         draw, rows = generator(samples.seed, samples.name, "equation", value), samples.rows(value)
         rows = rows[torch.randperm(len(rows), generator=draw)]
         held = rows[: min(HELD_OUT, max(1, len(rows) // 8))]
@@ -67,13 +72,15 @@ class Identification:
         self.seen = states(seen, self.count(NUM_REGRESSED, MOST_REGRESSED), 3)
         self.shot = states(seen, self.count(NUM_SHOT, MOST_SHOT), 1 + FRAMES)
         self.held = states(held, len(held), 1 + HELD_OUT)
-        low, high = (find(self.seen.transpose(0, 2).flatten(1), 1) for find in (torch.amin, torch.amax))
-        self.bounds = low - (high - low) / 2, high + (high - low) / 2
         self.std = samples.head.codec.std.double().view(-1, *[1] * len(settings["space"]))
         some = torch.randperm(self.cells, generator=draw)[: max(1, NUM_REGRESSED // len(self.seen))]
         self.some = some.to(self.seen.device)
         self.whole = Terms(self.library, settings["positive"], settings["space"], settings["lengths"],
                            settings["boundary"]).to(self.seen.device)
+        ends = [(s.amin(1), s.amax(1)) for row in rows[:MOST_BOUNDED].split(1)
+                for s in [samples.states(row, samples.cache.num_frames, draw).transpose(0, 2).flatten(1)]]
+        low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
+        self.bounds = low - (high - low) / 2, high + (high - low) / 2
 
     def count(self, num: int, most: int) -> int:
         """How many windows hold that many cells."""
@@ -130,7 +137,19 @@ class Identification:
                 num, before = 2 * num, now
             found.append(num // 2 if num == 2 else num * 3 // 4)
         is_stiff = 2 * found[1] <= found[0]
-        return replace(model, num_steps=found[is_stiff], is_stiff=is_stiff)
+        return self.steadied(replace(model, num_steps=found[is_stiff], is_stiff=is_stiff))
+
+    def steadied(self, model: Model) -> Model:
+        """In more steps where it knows the next frames and yet over HELD_OUT of them is no better than
+        persistence: waves that are hardly there at first have grown. As it was where more do not help."""
+        tried = model
+        if model.num_steps > MOST_STEPS or self.error(model, self.shot, is_bounded=True) > KNOWN:
+            return model
+        while self.error(tried, self.held) >= self.still():
+            tried = replace(tried, num_steps=2 * tried.num_steps)
+            if tried.num_steps > MOST_STEPS:
+                return model
+        return tried
 
     # --------------------------------------------------------------------------------------- regression
 
@@ -157,10 +176,10 @@ class Identification:
         ratio = (second / first).mean(1, True)
         slow = first.clamp_min(SLOW * first.mean(0))
         trust = torch.stack([ratio**-sharp / slow for sharp in SHARPNESS])
-        still = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
-        best, libraries, least = None, [], float(still.square().flatten(1).mean(1).sqrt().mean())
+        best, libraries, least = None, [], self.still()
+        short, own_of_short, least_short = None, [], 0.5   # of persistence, bounded
         plain = [place for place, (_, factors) in enumerate(self.library)
-                 if all(len(axes) < 3 for _, axes in factors)]
+                 if all(channel == WAVE or len(axes) < 3 for channel, axes in factors)]
         for of_channels in self.equations(once / (2 * dt), trust):
             every = list(range(len(self.library)))
             own = [plain if left(a, plain) <= max(HIGHER[0], HIGHER[1] * left(a, every)) else every
@@ -173,7 +192,11 @@ class Identification:
                 error = self.error(model, self.held) if model.num_steps <= MOST_STEPS else math.inf
                 if error < least:
                     best, libraries, least = model, own, error
-        return best, libraries
+                if model.num_steps <= MOST_STEPS and best is None:
+                    error = self.error(model, self.shot, is_bounded=True)
+                    if error < least_short:
+                        short, own_of_short, least_short = model, own, error
+        return (short, own_of_short) if best is None else (best, libraries)
 
     # --------------------------------------------------------------------------------- Gauss and Newton
 
@@ -247,10 +270,34 @@ class Identification:
         if model is None:
             return None
         model = self.timed(self.descended(model))
-        wider = self.grown(model, libraries)
-        if wider.unknowns == model.unknowns:
-            return model
-        return min(model, self.timed(self.descended(wider)), key=lambda one: self.error(one, self.held))
+        error, before = self.error(model, self.held), math.inf
+        for _ in range(MOST_GROWTHS):
+            wider = self.grown(model, libraries) if error < FINER * before else model
+            if wider.unknowns == model.unknowns:
+                break
+            wider = self.timed(self.descended(wider))
+            now = self.error(wider, self.held)
+            if not now < error:
+                break
+            model, error, before = wider, now, error
+        model = self.finer(model)
+        return model if self.error(model, self.held) < self.still() else None
+
+    def still(self) -> float:
+        """The error of persistence."""
+        r = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
+        return float(r.square().flatten(1).mean(1).sqrt().mean())
+
+    def finer(self, model: Model) -> Model:
+        """In more steps where that helps over HELD_OUT frames: a few windows may have been slow ones."""
+        error = self.error(model, self.held)
+        while 2 * model.num_steps <= MOST_STEPS:
+            tried = replace(model, num_steps=2 * model.num_steps)
+            now = self.error(tried, self.held)
+            if not now < FINER * error:
+                break
+            model, error = tried, now
+        return model
 
 
 def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
 
-# A term: the power of every channel, and its factors (channel, axes derived along).
+# A term: the power of every channel, and its factors (channel, axes derived along). INVERSE in front of the
+# axes is the inverse Laplacian, taken first. (WAVE, (*wave numbers, 0 or 1)) is the cosine or sine of that
+# wave, the same for every state: what drives a field from outside.
 Factor = tuple[int, tuple[int, ...]]
 Term = tuple[tuple[int, ...], tuple[Factor, ...]]
 
@@ -19,6 +21,8 @@ Term = tuple[tuple[int, ...], tuple[Factor, ...]]
 STENCILS = {1: (0, 3 / 4, -3 / 20, 1 / 60), 2: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
             3: (0, -13 / 8, 1, -1 / 8), 4: (28 / 3, -13 / 2, 2, -1 / 6)}
 MOST_TERMS = 400   # of a library
+INVERSE = WAVE = -1
+MOST_WAVES = 4     # wave numbers along an axis
 
 
 def difference(n: int, order: int, boundary: str) -> Tensor:
@@ -40,13 +44,15 @@ def difference(n: int, order: int, boundary: str) -> Tensor:
     return matrix
 
 
-def library(num_channels: int, positive: Sequence[int], ndim: int) -> list[Term]:
+def library(num_channels: int, positive: Sequence[int], ndim: int, vorticity: Sequence[int] = (),
+            driven: Sequence[int] = ()) -> list[Term]:
     """Terms worth trying, plain ones first, MOST_TERMS at most: reactions of up to three fields, derivatives
     up to the second times up to two of them, products of two first derivatives, and the third and fourth
     derivative.
 
     Of positive channels derivatives are those of the logarithm; they appear with powers 1 and -1 and as
-    ratios.
+    ratios. vorticity: channels of two dimensions that may carry every field with the flow whose vorticity
+    they are, by a stream function. driven: axes along which waves that stand still may drive the fields.
     """
     channels = range(num_channels)
 
@@ -63,6 +69,10 @@ def library(num_channels: int, positive: Sequence[int], ndim: int) -> list[Term]
     mixed = [((c, pair),) for c in channels for pair in itertools.combinations(range(ndim), 2)]
     pairs = [tuple(sorted(a + b)) for a, b in itertools.combinations_with_replacement(first, 2)]
     higher = [((c, (a,) * order),) for c in channels for a in range(ndim) for order in (3, 4)]
+    # of a wave and its opposite one
+    standing = [numbers for numbers in itertools.product(*(range(-MOST_WAVES, MOST_WAVES + 1) if a in driven
+                                                           else (0,) for a in range(ndim)))
+                if numbers > (0,) * ndim]
 
     def tiers() -> Iterator[list[Term]]:
         plain = [power(), *one, *ratios]
@@ -73,12 +83,33 @@ def library(num_channels: int, positive: Sequence[int], ndim: int) -> list[Term]
         yield list(itertools.product([*one, *ratios], pure))
         yield list(itertools.product(plain, mixed))
         yield list(itertools.product(several[0], first))
+        yield [(power(), tuple(sorted([(a, (INVERSE, along)), (c, (1 - along,))])))
+               for a in vorticity for c in channels for along in range(2)]
+        yield [(power(), ((WAVE, (*numbers, part)),)) for numbers in standing for part in range(2)]
 
     terms: list[Term] = []
     for tier in tiers():
         if len(terms) + len(tier) <= MOST_TERMS:
             terms += tier
     return terms
+
+
+def inverse_laplacian(space: Sequence[int], lengths: Sequence[float]) -> Tensor:
+    """Its symbol in the modes of a real transform over all axes, periodic; 0 for the mean."""
+    numbers = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64) for n in space]
+    numbers[-1] = numbers[-1][: space[-1] // 2 + 1]
+    waves = [2 * math.pi / length * number for length, number in zip(lengths, numbers, strict=True)]
+    square = torch.stack(torch.meshgrid(*waves, indexing="ij")).square().sum(0)
+    return torch.where(square > 0, -1 / square.clamp_min(1e-300), 0.0)
+
+
+def standing_wave(numbers: Sequence[int], space: Sequence[int]) -> Tensor:
+    """The cosine, or the sine where the last number is 1, of that many waves along each axis, (*space)."""
+    *numbers, part = numbers
+    phase = sum(torch.arange(n, dtype=torch.float64).view(-1, *[1] * (len(space) - 1 - axis)) * (number / n)
+                for axis, (n, number) in enumerate(zip(space, numbers, strict=True)))
+    phase = 2 * math.pi * phase.expand(*space)
+    return phase.sin() if part else phase.cos()
 
 
 class Terms(nn.Module):
@@ -93,17 +124,29 @@ class Terms(nn.Module):
         self.powers = sorted({powers for powers, _ in self.terms}, reverse=True)
         self.products = sorted({factors for _, factors in self.terms})
         self.factors = sorted({factor for factors in self.products for factor in factors})
-        for axis, order in {(axis, axes.count(axis)) for _, axes in self.factors for axis in axes}:
+        for axis, order in {(axis, axes.count(axis)) for channel, axes in self.factors for axis in axes
+                            if channel != WAVE and axis != INVERSE}:
             matrix = difference(space[axis], order, ends[axis]) * (space[axis] / lengths[axis]) ** order
             self.register_buffer(f"difference{axis}{order}", matrix, persistent=False)
         chosen = [(self.powers.index(powers), self.products.index(factors)) for powers, factors in self.terms]
         self.register_buffer("chosen", torch.tensor(chosen, dtype=torch.long).view(-1, 2).T, persistent=False)
+        if any(channel != WAVE and INVERSE in axes for channel, axes in self.factors):
+            self.register_buffer("inverse", inverse_laplacian(space, lengths), persistent=False)
+        for place, (channel, numbers) in enumerate(self.factors):
+            if channel == WAVE:
+                self.register_buffer(f"wave{place}", standing_wave(numbers, space), persistent=False)
 
     def derivative(self, s: Tensor, factor: Factor) -> Tensor:
-        """One derivative of s (rows, C, *space): (rows, cells)."""
+        """One derivative of s (rows, C, *space), or a wave: (rows, cells)."""
         channel, axes = factor
+        if channel == WAVE:
+            wave = getattr(self, f"wave{self.factors.index(factor)}").to(s.dtype)
+            return wave.flatten().expand(len(s), -1)
         s = s[:, channel]
-        for axis in sorted(set(axes)):
+        if INVERSE in axes:
+            space = list(range(1, s.ndim))
+            s = torch.fft.irfftn(torch.fft.rfftn(s, dim=space) * self.inverse.to(s.dtype), s.shape[1:], space)
+        for axis in sorted(set(axes) - {INVERSE}):
             matrix = getattr(self, f"difference{axis}{axes.count(axis)}").to(s.dtype)
             s = torch.movedim(torch.movedim(s, 1 + axis, -1) @ matrix.mT, -1, 1 + axis)
         return s.flatten(1)
