@@ -35,10 +35,11 @@ SIZES = 1.5, 3.0        # times what the whole library leaves is what the first 
 HIGHER = 0.1, 3.0       # least left, and times less with higher derivatives: they mimic a difference's error
 MOST_STEPS = 32         # a frame
 MOVED = 3e-4, 0.05      # of the change, median and most, that twice the steps may alter
-CANDIDATES, ADDED = 6, 4    # terms a channel to look at, and to take
-KNOWN = 0.25            # of the bounded error, for which persistence has 0.5
-MOST_GROWTHS = 3        # of ADDED terms each
-FINER = 0.9             # times the error is what twice the steps must leave
+CANDIDATES, ADDED = 6, 12   # terms a channel to look at, and of all to take
+MOST_GROWTHS = 3
+HELPS = 0.7             # times the error is what more steps must leave
+GREW = 0.5              # times the error is what a growth must leave for another one to be tried
+SUSPECT = 20            # times the error of the next FRAMES
 GAIN = 0.01             # of the squared error, that a new term has to take
 BYTES = 2**26           # of terms at a time
 
@@ -137,19 +138,19 @@ class Identification:
                 num, before = 2 * num, now
             found.append(num // 2 if num == 2 else num * 3 // 4)
         is_stiff = 2 * found[1] <= found[0]
-        return self.steadied(replace(model, num_steps=found[is_stiff], is_stiff=is_stiff))
+        return replace(model, num_steps=found[is_stiff], is_stiff=is_stiff)
 
     def steadied(self, model: Model) -> Model:
-        """In more steps where it knows the next frames and yet over HELD_OUT of them is no better than
-        persistence: waves that are hardly there at first have grown. As it was where more do not help."""
-        tried = model
-        if model.num_steps > MOST_STEPS or self.error(model, self.shot, is_bounded=True) > KNOWN:
-            return model
-        while self.error(tried, self.held) >= self.still():
-            tried = replace(tried, num_steps=2 * tried.num_steps)
-            if tried.num_steps > MOST_STEPS:
-                return model
-        return tried
+        """In more steps where those help over HELD_OUT frames and its error there is SUSPECT times that of
+        the next frames: waves that are hardly there at first have grown."""
+        error, near = self.error(model, self.held), self.error(model, self.shot, is_bounded=True)
+        while error > SUSPECT * near and 2 * model.num_steps <= MOST_STEPS:
+            tried = replace(model, num_steps=2 * model.num_steps)
+            now = self.error(tried, self.held)
+            if not now < HELPS * error and error < self.still():
+                break
+            model, error = tried, now
+        return model
 
     # --------------------------------------------------------------------------------------- regression
 
@@ -177,7 +178,7 @@ class Identification:
         slow = first.clamp_min(SLOW * first.mean(0))
         trust = torch.stack([ratio**-sharp / slow for sharp in SHARPNESS])
         best, libraries, least = None, [], self.still()
-        short, own_of_short, least_short = None, [], 0.5   # of persistence, bounded
+        close, own_of_close, nearest = None, [], 0.5   # where nothing holds so long; of persistence, bounded
         plain = [place for place, (_, factors) in enumerate(self.library)
                  if all(channel == WAVE or len(axes) < 3 for channel, axes in factors)]
         for of_channels in self.equations(once / (2 * dt), trust):
@@ -192,11 +193,11 @@ class Identification:
                 error = self.error(model, self.held) if model.num_steps <= MOST_STEPS else math.inf
                 if error < least:
                     best, libraries, least = model, own, error
-                if model.num_steps <= MOST_STEPS and best is None:
-                    error = self.error(model, self.shot, is_bounded=True)
-                    if error < least_short:
-                        short, own_of_short, least_short = model, own, error
-        return (short, own_of_short) if best is None else (best, libraries)
+                elif best is None and math.isfinite(error):
+                    near = self.error(model, self.shot, is_bounded=True)
+                    if near < nearest:
+                        close, own_of_close, nearest = model, own, near
+        return (best, libraries) if best or not close else (self.steadied(close), own_of_close)
 
     # --------------------------------------------------------------------------------- Gauss and Newton
 
@@ -269,35 +270,23 @@ class Identification:
         model, libraries = self.core()
         if model is None:
             return None
-        model = self.timed(self.descended(model))
+        model = self.steadied(self.timed(self.descended(model)))
         error, before = self.error(model, self.held), math.inf
         for _ in range(MOST_GROWTHS):
-            wider = self.grown(model, libraries) if error < FINER * before else model
+            wider = self.grown(model, libraries) if error < GREW * before else model
             if wider.unknowns == model.unknowns:
                 break
-            wider = self.timed(self.descended(wider))
+            wider = self.steadied(self.timed(self.descended(wider)))
             now = self.error(wider, self.held)
             if not now < error:
                 break
             model, error, before = wider, now, error
-        model = self.finer(model)
-        return model if self.error(model, self.held) < self.still() else None
+        return model if error < self.still() else None
 
     def still(self) -> float:
         """The error of persistence."""
         r = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
         return float(r.square().flatten(1).mean(1).sqrt().mean())
-
-    def finer(self, model: Model) -> Model:
-        """In more steps where that helps over HELD_OUT frames: a few windows may have been slow ones."""
-        error = self.error(model, self.held)
-        while 2 * model.num_steps <= MOST_STEPS:
-            tried = replace(model, num_steps=2 * model.num_steps)
-            now = self.error(tried, self.held)
-            if not now < FINER * error:
-                break
-            model, error = tried, now
-        return model
 
 
 def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:
