@@ -38,6 +38,7 @@ from bench.tune import BASELINES, SEARCH, add_arguments, best_error, family_of, 
 from ups.config import Config, load_config
 from ups.data.cache import open_cache
 from ups.evaluation.bench_rows import FOLDER, NETWORKS, data_key
+from ups.tasks import get_task
 
 OUT = FOLDER
 OURS = ("ours", "ours_generic", "ours_correction")
@@ -48,10 +49,11 @@ TOLERANCE = 1.05  # a model that took more than this share of its budget is mark
 
 
 def generic(changes: Changes, config: Config, task: str) -> Changes:
-    """`changes` with the generic ones of the bases that it, or the configuration, names; persistence where there are none."""
+    """`changes` with the generic ones of the bases that it, or the configuration, names; persistence where there are none, the
+    mean of a steady task."""
     key = f"task.{task}.base"
     names = [name for name in changes.get(key, config.task[task].base) if name in GENERIC]
-    return changes | {key: names or ["persistence"]}
+    return changes | {key: names or ["mean" if get_task(task).is_steady else "persistence"]}
 
 
 def fit(model: str, config: Config, problem: Problem, val: Split, settings: Settings | Changes, args: argparse.Namespace,

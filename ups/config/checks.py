@@ -36,6 +36,7 @@ BASES = {
          f"Set {key}.reach={cells * 3 // 8}, or drop transport from {key}.base.")]),
     "equation": Rules(is_steady=False),
     "elliptic": Rules(is_steady=True),
+    "mean": Rules(is_steady=True),
     "solver": Rules(False, lambda key, settings, _: [
         (bool(re.fullmatch(r"[\w.]+:\w+", settings.solver)), f"{key}.solver is {settings.solver!r:.80}",
          "MODULE:FUNCTION, a coarse solver of yours", f"Write {key}.base: {{solver: my_module:step}}.")]),

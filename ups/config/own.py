@@ -99,7 +99,8 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     said["degree"] = 0 if is_steady else said["degree"]
     cells = [-(-size // max(1, said["space_stride"])) for size in said["resolution"]]
     said["patch"] = said["patch"] or patch_for(cells)
-    said["base"] = said["base"] or (["elliptic"] if is_steady else ["persistence", "propagator", "equation"])
+    usual = ["mean", "elliptic"] if is_steady else ["persistence", "propagator", "equation"]
+    said["base"] = said["base"] or usual
     return said
 
 

@@ -6,12 +6,12 @@ All act on normalised fields. Which one a task gets is decided by rollouts on va
 in ups/config/checks.py.
 """
 
-from ups.models.bases.base import Base, Persistence
+from ups.models.bases.base import Base, Mean, Persistence
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
 from ups.models.bases.solver import Solver
 from ups.models.bases.transport import Transport
 
-_ALL = (Persistence, Propagator, Transport, Equation, Elliptic, Solver)
+_ALL = (Persistence, Mean, Propagator, Transport, Equation, Elliptic, Solver)
 BASES: dict[str, type[Base]] = {base.kind: base for base in _ALL}

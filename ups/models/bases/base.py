@@ -121,6 +121,20 @@ class Persistence(Base):
         return u[:, -1]
 
 
+class Mean(Base):
+    """What training solutions of a steady task are on the average, everywhere: its network learns all
+    else."""
+
+    kind = "mean"
+
+    def __init__(self, num_channels: int, **_: Any):
+        super().__init__()
+        self.num_channels = num_channels
+
+    def forward(self, u: Tensor, known: Known) -> Tensor:
+        return u.new_zeros(u.shape[0], self.num_channels, *u.shape[3:])
+
+
 class Learnt(Base):
     """LEARNING_RATE of Adam; BATCH windows a step, so that every base may see as many."""
 
