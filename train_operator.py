@@ -72,7 +72,7 @@ def main() -> None:
     bases = fit_once(run, "bases", fits, "fitting the bases")
     for name, (fact, _) in bases.items():
         best = min((v, k) for k, v in fact["validation_nrmse"].items() if v is not None)
-        run.print(f"base of {name}: {best[1]}, validation nRMSE {best[0]:.2e}")
+        run.print("\n    ".join([f"base of {name}: {best[1]}, validation nRMSE {best[0]:.2e}", *fact.get("says", [])]))
 
     # ---- model
     run.seed_all()

@@ -132,6 +132,15 @@ def test_a_library_holds_vorticity_and_waves_for_those_who_may_have_them_only():
     assert len(both) == 80 and not any((-a, -b) in both for a, b in both)   # a wave or its opposite one
 
 
+def test_what_is_found_is_said_in_words():
+    base = Equation(2, 2, [8, 8], PERIODIC, positive=[1], terms=[
+        ((0, 0), ((0, (-1, 0)), (0, (1,)))), ((1, -1), ((1, (0, 1)),)), ((0, 0), ((-1, (2, -1, 1)),)), ((0, 0), ())])
+    base.weight[0] = torch.tensor([[-1.0, 0.5, 0, 0], [0, 0, 0.1, -2.0]])
+    assert base.says(["w", "rho"], ["x", "y"]) == [
+        "∂t w = - 1 (∂x ∇⁻² w) (∂y w) + 0.5 w rho^-1 (∂xy log rho)", "∂t log rho = 0.1 sin 2π(2 x -1 y) - 2",
+        "∂t w = 0", "∂t log rho = 0"]
+
+
 def test_a_flow_has_the_vorticity_it_is_made_of_and_a_wave_its_number():
     x, y = 3 * cells(24)[:, None], 2 * cells(32)[None]
     kx, ky = 2 * math.pi / 3, 4 * math.pi / 2

@@ -61,7 +61,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
         "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
         "network_share": head.description["network_share"],
-        "equation": task.equation,
+        "equation": task.equation, "found": head.base.says(task.fields, task.axes),
         "conserved": list(task.conserved), "latent_dim": head.codec.dim,
         "kept_energy": head.codec.kept_energy,
     }

@@ -12,7 +12,8 @@ shown:
         those scored; "grid": cells per axis; "times": [T] time since the last context frame ([0.0] for a
         steady task); "models": {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"),
         "codec_floor": ROW, "fno", "unet", ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or
-        {}; "equation": text; "conserved": fields whose mean the equation keeps; "network_is_used": bool;
+        {}; "equation": text; "found": lines, what the base found; "conserved": fields whose mean the
+        equation keeps; "network_is_used": bool;
         "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
     ROW: ups.metrics.errors.summarise_errors(...) -> metric: number with interval; "error_growth(_low,
         _high)": [T]; "nrmse_by_field": [C]; "nonfinite_trajectories", "zero_frames": counts; and
@@ -186,6 +187,9 @@ def _task_section(name: str, task: dict, samples: list[dict],
              not is_steady and f"{len(times)} frames predicted, up to lead time {number(float(times[-1]))}",
              task["parameters"] and f"parameters {_parameters(task)}")
     out = [f"<h2>{html.escape(name)}</h2><p class=note>{html.escape('; '.join(filter(None, facts)))}.</p>"]
+    if found := task.get("found"):
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in found)
+        out.append(f"<p class=note>Its base found in the data:</p><ul class=note>{lines}</ul>")
     for rank, sample in enumerate(samples):
         errors = figures.field_errors(sample)
         worst, *others = np.argsort(-np.nan_to_num(errors, nan=-1.0, posinf=np.inf))   # undefined last

@@ -203,12 +203,13 @@ def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
              device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Facts and weights of the chosen base of a task, for `fit_once`.
 
-    Facts: description (of the head, for `Operator`), seconds, and validation_nrmse: candidate -> number, None
-    for one that blew up.
+    Facts: description (of the head, for `Operator`), seconds, says (`Base.says`) and validation_nrmse:
+    candidate -> number, None for one that blew up.
     """
     started = time.perf_counter()
     head, scores = choose_base(cache, base_steps, context_frames, seed, device)
     facts = {"description": head.description, "seconds": time.perf_counter() - started,
+             "says": head.base.says(cache.task.fields, cache.task.axes),
              "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
     return facts, fitted_part(head)
 

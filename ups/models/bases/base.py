@@ -1,7 +1,7 @@
 """What a base predictor is, what it is shown and fitted on, the simplest one, and how gradient steps fit
 those that are learnt."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -101,6 +101,10 @@ class Base(nn.Module):
     knows_fitted_only = False   # whether it serves no other parameter values than those it was fitted on
     is_learnt = False           # whether it has weights that gradient steps train, rather than a closed form
     lr_factor = 1.0             # of the rate, once it trains beside the network
+
+    def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
+        """What it found, in words: of an equation a line for every field, per parameter value."""
+        return []
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Base, Known, Samples
 from ups.models.bases.identify import Identification, Model, terms_of
-from ups.models.bases.terms import WAVE, Term, Terms
+from ups.models.bases.terms import WAVE, Term, Terms, written
 from ups.progress import note
 from ups.spectral import FieldTransform
 
@@ -108,6 +108,17 @@ class Equation(Base):
             d = modal(full * s_hat + step * half * c)
             s_hat = full * s_hat + step / 6 * (full * a + 2 * half * (b + c) + d)
         return clamped(self.transform.inverse(s_hat))
+
+    def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
+        positive, found = self.terms.positive, []
+        terms = [written(term, fields, positive, axes) for term in self.terms.terms]
+        for rows in self.weight.tolist():
+            for channel, weights in enumerate(rows):
+                name = f"log {fields[channel]}" if channel in positive else fields[channel]
+                right = " ".join(f"{'-' if weight < 0 else '+'} {abs(weight):.4g} {term}".rstrip()
+                                 for weight, term in zip(weights, terms, strict=True) if weight)
+                found.append(f"∂t {name} = {right.removeprefix('+ ') or '0'}")
+        return found
 
     @classmethod
     def fit(cls, samples: Samples,

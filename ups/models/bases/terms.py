@@ -112,6 +112,23 @@ def standing_wave(numbers: Sequence[int], space: Sequence[int]) -> Tensor:
     return phase.sin() if part else phase.cos()
 
 
+def written(term: Term, fields: Sequence[str], positive: Sequence[int], axes: Sequence[str]) -> str:
+    """A term as text, say u ∂xx v; x of waves in lengths of the axis, ∇⁻² the inverse Laplacian."""
+    powers, factors = term
+    parts = [fields[c] + (f"^{exponent}" if exponent != 1 else "")
+             for c, exponent in enumerate(powers) if exponent]
+    for channel, along_axes in factors:
+        if channel == WAVE:
+            *numbers, part = along_axes
+            phase = " ".join(f"{num:+d} {axis}" for num, axis in zip(numbers, axes, strict=True) if num)
+            parts.append(f"{'sin' if part else 'cos'} 2π({phase.removeprefix('+')})")
+            continue
+        name = f"log {fields[channel]}" if channel in positive else fields[channel]
+        inverse = "∇⁻² " * (INVERSE in along_axes)
+        parts.append(f"∂{''.join(axes[axis] for axis in along_axes if axis != INVERSE)} {inverse}{name}")
+    return " ".join(f"({part})" if " " in part and len(parts) > 1 else part for part in parts)
+
+
 class Terms(nn.Module):
     """The values of `terms` on a grid. lengths: of the axes; the state has the logarithm of a positive
     channel."""
