@@ -34,26 +34,16 @@ from bench.baselines import Problem, Trained
 from bench.networks import Settings, settings_for
 from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, summary, trivial
 from bench.search import Changes
-from bench.tune import BASELINES, SEARCH, add_arguments, best_error, family_of, found, prepare, train_ours, train_rival
+from bench.tune import BASELINES, SEARCH, add_arguments, best_error, family_of, found, generic, prepare, train_ours, train_rival
 from ups.config import Config, load_config
 from ups.data.cache import open_cache
 from ups.evaluation.bench_rows import FOLDER, NETWORKS, data_key
-from ups.tasks import get_task
 
 OUT = FOLDER
 OURS = ("ours", "ours_generic", "ours_correction")
 CORRECTED = ("ours_correction", "fno_correction", "unet_correction")
 MODELS = tuple(dict.fromkeys((*OURS, *BASELINES, *CORRECTED)))
-GENERIC = ("persistence", "propagator")   # bases that know no equation
 TOLERANCE = 1.05  # a model that took more than this share of its budget is marked, and so are its ratios
-
-
-def generic(changes: Changes, config: Config, task: str) -> Changes:
-    """`changes` with the generic ones of the bases that it, or the configuration, names; persistence where there are none, the
-    mean of a steady task."""
-    key = f"task.{task}.base"
-    names = [name for name in changes.get(key, config.task[task].base) if name in GENERIC]
-    return changes | {key: names or ["mean" if get_task(task).is_steady else "persistence"]}
 
 
 def fit(model: str, config: Config, problem: Problem, val: Split, settings: Settings | Changes, args: argparse.Namespace,

@@ -21,7 +21,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,12 @@ from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.evaluation.bench_rows import FOLDER
 from ups.models.bases import BASES
+from ups.tasks import get_task
 
 OUT = FOLDER
 SEARCH = 3.0   # seconds of a search per second of a training
 BASELINES = ("fno", "fno_library", "unet")
+GENERIC = ("persistence", "propagator", "mean")   # bases that know no equation
 
 
 # ---- what is tried -------------------------------------------------------------------------------------------------------
@@ -84,8 +86,16 @@ def rival_changes(family: str, problem: Problem) -> list[Changes]:
     return out
 
 
-def our_changes(config: Config, problem: Problem) -> list[Changes]:
-    """One change at a time to the configuration, by dotted key, what changes most first.
+def generic(changes: Changes, config: Config, task: str) -> Changes:
+    """`changes` with the generic ones of the bases that it, or the configuration, names; persistence where there are none, the
+    mean of a steady task."""
+    key = f"task.{task}.base"
+    names = [name for name in changes.get(key, config.task[task].base) if name in GENERIC]
+    return changes | {key: names or ["mean" if get_task(task).is_steady else "persistence"]}
+
+
+def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
+    """One change at a time to the configuration, by dotted key, what changes most first; bases among `kinds`.
 
     See `our_starts` for what is changed together.
     """
@@ -93,7 +103,7 @@ def our_changes(config: Config, problem: Problem) -> list[Changes]:
     batch, kernel = config.operator.train.batch_size, config.operator.model.kernel_size
     frames = [] if problem.is_steady else [{f"{key}.history": num} for num in (1, 2, 4)]
     bases = [{f"{key}.base": names} for names in (
-        ["persistence"], *([*now.base, name] for name in BASES if name not in now.base))]
+        ["persistence"], *([*now.base, name] for name in kinds if name not in now.base))]
     for change in bases[1:]:
         if "transport" in change[f"{key}.base"] and not now.reach:   # over three eighths of the grid, as its check proposes
             change[f"{key}.reach"] = 3 * min(space) // 8
@@ -128,10 +138,13 @@ def our_starts(problem: Problem) -> list[Changes]:
 # ---- one training --------------------------------------------------------------------------------------------------------
 
 
+def overrides_of(changes: Changes) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+
+
 def changed(args: argparse.Namespace, changes: Changes) -> Config:
     """The configuration with `changes` laid over it, and a latent cache of its own where they ask for another patch."""
-    texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    config = load_config(args.config, [*args.overrides, *texts])
+    config = load_config(args.config, [*args.overrides, *overrides_of(changes)])
     if (patch := changes.get(f"task.{args.task}.patch")) is not None:
         config = dataclasses.replace(config, cache=dataclasses.replace(
             config.cache, root=str(Path(config.cache.root) / f"patch{patch}")))
@@ -204,13 +217,18 @@ def rival_trial(family: str, args: argparse.Namespace, config: Config, problem: 
 
 
 def family_of(model: str) -> str:
-    """Whose settings a model takes: ours, fno or unet."""
-    return model.split("_")[0]
+    """Whose settings a model takes: ours, ours_generic, fno or unet."""
+    return model if model == "ours_generic" else model.split("_")[0]
 
 
 def found(family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split) -> dict[str, Any]:
     """The record of the search for `family` on these data: read where it is kept, else made."""
-    start = to_dict(config.operator) | to_dict(config.task[args.task]) if family == "ours" else \
+    is_ours = family.startswith("ours")
+    if family == "ours_generic":
+        only = generic({}, config, args.task)
+        args = argparse.Namespace(**vars(args) | {"overrides": [*args.overrides, *overrides_of(only)]})
+        config = load_config(args.config, args.overrides)
+    start = to_dict(config.operator) | to_dict(config.task[args.task]) if is_ours else \
         dataclasses.asdict(settings_for(family, args.task, problem.ndim))
     seconds = args.search or SEARCH * args.budget
     asked = {"data": open_cache(config, args.task).fingerprint, "clock": args.clock, "seed": args.seeds[0],
@@ -218,15 +236,16 @@ def found(family: str, args: argparse.Namespace, config: Config, problem: Proble
     path = OUT / "tuned" / f"{args.task}-{family}-{asked['data'][:8]}.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
-        changes = our_changes(config, problem) if family == "ours" else rival_changes(family, problem)
-        starts = our_starts(problem) if family == "ours" else [fitting_start(family, problem)]
-        run: Callable[..., Trial] = OurTrials(args, starts) if family == "ours" else partial(
+        kinds = GENERIC if family == "ours_generic" else tuple(BASES)
+        changes = our_changes(config, problem, kinds) if is_ours else rival_changes(family, problem)
+        starts = our_starts(problem) if is_ours else [fitting_start(family, problem)]
+        run: Callable[..., Trial] = OurTrials(args, starts) if is_ours else partial(
             rival_trial, family, args, config, problem, val)
         print(f"{family}: {len(changes)} changes for {seconds:g} s of {args.clock}, on validation", flush=True)
         record = asked | {"search_s": seconds} | search(starts, changes, run, seconds, partial(print, flush=True))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1), encoding="utf-8")
-        if family == "ours":
+        if is_ours:
             path.with_suffix(".yaml").write_text(overlay(record, args), encoding="utf-8")
     print(f"{family}: chosen on validation in {record['seconds']:.0f} s, {record['tried']} trials: "
           f"{record['changes'] or 'as it starts'} ({path})", flush=True)
@@ -281,7 +300,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True)
-    parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=("ours", "fno", "unet"))
+    parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=("ours", "ours_generic", "fno", "unet"))
     add_arguments(parser)
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     args = parser.parse_args([text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides))
@@ -293,7 +312,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     records = {family: found(family, args, config, problem, splits["val"]) for family in args.models}
     for family, record in records.items():
         print(f"\n# {family}, validation error {record['val']:.3g}")
-        print(overlay(record, args) if family == "ours" else
+        print(overlay(record, args) if family.startswith("ours") else
               " ".join(f"{family}.{key}={value}" for key, value in record["changes"].items()) or "as it starts")
     return records
 

@@ -526,6 +526,13 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     assert compare.generic({}, load_config(), "burgers1d") == {"task.burgers1d.base": ["persistence", "propagator"]}
     left = compare.generic({"task.burgers1d.base": ["transport"]}, config, "burgers1d")
     assert left == {"task.burgers1d.base": ["persistence"]}
+    # generic parts alone are searched for themselves, among themselves: what suits ours with its bases is no measure of them
+    before, tried[:] = len(tried), []
+    [record] = tune.main(["--task", "burgers1d", "--models", "ours_generic", "--budget", "20", "--config", str(path)]).values()
+    assert before and {name for _, bases, _ in tried for name in bases} <= {*tune.GENERIC}
+    assert (tmp_path / "tuned" / "burgers1d-ours_generic-toy.json").is_file()
+    assert [tune.family_of(name) for name in ("ours", "ours_generic", "ours_correction", "fno_correction")] == [
+        "ours", "ours_generic", "ours", "fno"]
 
 
 def test_a_base_whose_fit_takes_the_whole_budget_is_not_chosen(monkeypatch):
