@@ -40,7 +40,7 @@ MOST_GROWTHS = 3
 HELPS = 0.7             # times the error is what more steps must leave
 GREW = 0.5              # times the error is what a growth must leave for another one to be tried
 SUSPECT = 20            # times the error of the next FRAMES
-GAIN = 0.01             # of the squared error, that a new term has to take
+GAIN = 0.04             # of the squared error, that a new term has to take
 BYTES = 2**26           # of terms at a time
 
 
