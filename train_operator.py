@@ -20,7 +20,7 @@ from torch import Tensor
 from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
-from ups.models.choose import fit_base, spread
+from ups.models.choose import fit_base, in_words, spread
 from ups.models.loss import JUDGED, SHARES, best_share, operator_loss, pooled, score_of, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
@@ -71,8 +71,7 @@ def main() -> None:
             for name, cache in caches.items()}
     bases = fit_once(run, "bases", fits, "fitting the bases")
     for name, (fact, _) in bases.items():
-        best = min((v, k) for k, v in fact["validation_nrmse"].items() if v is not None)
-        run.print("\n    ".join([f"base of {name}: {best[1]}, validation nRMSE {best[0]:.2e}", *fact.get("says", [])]))
+        run.print(in_words(name, fact))
 
     # ---- model
     run.seed_all()

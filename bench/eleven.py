@@ -7,9 +7,9 @@
 
 Every column is trained for the same processor seconds of one thread, its settings found before by the same search (see
 bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours (all bases), fno, unet, and each
-correcting a coarse solver (ours_correction, ..; bench/correction.py), with the settings that were found without it. A result is kept in
-bench/results/TASK.json as soon as it is there, with the revision that made it; what is there for the same data, seed, time and
-search is not run again.
+correcting a coarse solver (ours_correction, ..; bench/correction.py), with the settings that were found without it. A result is
+kept in bench/results/TASK.json as soon as it is there, with the revision that made it; what is there for the same data, seed,
+time and search is not run again.
 Long rollouts start from other states and go over three times the horizon that was trained on.
 """
 

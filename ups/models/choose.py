@@ -214,6 +214,12 @@ def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
     return facts, fitted_part(head)
 
 
+def in_words(name: str, facts: dict[str, Any]) -> str:
+    """Which base `fit_base` chose for a task, its error, and what it found."""
+    error, kind = min((v, k) for k, v in facts["validation_nrmse"].items() if v is not None)
+    return "\n    ".join([f"base of {name}: {kind}, validation nRMSE {error:.2e}", *facts.get("says", [])])
+
+
 def fitted_part(head: TaskHead) -> dict[str, Tensor]:
     """Codec, base and scale; the rest is trained."""
     return {name: value for name, value in head.state_dict().items()
