@@ -138,7 +138,7 @@ def test_what_is_found_is_said_in_words():
         ((0, 0), ((0, (-1, 0)), (0, (1,)))), ((1, -1), ((1, (0, 1)),)), ((0, 0), ((-1, (2, -1, 1)),)), ((0, 0), ())])
     base.weight[0] = torch.tensor([[-1.0, 0.5, 0, 0], [0, 0, 0.1, -2.0]])
     assert base.says(["w", "rho"], ["x", "y"]) == [
-        "∂t w = - 1 (∂x ∇⁻² w) (∂y w) + 0.5 w rho^-1 (∂xy log rho)", "∂t log rho = 0.1 sin 2π(2 x -1 y) - 2",
+        "∂t w = -1 (∂x ∇⁻² w) (∂y w) + 0.5 w rho^-1 (∂xy log rho)", "∂t log rho = 0.1 sin 2π(2 x -1 y) - 2",
         "∂t w = 0", "∂t log rho = 0"]
 
 

@@ -117,7 +117,8 @@ class Equation(Base):
                 name = f"log {fields[channel]}" if channel in positive else fields[channel]
                 right = " ".join(f"{'-' if weight < 0 else '+'} {abs(weight):.4g} {term}".rstrip()
                                  for weight, term in zip(weights, terms, strict=True) if weight)
-                found.append(f"∂t {name} = {right.removeprefix('+ ') or '0'}")
+                right = f"-{right[2:]}" if right.startswith("-") else right[2:] or "0"
+                found.append(f"∂t {name} = {right}")
         return found
 
     @classmethod
