@@ -101,7 +101,7 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
     """
     now, space, key = config.task[problem.name], problem.train.shape[3:], f"task.{problem.name}"
     batch, kernel = config.operator.train.batch_size, config.operator.model.kernel_size
-    frames = [] if problem.is_steady else [{f"{key}.history": num} for num in (1, 2, 4)]
+    frames = [{f"{key}.history": num} for num in (1, 2, 4) if num <= problem.context and not problem.is_steady]
     bases = [{f"{key}.base": names} for names in (
         ["persistence"], *([*now.base, name] for name in kinds if name not in now.base))]
     for change in bases[1:]:
