@@ -223,8 +223,9 @@ def family_of(model: str) -> str:
 
 def found(family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split) -> dict[str, Any]:
     """The record of the search for `family` on these data: read where it is kept, else made."""
-    is_ours = family.startswith("ours")
+    is_ours, kinds = family.startswith("ours"), tuple(BASES)
     if family == "ours_generic":
+        kinds = GENERIC
         only = generic({}, config, args.task)
         args = argparse.Namespace(**vars(args) | {"overrides": [*args.overrides, *overrides_of(only)]})
         config = load_config(args.config, args.overrides)
@@ -236,7 +237,6 @@ def found(family: str, args: argparse.Namespace, config: Config, problem: Proble
     path = OUT / "tuned" / f"{args.task}-{family}-{asked['data'][:8]}.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
-        kinds = GENERIC if family == "ours_generic" else tuple(BASES)
         changes = our_changes(config, problem, kinds) if is_ours else rival_changes(family, problem)
         starts = our_starts(problem) if is_ours else [fitting_start(family, problem)]
         run: Callable[..., Trial] = OurTrials(args, starts) if is_ours else partial(

@@ -46,14 +46,14 @@ def base_settings(cache: Cache) -> dict[str, Any]:
     """Geometry and hyper-parameters of a base for this cache."""
     task, spec = cache.settings, cache.task
     ends = along(spec.boundary, spec.ndim)
-    others = [i for i, name in enumerate(spec.fields) if name not in (*spec.positive, *spec.vector)]
+    is_scalar = len(spec.fields) == 1 and not (spec.positive or spec.vector)
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
             "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
             "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
             "boundary": cache.task.boundary, "walls": normalised_walls(cache), "degree": task.degree,
             "history": task.history, "reach": task.reach, "dt": cache.dt,
             "positive": [i for i, name in enumerate(spec.fields) if name in spec.positive],
-            "vorticity": others if ends == (PERIODIC, PERIODIC) and len(spec.fields) == 1 else [],
+            "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else [],
             "driven": [i for i, (end, name) in enumerate(zip(ends, spec.axes, strict=True)) if end == PERIODIC
                        and (not spec.is_shifted or name in spec.fixed_axes)]}
 

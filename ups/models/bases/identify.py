@@ -74,6 +74,8 @@ class Identification:
         self.shot = states(seen, self.count(NUM_SHOT, MOST_SHOT), 1 + FRAMES)
         self.held = states(held, len(held), 1 + HELD_OUT)
         self.std = samples.head.codec.std.double().view(-1, *[1] * len(settings["space"]))
+        r = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
+        self.still = float(r.square().flatten(1).mean(1).sqrt().mean())   # the error of persistence
         some = torch.randperm(self.cells, generator=draw)[: max(1, NUM_REGRESSED // len(self.seen))]
         self.some = some.to(self.seen.device)
         self.whole = Terms(self.library, settings["positive"], settings["space"], settings["lengths"],
@@ -147,7 +149,7 @@ class Identification:
         while error > SUSPECT * near and 2 * model.num_steps <= MOST_STEPS:
             tried = replace(model, num_steps=2 * model.num_steps)
             now = self.error(tried, self.held)
-            if not now < HELPS * error and error < self.still():
+            if not now < HELPS * error and error < self.still:
                 break
             model, error = tried, now
         return model
@@ -177,8 +179,7 @@ class Identification:
         ratio = (second / first).mean(1, True)
         slow = first.clamp_min(SLOW * first.mean(0))
         trust = torch.stack([ratio**-sharp / slow for sharp in SHARPNESS])
-        best, libraries, least = None, [], self.still()
-        close, own_of_close, nearest = None, [], 0.5   # where nothing holds so long; of persistence, bounded
+        tried = []   # (error, model, its libraries)
         plain = [place for place, (_, factors) in enumerate(self.library)
                  if all(channel == WAVE or len(axes) < 3 for channel, axes in factors)]
         for of_channels in self.equations(once / (2 * dt), trust):
@@ -190,14 +191,19 @@ class Identification:
                 values = torch.cat([solve(a, terms) for a, terms in zip(of_channels, chosen, strict=True)])
                 unknowns = [(channel, term) for channel, terms in enumerate(chosen) for term in terms]
                 model = self.timed(Model(unknowns, values))
-                error = self.error(model, self.held) if model.num_steps <= MOST_STEPS else math.inf
-                if error < least:
-                    best, libraries, least = model, own, error
-                elif best is None and math.isfinite(error):
-                    near = self.error(model, self.shot, is_bounded=True)
-                    if near < nearest:
-                        close, own_of_close, nearest = model, own, near
-        return (best, libraries) if best or not close else (self.steadied(close), own_of_close)
+                if model.num_steps <= MOST_STEPS:
+                    tried.append((self.error(model, self.held), model, own))
+        holding = [one for one in tried if one[0] < self.still]
+        if holding:
+            return min(holding, key=lambda one: one[0])[1:]
+        # nothing holds so long: what is closest over the next frames, where persistence has 0.5
+        close = [(self.error(model, self.shot, is_bounded=True), model, own) for error, model, own in tried
+                 if math.isfinite(error)]
+        close = [one for one in close if one[0] < 0.5]
+        if not close:
+            return None, []
+        _, model, own = min(close, key=lambda one: one[0])
+        return self.steadied(model), own
 
     # --------------------------------------------------------------------------------- Gauss and Newton
 
@@ -281,12 +287,7 @@ class Identification:
             if not now < error:
                 break
             model, error, before = wider, now, error
-        return model if error < self.still() else None
-
-    def still(self) -> float:
-        """The error of persistence."""
-        r = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
-        return float(r.square().flatten(1).mean(1).sqrt().mean())
+        return model if error < self.still else None
 
 
 def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:

@@ -149,16 +149,15 @@ class Terms(nn.Module):
         self.register_buffer("chosen", torch.tensor(chosen, dtype=torch.long).view(-1, 2).T, persistent=False)
         if any(channel != WAVE and INVERSE in axes for channel, axes in self.factors):
             self.register_buffer("inverse", inverse_laplacian(space, lengths), persistent=False)
-        for place, (channel, numbers) in enumerate(self.factors):
+        for channel, numbers in self.factors:
             if channel == WAVE:
-                self.register_buffer(f"wave{place}", standing_wave(numbers, space), persistent=False)
+                self.register_buffer(f"wave{numbers}", standing_wave(numbers, space), persistent=False)
 
     def derivative(self, s: Tensor, factor: Factor) -> Tensor:
         """One derivative of s (rows, C, *space), or a wave: (rows, cells)."""
         channel, axes = factor
         if channel == WAVE:
-            wave = getattr(self, f"wave{self.factors.index(factor)}").to(s.dtype)
-            return wave.flatten().expand(len(s), -1)
+            return getattr(self, f"wave{axes}").to(s.dtype).flatten().expand(len(s), -1)
         s = s[:, channel]
         if INVERSE in axes:
             space = list(range(1, s.ndim))
