@@ -85,7 +85,7 @@ def main() -> None:
     for step in run.steps():
         batch = windows.schedule.batch(step).share(run.rank, run.world)
         run.update(partial(loss_of, operator, windows, batch, step), len(batch),
-                   partial(windows.read_ahead, step + 1, run.rank, run.world, run.device))
+                   partial(windows.read_ahead, step + 1, run.rank, run.world, run.device), batch.task)
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 found = validate(operator, caches, config, run, train.validate_trajectories)

@@ -46,16 +46,17 @@ class Absent(nn.Module):
 
 
 class PlainBlock(nn.Module):
-    """A block with the MLP down(silu(up h)) in place of the gated one, hidden 1.5 times wider: as many parameters."""
+    """A block of one task with the MLP down(silu(up h)) in place of the gated one, hidden 1.5 times wider: as many parameters."""
 
     def __init__(self, block: Block):
         super().__init__()
-        width, hidden = block.down.out_features, 3 * block.down.in_features // 2
-        self.spectral, self.local, self.modulation = block.spectral, block.local, block.modulation
+        (own,) = block.own.values()
+        width, hidden = own.down.out_features, 3 * own.down.in_features // 2
+        self.spectral, self.local, self.modulation = block.spectral, block.local, own.modulation
         self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
         self.up.weight.is_hidden_matrix = self.down.weight.is_hidden_matrix = True
 
-    def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = "") -> Tensor:
         shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
         shift1, scale1, gate1, shift2, scale2, gate2 = (m.view(shape) for m in self.modulation(condition).chunk(6, -1))
         h = F.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
@@ -112,7 +113,7 @@ class Attention(nn.Module):
 def replace(part: str, make: Callable[[int], nn.Module], operator: Operator) -> None:
     """make(width) in place of `part` of every block."""
     for block in operator.backbone.blocks:
-        setattr(block, part, make(block.down.out_features))
+        setattr(block, part, make(operator.width))
 
 
 def ungate(operator: Operator) -> None:

@@ -46,7 +46,7 @@ from ups.forecaster import Forecaster
 from ups.models.choose import base_settings as settings_of_base
 from ups.models.choose import fitted_part, head_with, spread
 from ups.models.operator import Operator, load_operator, over_bases
-from ups.models.warm import can_translate, is_trunk, start_from, translate_maps
+from ups.models.warm import can_translate, start_from, take_trunk, translate_maps
 from ups.models.windows import Windows
 from ups.training.folder import finished_stage
 
@@ -103,9 +103,7 @@ def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
     head = head_with(cache, "persistence", settings_of_base(cache), CPU)
     bases = {cache.task.name: ({"description": head.description}, fitted_part(head))}
     operator = over_bases(bases, ModelConfig(**parent.description["model"]), parent.precision)
-    own, given = operator.state_dict(), parent.state_dict()
-    for name in filter(is_trunk, own):
-        own[name].copy_(given[name])
+    take_trunk(operator, parent, sibling)
     operator.task_embedding.data[0] = parent.task_embedding.data[parent.names.index(sibling)]
     translate_maps(operator.heads[cache.task.name], parent.heads[sibling])
     operator.heads[cache.task.name].scale.fill_(float(parent.heads[sibling].scale.mean()))

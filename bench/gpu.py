@@ -198,7 +198,8 @@ def train(config: Config, steps: int) -> dict[str, Any]:
             if run.device.type == "cuda" and not times[name]:
                 torch.cuda.reset_peak_memory_stats()
             started = time.perf_counter()
-            run.update(partial(loss_of, operator, name, batches[name]), own)   # ends with a look at the norm: the device is done
+            # ends with a look at the norm: the device is done
+            run.update(partial(loss_of, operator, name, batches[name]), own, only=name)
             times[name].append(time.perf_counter() - started)
             memory[name] = torch.cuda.max_memory_allocated() if run.device.type == "cuda" else None
         every = run.ranks.gather({name: statistics.median(some[WARM_UP:]) for name, some in times.items()})

@@ -79,7 +79,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
 
         def run_step(step: int) -> None:
             batch = windows.schedule.batch(step).share(run.rank, run.world)
-            run.update(partial(loss_of, operator, windows, batch, step), len(batch))
+            run.update(partial(loss_of, operator, windows, batch, step), len(batch), only=batch.task)
 
         times: dict[str, list[float]] = {"run": [], "bare": []}
         guard, begun = run.ranks.guard._thread.native_id, time.perf_counter()

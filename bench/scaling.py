@@ -80,7 +80,7 @@ def train(arguments: list[str]) -> dict[str, float]:
         for step in run.steps():
             started = time.perf_counter()
             batch = windows.schedule.batch(step).share(run.rank, run.world)
-            run.update(partial(loss_of, operator, windows, batch, step), len(batch))
+            run.update(partial(loss_of, operator, windows, batch, step), len(batch), only=batch.task)
             times.append(time.perf_counter() - started)
         times = times[WARM_UP:]
         every = run.ranks.gather((statistics.fmean(times), statistics.median(times)))

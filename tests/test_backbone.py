@@ -10,7 +10,7 @@ from torch import nn
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import ModelConfig
-from ups.models.backbone import BACKBONES, Block, FlatBackbone, LocalMixing, SpectralMixing
+from ups.models.backbone import ANY, BACKBONES, Block, FlatBackbone, LocalMixing, SpectralMixing
 
 MODEL = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]
@@ -25,8 +25,9 @@ def awake(model: ModelConfig = MODEL) -> FlatBackbone:
     torch.manual_seed(0)
     backbone = FlatBackbone(model)
     for block in backbone.blocks:
-        nn.init.normal_(block.modulation.weight, std=0.3)
-        nn.init.normal_(block.modulation.bias, std=0.3)
+        for own in block.own.values():
+            nn.init.normal_(own.modulation.weight, std=0.3)
+            nn.init.normal_(own.modulation.bias, std=0.3)
     return backbone
 
 
@@ -146,13 +147,36 @@ def test_the_gated_mlp_is_that_of_the_formula():
     with torch.no_grad():
         block.spectral.weight.zero_()
         block.local.weight.zero_()
-        block.up.weight.copy_(torch.tensor([[2.0], [3.0]]))
-        block.down.weight.fill_(0.5)
-        block.modulation.bias.copy_(torch.tensor([0.0, 0, 1, 0, 0, 1]))   # shift, scale, gate, twice
+        (own,) = block.own.values()
+        own.up.weight.copy_(torch.tensor([[2.0], [3.0]]))
+        own.down.weight.fill_(0.5)
+        own.modulation.bias.copy_(torch.tensor([0.0, 0, 1, 0, 0, 1]))   # shift, scale, gate, twice
     x = torch.tensor([[[4.0], [-4.0]]])   # norm x = 1, -1
     silu = [2 / (1 + 2.718281828**-2), -2 / (1 + 2.718281828**2)]
     expected = torch.tensor([4 + 0.5 * silu[0] * 3, -4 + 0.5 * silu[1] * -3]).view(1, 2, 1)
     torch.testing.assert_close(block(x, torch.zeros(1, 1), PERIODIC), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tasks_share_what_mixes_tokens_and_have_what_is_done_at_a_token():
+    torch.manual_seed(0)
+    backbone, x, condition = FlatBackbone(MODEL, ["advection1d", "burgers1d"]), noise(2, 7, 8, 8), noise(2, 8, seed=1)
+    alone = (torch.manual_seed(0), FlatBackbone(MODEL))[1].state_dict()
+    for name, value in backbone.state_dict().items():   # all begin as the one of a single task
+        assert torch.equal(value, alone[name.replace("advection1d", ANY).replace("burgers1d", ANY)]), name
+    for block in backbone.blocks:
+        for own in block.own.values():
+            nn.init.normal_(own.modulation.bias, std=0.3)
+
+    def change_of(part: str) -> list[bool]:
+        before = [backbone(x, condition, PERIODIC, task) for task in block.own]
+        with torch.no_grad():
+            backbone.get_parameter(part).mul_(1.5)
+        after = [backbone(x, condition, PERIODIC, task) for task in block.own]
+        return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
+
+    for part in ("up.weight", "down.weight", "modulation.bias"):
+        assert change_of(f"blocks.0.own.burgers1d.{part}") == [False, True]
+    assert change_of("blocks.0.spectral.weight") == change_of("blocks.0.local.weight") == [True, True]
 
 
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
@@ -167,7 +191,7 @@ def test_bfloat16_is_close_to_float32(boundary):
 
 def test_only_the_matrices_of_the_mlps_are_for_muon():
     flagged = {name for name, p in FlatBackbone(MODEL).named_parameters() if getattr(p, "is_hidden_matrix", False)}
-    assert flagged == {f"blocks.{i}.{part}.weight" for i in range(2) for part in ("up", "down")}
+    assert flagged == {f"blocks.{i}.own.any.{part}.weight" for i in range(2) for part in ("up", "down")}
 
 
 @pytest.mark.parametrize("grid", GRIDS)

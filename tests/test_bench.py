@@ -642,9 +642,10 @@ def test_a_part_that_was_taken_out_carries_nothing_from_token_to_token(names, se
     torch.manual_seed(0)
     backbone = FlatBackbone(ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=3, mlp_ratio=2.0))
     for name in names:
-        ablate.MODIFIED[name](types.SimpleNamespace(backbone=backbone))
-    for block in backbone.blocks:
-        torch.nn.init.normal_(block.modulation.weight)
+        ablate.MODIFIED[name](types.SimpleNamespace(backbone=backbone, width=8))
+    for name, parameter in backbone.named_parameters():
+        if name.endswith("modulation.weight"):
+            torch.nn.init.normal_(parameter)
     x, condition = torch.randn(2, 1, 32, 8), torch.randn(1, 8)
     x[1, :, 1:] = x[0, :, 1:]
     a, b = (backbone(part, condition, PERIODIC)[0] for part in x)

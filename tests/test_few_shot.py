@@ -73,7 +73,9 @@ def test_a_borrowed_head_stands_on_the_parents_trunk_over_persistence(world):
     cache = open_cache(load_config(SMOKE, world[1]), "burgers1d")
     parent = load_operator(world[0] / "runs" / "parent" / "operator")
     operator = few_shot.borrowed(parent, cache, "advection1d")
-    assert torch.equal(operator.state_dict()["backbone.blocks.0.up.weight"], parent.state_dict()["backbone.blocks.0.up.weight"])
+    own, given = operator.state_dict(), parent.state_dict()
+    assert torch.equal(own["backbone.blocks.0.spectral.weight"], given["backbone.blocks.0.spectral.weight"])
+    assert torch.equal(own["backbone.blocks.0.own.burgers1d.up.weight"], given["backbone.blocks.0.own.advection1d.up.weight"])
     assert operator.heads["burgers1d"].description["base"]["kind"] == "persistence"
     assert operator.heads["burgers1d"].out.weight.any() and few_shot.siblings(parent, cache) == ["advection1d"]
 

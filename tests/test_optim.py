@@ -172,3 +172,22 @@ def test_ema_state_round_trip_and_a_foreign_state_is_refused():
     assert copy_.num_updates == 1 and all(torch.equal(a, copy_.averages[n]) for n, a in ema.averages.items())
     with pytest.raises(ValueError, match="the saved average does not fit the model at .*expected the same parameters"):
         EMA(nn.Linear(2, 2), 0.9).load_state_dict(ema.state_dict())
+
+
+def test_a_step_of_one_task_leaves_alone_what_is_another_tasks_own():
+    """Refused: moments of an earlier gradient that go on moving a task's own weights, Muon's by as much as a gradient."""
+    model = make_model()
+    model[2].weight.task, model[4].bias.task = "burgers1d", "burgers1d"
+    optimizer = build_optimizer(model, OPTIM)
+    train(model, [optimizer], 1)
+    before = copy.deepcopy(model.state_dict())
+    moments = [copy.deepcopy(optimizer.state[p]) for p in (model[2].weight, model[4].bias)]
+    for name in ("2.weight", "4.bias"):
+        model.get_parameter(name).grad.zero_()   # as a batch of advection leaves them
+    optimizer.step(only="advection1d")
+    same = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
+    assert same == {"2.weight", "4.bias"}
+    for parameter, then in zip((model[2].weight, model[4].bias), moments, strict=True):
+        assert all(torch.equal(value, then[key]) for key, value in optimizer.state[parameter].items())
+    optimizer.step()
+    assert not any(torch.equal(model.state_dict()[name], before[name]) for name in same)

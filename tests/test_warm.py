@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from test_operator import build, codec, describe, latents, overrides_of, train
 from ups import chain
 from ups.config import ROOT, load_config
 from ups.files import value_hash
+from ups.models.backbone import task_of
 from ups.models.operator import Operator, load_operator
 from ups.models.warm import is_trunk, start_from
 from ups.training.optim import build_optimizer
@@ -70,6 +72,11 @@ def test_trunk_and_known_heads_are_taken_bit_by_bit_and_new_heads_are_new(parent
     for name, value in after.items():
         if name.startswith("heads."):
             assert torch.equal(value, before[name] if "diff_react2d" in name else given.state_dict()[name]), name
+        elif ".own.diff_react2d." in name:
+            of = [given.state_dict()[name.replace("diff_react2d", task)] for task in given.names]
+            assert torch.equal(value, torch.stack(of).mean(0)), name
+        elif ".own." in name:
+            assert torch.equal(value, given.state_dict()[name]), name
     embedding, own = after["task_embedding"], given.state_dict()["task_embedding"]
     assert torch.equal(embedding[:2], own[[1, 0]]) and torch.equal(embedding[2], before["task_embedding"][2])
 
@@ -83,6 +90,21 @@ def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
         base = settings.muon_lr if getattr(parameter, "is_hidden_matrix", False) else settings.adamw_lr
         if ".base." not in name:
             assert rates[id(parameter)] == base * (0.25 if is_trunk(name) else 1.0), name
+
+
+def test_a_step_of_the_stage_moves_what_is_shared_and_what_is_its_tasks_own_and_nothing_else(caches, tmp_path):
+    """Refused: a stage that steps every parameter, so that stale moments move tasks that are not in the batch."""
+    code, log = train(caches, tmp_path, *RUN, FIRST, "operator.train.steps=8", "operator.train.save_every=1",
+                      "operator.train.keep=8", "operator.optim.warmup_steps=1")
+    assert code == 0, log
+    stage = tmp_path / "smoke" / "operator"
+    weights = [torch.load(stage / "state" / f"step_{step:09d}" / "shared.pt")["model"] for step in range(1, 9)]
+    tasks = [re.search(r"train/(\w+)/network", line)[1] for line in (stage / "metrics.jsonl").read_text().splitlines()
+             if "train/loss" in line][1:]
+    moved = [{task_of(name) for name in after if not torch.equal(before[name], after[name])}
+             for before, after in itertools.pairwise(weights)]
+    assert set(tasks) == {"advection1d", "burgers1d"} and moved[-1] == {None, tasks[-1]}
+    assert all(own - {None} == {task} for own, task in zip(moved, tasks, strict=True))
 
 
 @pytest.mark.parametrize(("name", "kind", "history"), [("burgers1d", "persistence", 2), ("darcy2d", "elliptic", 1)])

@@ -26,7 +26,7 @@ from ups.data.download import is_verified
 from ups.data.generate import num_done
 from ups.files import partial_path
 from ups.generative.corrector import Corrector
-from ups.models.backbone import BACKBONES
+from ups.models.backbone import BACKBONES, task_of
 from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.folder import DONE
@@ -80,8 +80,9 @@ def print_training_plan(config: Config, stage: str) -> None:
     with torch.device("meta"):   # what the tasks share, and a row of the embedding each
         shared = (Operator if stage == "operator" else Corrector)(
             {"model": to_dict(model), "precision": train.precision, "tasks": []})
-    own = [part for network, _ in networks for part in (network.into, network.out)]
-    count = sum(p.numel() for part in (shared, *own) for p in part.parameters()) + len(names) * model.width
+    own = [p for network, _ in networks for key, p in network.named_parameters()
+           if task_of(key) or not key.startswith("backbone.")]
+    count = sum(p.numel() for p in [*shared.parameters(), *own]) + len(names) * model.width
     state = STATE_COPIES * 4 * count
     # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4
     # bytes each

@@ -205,7 +205,7 @@ class Corrector(TaskNetwork):
                       + at)
             tokens = torch.cat([x.float(), condition.tokens], -1)
             with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-                hidden = self.backbone(head.into(tokens), vector, head.boundary)
+                hidden = self.backbone(head.into(tokens), vector, head.boundary, condition.name)
             return head.out(hidden.float())
 
         return evaluate

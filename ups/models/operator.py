@@ -100,7 +100,7 @@ class Operator(TaskNetwork):
         history = z.movedim(1, -2).flatten(-2)
         with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
             x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
-            out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary))
+            out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary, task))
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         z_full = z_base + head.description["network_share"] * scale * change
         return head.keep_latents(head.bound(z_full), z[:, -1]), z_base

@@ -1,6 +1,7 @@
 """A network that starts from another's weights: the trunk as it is, the heads of tasks that both know.
 
-The trunk is all that the tasks share. A head is in the terms of its task's codec, and codecs are fitted to
+The trunk is all that the tasks share. What a known task has of a block is taken with it, a new one begins at
+the mean of the parent's. A head is in the terms of its task's codec, and codecs are fitted to
 data: where the data are the same it is taken as it is; where they are others, in the terms of the new codec:
 
     z = A z' + a  between the codecs, both linear in the normalised field,  so  W z + b = (W A) z' + (W a + b)
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.data.tokenizer import Tokenizer
-from ups.models.backbone import TaskNetwork
+from ups.models.backbone import TaskNetwork, task_of
 from ups.training.checkpoint import load_stage
 
 AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
@@ -25,9 +26,8 @@ def start_from(network: TaskNetwork, directory: Path, trunk_factor: float) -> st
     FileNotFoundError or DamagedError for a stage that cannot be read.
     """
     parent = load_stage(directory, type(network), "stage", "Name another with init.")
+    take_trunk(network, parent)
     own, given = network.state_dict(), parent.state_dict()
-    for name in filter(is_trunk, own):
-        own[name].copy_(given[name])
     for name, parameter in network.named_parameters():
         if is_trunk(name):
             parameter.lr_factor = trunk_factor
@@ -44,7 +44,22 @@ def start_from(network: TaskNetwork, directory: Path, trunk_factor: float) -> st
 
 def is_trunk(name: str) -> bool:
     """Whether a tensor of a `TaskNetwork`, by its name, is shared by the tasks."""
-    return not name.startswith(("heads.", "task_embedding"))
+    return task_of(name) is None and name != "task_embedding"
+
+
+@torch.no_grad()
+def take_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = None) -> None:
+    """Copy what tasks share, and give each task its own parts of the blocks: the parent's of the same name,
+    else of `sibling`, else the mean of the parent's."""
+    given = parent.state_dict()
+    for name, tensor in network.state_dict().items():
+        if is_trunk(name):
+            tensor.copy_(given[name])
+        elif name.startswith("backbone."):
+            before, after = name.split(f".{task_of(name)}.")
+            known = task_of(name) if task_of(name) in parent.names else sibling
+            of = [known] if known else parent.names
+            tensor.copy_(torch.stack([given[f"{before}.{task}.{after}"] for task in of]).mean(0))
 
 
 def take_maps(head: nn.Module, parent: nn.Module) -> str:

@@ -90,12 +90,17 @@ class MuonAdamW(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """One update from the gradients. They must be finite: a NaN would stay in the weights."""
+    def step(self, closure: None = None, only: str | None = None) -> None:
+        """One update from the gradients. They must be finite: a NaN would stay in the weights.
+
+        only: a task; what is another task's own (`parameter.task`) stays as it is. Its gradient is zero then,
+        and its moments, stale, would move it all the same: Muon by as much as a gradient.
+        """
         assert closure is None
         self.allocate()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
+            parameters = [p for p in group["params"] if p.grad is not None
+                          and (only is None or getattr(p, "task", only) == only)]
             if group["kind"] == "muon":
                 self._step_muon(group, parameters)
             elif parameters:

@@ -242,7 +242,8 @@ class Run:
         """Whether something done every `every` steps (0: never) is due now; always at the last step."""
         return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
 
-    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing) -> bool:
+    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing,
+               only: str | None = None) -> bool:
         """One optimizer update over the global batch; whether the weights changed (False: skipped as
         non-finite).
 
@@ -250,7 +251,8 @@ class Run:
         called for the micro-batches of the `size` rows of this rank and may raise anything; it must not
         communicate. The gradient is that of the mean over the global batch, whatever the shares.
         meanwhile(rows): what the host may do for the first rows of the next step while a GPU computes this
-        one. Raises StageError on all ranks alike.
+        one. only: the batch's task, the same on all ranks; what is another task's own stays as it is. Raises
+        StageError on all ranks alike.
         """
         if self._is_updated:
             raise RuntimeError("run.update outside run.steps() or twice in a step; expected once in every "
@@ -260,7 +262,7 @@ class Run:
             self.numbers.require_whole()
             return loss_function(rows)
 
-        done = self.updates.update(with_whole_log, size, meanwhile)
+        done = self.updates.update(with_whole_log, size, meanwhile, only)
         self._is_updated, self.is_preempted = True, done.is_told_to_stop
         self.numbers.count(done)
         if done.is_finite:

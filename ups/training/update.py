@@ -121,7 +121,8 @@ class Updates:
         self._buffer = place_gradients(model, ranks.device, SQUARES + 1)
         self._gradients, self._counts = self._buffer[: -SQUARES - 1], self._buffer[-SQUARES - 1 :]
 
-    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing) -> Update:
+    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing,
+               only: str | None = None) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
         step = self.standing.step
         metrics, counts, norm = self._try_until_it_fits(
@@ -132,7 +133,7 @@ class Updates:
         factor = learning_rate(step, self.train.steps, self.optim)
         if is_finite:
             self._gradients.mul_(min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS])
-            self._apply(factor)
+            self._apply(factor, only)
         self._count(is_finite, loss)
         self.standing.step = self.ranks.guard.step = step + 1
         return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
@@ -211,14 +212,14 @@ class Updates:
             self._counts[status] = 1.0
         return metrics, cause
 
-    def _apply(self, factor: float) -> None:
+    def _apply(self, factor: float, only: str | None = None) -> None:
         """The optimizer's step.
 
         What fails in it may have changed some weights and not others: nothing of it is kept.
         """
         scale_lr(self.optimizer, factor)
         try:
-            self.optimizer.step()
+            self.optimizer.step(only=only)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
