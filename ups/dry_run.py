@@ -36,7 +36,7 @@ STATE_COPIES = 6      # weights, gradient, two moments, average, best average; f
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
 MEASURED = 1024
 REPEATS = 2           # the fastest counts
-ENOUGH_S = 1.0        # of solving, to tell how long a trajectory takes
+ENOUGH_S = 1.0        # of solving, or of a pass, to tell how long one takes
 # trajectories solved together for so many frames, while they have no more cells: what a small grid's solver
 # spends is mostly on single operations (cfd1d: a tenth of the time each)
 TOGETHER, TIMED, MOST_CELLS = 16, 3, 2**17
@@ -206,9 +206,12 @@ def _seconds(network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, bounda
              precision: str) -> tuple[float, float]:
     """Seconds per row of a pass there, and there and back."""
     device = _device()
-    rows = micro if device.type == "cuda" else max(1, min(micro, MEASURED // math.prod(tokens)))
+    is_cuda, part = device.type == "cuda", list(tokens)
+    while not is_cuda and math.prod(part) > MEASURED:   # a pass costs in proportion to its tokens
+        part[part.index(max(part))] = -(-max(part) // 2)
+    rows = micro if is_cuda else max(1, min(micro, MEASURED // math.prod(part)))
     network = network.to(device)
-    x = torch.randn(rows, *tokens, network.into.in_features, device=device)
+    x = torch.randn(rows, *part, network.into.in_features, device=device)
     condition = torch.randn(rows, network.into.out_features, device=device)
 
     def forth() -> Tensor:
@@ -216,11 +219,14 @@ def _seconds(network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, bounda
             return network.out(network.backbone(network.into(x), condition, boundary))
 
     def fastest(action: Callable[[], object]) -> float:
-        """Of all but the first, which warms up; of a CPU its own time, so that what else runs now does not
-        count."""
-        clock = benchmark.timer if device.type == "cuda" else time.process_time
-        seconds = min(timeit.repeat(action, timer=clock, number=1, repeat=REPEATS + 1)[1:]) / rows
-        return seconds if device.type == "cuda" else seconds / torch.get_num_threads()
+        """Of all but the first, which warms up, unless that alone took long enough to know; of a CPU its own
+        time, so that what else runs now does not count."""
+        clock = benchmark.timer if is_cuda else time.process_time
+        seconds = timeit.timeit(action, timer=clock, number=1)
+        if seconds < ENOUGH_S:
+            seconds = min(timeit.repeat(action, timer=clock, number=1, repeat=REPEATS))
+        seconds *= math.prod(tokens) / math.prod(part) / rows
+        return seconds if is_cuda else seconds / torch.get_num_threads()
 
     with torch.no_grad():
         forward = fastest(forth)
