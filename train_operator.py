@@ -64,7 +64,7 @@ def main() -> None:
     windows = Windows(caches, config.task, contexts, config.operator, config.sampling, seed)
     run = started(config, STAGE, caches)
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
-    run.print(f"{run.world} process(es) on {run.device}, {train.precision} precision, latents: {placed}")
+    run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
 
     # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
     fits = {name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bench.networks import NETWORKS, Settings
 from ups.boundary import PERIODIC, along
 from ups.models.rollout import rollout
+from ups.precision import autocast
 
 CHANGE_FLOOR = 0.05  # share of the typical change below which loss "change" stops dividing by the change
 CHECKPOINTS = (0.7, 0.85)  # shares of the budget, beside its end, at which validation may select the weights
@@ -189,7 +190,7 @@ class Trainer:
         return sum(x.numel() * (2 if x.is_complex() else 1) for x in self.net.parameters())
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
+        return autocast(self.settings.precision, self.device)
 
     def advance(self, window: Tensor, parameters: Tensor, coarse: Tensor | None = None) -> Tensor:
         """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds the coefficient.

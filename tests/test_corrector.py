@@ -127,7 +127,8 @@ def test_the_velocity_sees_state_angle_tokens_facts_gaussian_and_task():
     assert (velocity() - before).abs().max() > 1e-3
 
 
-def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32():
+def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32(monkeypatch):
+    monkeypatch.setattr("ups.precision.has_bfloat16", lambda kind: True)
     exact, rough = build(), build("bf16")
     r, tokens, facts = batch_of(exact, "burgers1d_hidden")
     angle = draw_angles(4, generator(0))
@@ -162,7 +163,8 @@ def test_a_student_is_rebuilt_because_a_deep_copy_loses_what_muon_trains():
     student = Corrector(teacher.description)
     student.load_state_dict(teacher.state_dict())
     counts = [len(split_parameters(model)[0]) for model in (teacher, student, copy.deepcopy(teacher))]
-    assert counts == [2 * MODEL.depth, 2 * MODEL.depth, 0]
+    num = 2 * MODEL.depth * len(TASKS)   # each task has its own
+    assert counts == [num, num, 0]
     assert [p.requires_grad for p in student.parameters()] == [p.requires_grad for p in teacher.parameters()]
 
 

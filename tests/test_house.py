@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    {"files", "stored", "progress", "seeds", "spectral", "boundary", "interpreter", "lazy", "transfer"},
+    {"files", "stored", "progress", "seeds", "spectral", "boundary", "interpreter", "lazy", "transfer",
+     "precision"},
     {"tasks", "metrics"}, {"config"},
     {"data", "training"}, {"models"}, {"generative"}, {"evaluation"},
     {"forecaster", "labelled", "chain", "dry_run", "setup", "machine", "devices", "travel"},

@@ -28,6 +28,7 @@ from ups.files import partial_path
 from ups.generative.corrector import Corrector
 from ups.models.backbone import BACKBONES, task_of
 from ups.models.operator import Operator
+from ups.precision import autocast
 from ups.tasks import get_task
 from ups.training.folder import DONE
 from ups.training.ranks import asks_for_cpu
@@ -215,7 +216,7 @@ def _seconds(network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, bounda
     condition = torch.randn(rows, network.into.out_features, device=device)
 
     def forth() -> Tensor:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with autocast(precision, device):
             return network.out(network.backbone(network.into(x), condition, boundary))
 
     def fastest(action: Callable[[], object]) -> float:

@@ -25,6 +25,7 @@ from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearPosterior
 from ups.models.backbone import BACKBONES, TaskNetwork, zero_linear
 from ups.models.warm import take_maps
+from ups.precision import autocast
 from ups.tasks import described_task
 from ups.training.checkpoint import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
@@ -204,7 +205,7 @@ class Corrector(TaskNetwork):
             vector = (self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts)
                       + at)
             tokens = torch.cat([x.float(), condition.tokens], -1)
-            with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            with autocast(self.precision, x.device):
                 hidden = self.backbone(head.into(tokens), vector, head.boundary, condition.name)
             return head.out(hidden.float())
 

@@ -13,6 +13,7 @@ mixing on one level measured better than a U-shape with attention on every task 
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,17 +90,25 @@ class LocalMixing(nn.Module):
         self.weight = nn.Parameter(torch.randn(width, 1, kernel_size) / kernel_size)
 
     def forward(self, x: Tensor, boundary: str) -> Tensor:
-        # a channels-last image to the convolution: on a CPU five times as fast as lines
-        h = x.movedim(-1, 1) if x.ndim > 3 else x.movedim(-1, 1).unsqueeze(2)
-        ndim, weight, total = h.ndim - 2, self.weight.to(x.dtype), 0.0
-        width, _, kernel_size = weight.shape
-        convolve, pad = (nn.functional.conv3d if ndim == 3 else nn.functional.conv2d), nn.functional.pad
-        for axis, end in enumerate(along(boundary, x.ndim - 2)[::-1]):   # from the last, as nn.functional.pad
-            mode = {PERIODIC: "circular", DIRICHLET: "constant"}.get(end, "replicate")
-            pads, sizes = [0] * (2 * ndim), [1] * ndim
-            pads[2 * axis : 2 * axis + 2], sizes[ndim - 1 - axis] = (self.side, self.side), kernel_size
-            total = total + convolve(pad(h, pads, mode=mode), weight.view(width, 1, *sizes), groups=width)
-        return total.movedim(1, -1).reshape(x.shape)
+        # along every axis the convolution of channels-last images, views of x: on a CPU five times as fast as
+        # of lines, and twice as of volumes
+        batch, *tokens, width = x.shape
+        side, weight, total = self.side, self.weight.to(x.dtype), 0.0
+        for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
+            before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
+            is_last = axis == len(tokens) - 1   # images (num, before, n, width), else (num, n, after, width)
+            h = x.reshape((batch, before, -1, width) if is_last else (batch * before, -1, after, width))
+            if end == PERIODIC:   # in a third of the time of nn.functional.pad
+                n, along_n = tokens[axis], 1 + is_last
+                h = torch.cat([h.narrow(along_n, n - side, side), h, h.narrow(along_n, 0, side)], along_n)
+                h = h.movedim(-1, 1)
+            else:
+                pads = (side, side, 0, 0) if is_last else (0, 0, side, side)
+                mode = "constant" if end == DIRICHLET else "replicate"
+                h = nn.functional.pad(h.movedim(-1, 1), pads, mode=mode)
+            kernel = weight[:, :, None] if is_last else weight[..., None]
+            total = total + nn.functional.conv2d(h, kernel, groups=width).movedim(1, -1).reshape(x.shape)
+        return total
 
 
 class Pointwise(nn.Module):

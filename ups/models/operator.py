@@ -24,6 +24,7 @@ from ups.models.bases.base import Known
 from ups.models.choose import load_base
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
 from ups.models.rollout import rollout
+from ups.precision import autocast
 from ups.training.checkpoint import load_stage
 
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
@@ -98,7 +99,7 @@ class Operator(TaskNetwork):
             return z_base, z_base
         scale = head.scale[known.index].view(-1, *[1] * (z.ndim - 1))
         history = z.movedim(1, -2).flatten(-2)
-        with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+        with autocast(self.precision, z.device):
             x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
             out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary, task))
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from ups.config import OptimConfig
+from ups.precision import has_bfloat16
 from ups.training.strategies import like, local, part, whole
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
@@ -32,13 +33,14 @@ UPDATE_RMS = 0.2  # of AdamW in practice (Liu et al. 2025, section 2.2)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """The orthogonal factor of each matrix of a stack (..., rows, columns), approximately, in bfloat16.
+    """The orthogonal factor of each matrix of a stack (..., rows, columns), approximately, in bfloat16 where
+    the device has such products.
 
     Singular values end in about [0.5, 1.5]. A stack is bitwise what torch.optim.Muon gives matrix by matrix,
     in half the time at 8 matrices of 96 x 192 on one CPU core.
     """
     a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16()
+    x = matrices.to(torch.bfloat16 if has_bfloat16(matrices.device.type) else torch.float32)
     is_tall = x.size(-2) > x.size(-1)
     if is_tall:
         x = x.mT

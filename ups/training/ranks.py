@@ -251,6 +251,7 @@ def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
         "device": str(device), "gpus": [torch.cuda.get_device_name(index) for index in gpus],
         "python": platform.python_version(), "torch": torch.__version__, "accelerate": version("accelerate"),
         "numpy": version("numpy"), "platform": platform.platform(), "cpus": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "git_revision": git("rev-parse", "HEAD"),
         "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
     }
