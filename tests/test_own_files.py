@@ -195,6 +195,10 @@ def test_a_well_file_says_all_of_itself(tmp_path):
     assert np.array_equal(found[:, :, 3], np.broadcast_to(u[0, 0], u.shape))
     assert np.array_equal(source.parameters, np.full((N, 1), 100.0))
     assert "layout: well" in describe_file(str(tmp_path / "a.h5"))
+    for none in ({}, []):   # what the user says stays, be it that there is none
+        alone = {"files": str(tmp_path / "a.h5"), "layout": "well", "parameters": none}
+        config = load_config(overlay(tmp_path, alone))
+        assert config.spec("ks").parameters == () and config.spec("ks").boundary == "periodic,no_flux"
 
 
 def test_a_task_of_its_own_travels_as_plain_values(tmp_path):

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ups.stored import Store
 
 WORDS = ("trajectory", "time", "channel", "component")   # of axes; any other is one of space
-# of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "")
+# of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "", null)
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "dt": 0.0, "times": "",
-    "parameters": {}, "positive": [], "conserved": [], "bounded": [], "symmetries": [], "vector": [],
+    "parameters": None, "positive": [], "conserved": [], "bounded": [], "symmetries": [], "vector": [],
     "hidden": False,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
@@ -78,7 +78,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
                           for axis, end in zip(axes, ends, strict=True)}
         is_steady = "time" not in sizes
         said |= _time(key, said, store, places, sizes, is_steady)
-        said["parameters"] = _parameters(key, said["parameters"], store, places, path)
+        said["parameters"] = _parameters(key, said["parameters"] or {}, store, places, path)
     still = [] if is_steady else [field for place in places if place.is_steady for field in place.fields]
     moving = [field for field in fields if field not in still and field not in said["inputs"]]
     if isinstance(said["bounded"], bool):
@@ -123,7 +123,7 @@ def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:
                     f"{', '.join(FOREIGN)}", f"Write it so; python prepare_data.py --describe {store.path} "
                                              f"helps.")
     found = FOREIGN[kind](store)
-    return {**said, **{name: said[name] or value for name, value in found.items() if name != "layout"},
+    return {**said, **{name: value for name, value in found.items() if said[name] == DEFAULTS[name]},
             "layout": found["layout"]}
 
 
