@@ -275,6 +275,7 @@ def test_the_benchmark_on_gpus_times_the_model_of_the_stage_without_its_data(con
 
 
 def test_the_benchmark_on_gpus_judges_precisions_by_the_same_weights_and_times_where_latents_lie(config, caches, monkeypatch):
+    monkeypatch.setattr("ups.precision.has_bfloat16", lambda kind: True)
     names = ["burgers1d", "darcy2d"]
     operator = operator_over(caches, {name: config.task[name].base[-1] for name in names})
     with torch.no_grad():

@@ -109,11 +109,11 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
     update, batch, inputs = ups.training.run.Run.update, Cache.batch, Cache.inputs
     step, read = [0], {}
 
-    def update_or_die(run: ups.training.run.Run, *rest):
+    def update_or_die(run: ups.training.run.Run, *rest, **options):
         step[0] = run.step
         if run.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return update(run, *rest)
+        return update(run, *rest, **options)
 
     def disturbed(draw):
         def call(residuals, split: str, *rest, **options):
