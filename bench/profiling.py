@@ -34,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ups.config import CONFIG_OPTIONS, ROOT, STAGES, load_config, read_command, run_script
 from ups.data.cache import Cache
 from ups.files import write_atomic
+from ups.precision import computed, in_words
 from ups.training.folder import finished_stage
 from ups.training.run import Run
 from ups.training.strategies import Agreed
@@ -203,7 +204,8 @@ def summary(stage: str, observed: Observed, peak_flops: float, peak_bytes: float
     step = sum(observed.seconds.values())
     lines = [f"{stage}: {1e3 * step:.1f} ms a step ({'processor time' if observed.run.device.type == 'cpu' else 'wall-clock'}, "
              f"mean of {observed.steps} from step {observed.first_step + observed.warm_up} on, {observed.run.train.batch_size} "
-             f"rows) on {observed.run.device}, {torch.get_num_threads()} thread(s), precision {observed.run.train.precision}"]
+             f"rows) on {observed.run.device}, {torch.get_num_threads()} thread(s), "
+             f"precision {in_words(observed.run.train.precision, observed.run.device)}"]
     lines += [f"  {name:24s} {1e3 * seconds:9.2f} ms  {seconds / step:6.1%}" for name, seconds in observed.seconds.items()]
     lines += [f"  {observed.flops / 1e9:.2f} GFLOP a step: {observed.flops / step / 1e9:.1f} GFLOP/s, "
               f"{observed.flops / step / peak_flops:.1%} of {peak_flops / 1e9:.1f} measured here",
@@ -232,8 +234,9 @@ def main() -> int:
         steps = max(getattr(config, stage).train.steps, seen)
         observe(stage, [*(["--config", arguments.config] if arguments.config else []), *arguments.overrides, *never,
                         f"run.root={root}", f"{stage}.train.steps={steps}"], observed)
-    dtype = torch.bfloat16 if observed.run.train.precision == "bf16" else torch.float32
-    text = summary(stage, observed, *peaks(observed.run.device, dtype, Clock(observed.run.device)))
+    run = observed.run
+    dtype = torch.bfloat16 if computed(run.train.precision, run.device) == "bf16" else torch.float32
+    text = summary(stage, observed, *peaks(run.device, dtype, Clock(run.device)))
     assert math.isfinite(observed.flops)
     write_atomic(out / "profile.txt", text + "\n")
     print(f"{text}\n{out / 'trace.json'}")

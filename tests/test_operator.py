@@ -45,6 +45,7 @@ from ups.models.loss import (
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
 from ups.models.windows import Windows, augment
+from ups.precision import in_words
 from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff
 from ups.training.optim import build_optimizer, scale_lr
 
@@ -208,6 +209,8 @@ def test_a_device_without_bfloat16_products_is_not_asked_for_them(monkeypatch):
         monkeypatch.setattr("ups.precision.has_bfloat16", lambda kind, has=has: has)
         same = torch.equal(rough.predict(z, "burgers1d", known)[0], exact.predict(z, "burgers1d", known)[0])
         assert same == (not has)
+        assert in_words("bf16", torch.device("cpu")).startswith("bf16" if has else "float32 (this cpu does not")
+        assert in_words("no", torch.device("cpu")) == "float32"
 
 
 @pytest.mark.parametrize(("name", "kind", "history"), [*HEADS, ("advection1d", "persistence", 1)])

@@ -22,6 +22,12 @@ def computed(precision: str, device: torch.device) -> str:
     return "bf16" if precision == "bf16" and has_bfloat16(device.type) else "float32"
 
 
+def in_words(precision: str, device: torch.device) -> str:
+    """`computed`, and why it is not what was asked for."""
+    found = computed(precision, device)
+    return f"{found} (this {device.type} does not multiply bf16)" if precision == "bf16" != found else found
+
+
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Inside, matrices are multiplied in bfloat16 if that is what `precision` comes to on the device."""
     is_on = computed(precision, device) == "bf16"

@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from ups.config import Config, OptimConfig, TrainConfig, to_dict
 from ups.files import file_hash, write_json
-from ups.precision import computed
+from ups.precision import in_words
 from ups.progress import Bar, position
 from ups.seeds import generator
 from ups.training.checkpoint import write_weights
@@ -143,7 +143,7 @@ class Run:
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(train.batch_size / self.world / self.standing.micro_batch)
         self.print(f"{position(self.stage)}: {self.directory} on {self.world} x {device}, precision "
-                   f"{computed(train.precision, self.device)}; batch {train.batch_size} = {self.world} "
+                   f"{in_words(train.precision, self.device)}; batch {train.batch_size} = {self.world} "
                    f"processes x {passes} passes of at most {self.standing.micro_batch}")
 
     def _write_start(self) -> None:
