@@ -50,13 +50,14 @@ from ups.models.bases.base import Known
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
+from ups.precision import computed
 from ups.tasks import get_task
 from ups.training.ranks import main_guard
 from ups.training.run import Run
 
 OUT = ROOT / "bench" / "out"
 WARM_UP = 4   # steps of each task that are not counted; compiled ones are compiled in the first
-PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = ("no", "bf16")
 TOPOLOGIES = {"cuda": {1: "single", 2: "2gpu", 4: "4gpu", 8: "8gpu"}, "cpu": {1: "cpu", 2: "cpu2"}}
 # the makers' data sheets, dense, per second: FLOP in float32 and bf16, bytes
 NOMINAL = {"H200": (67e12, 989e12, 4.8e12), "H100 PCIe": (51e12, 756e12, 2.0e12), "H100": (67e12, 989e12, 3.35e12),
@@ -90,8 +91,8 @@ def peaks(device: torch.device) -> dict[str, Any]:
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
     n, found = 8192 if is_gpu else 512, {"name": name}
-    for precision, dtype in PRECISIONS.items():
-        a = torch.randn(n, n, device=device, dtype=dtype)
+    for precision in PRECISIONS:
+        a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if computed(precision, device) == "bf16" else torch.float32)
         found[f"flop_{precision}"] = 2 * n**3 / seconds_of(partial(torch.matmul, a, a), device)
     source = torch.ones(2**28 if is_gpu else 2**23, device=device)
     target = torch.empty_like(source)

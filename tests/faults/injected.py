@@ -76,7 +76,8 @@ def in_loss(change: Callable[[Fault, Callable, slice, int], Any]) -> Callable[[F
     def install(fault: Fault) -> None:
         update = ups.training.run.Run.update
 
-        def changed(run: ups.training.run.Run, loss_function: Callable, size: int, *others: Any) -> bool:
+        def changed(run: ups.training.run.Run, loss_function: Callable, size: int, *others: Any,
+                    **options: Any) -> bool:
             calls = []
 
             def loss(rows: slice) -> tuple:
@@ -85,7 +86,7 @@ def in_loss(change: Callable[[Fault, Callable, slice, int], Any]) -> Callable[[F
                 is_time = is_time and len(calls) == fault.description.get("call", 1)
                 return change(fault, loss_function, rows, run) if is_time and fault.strike() else loss_function(rows)
 
-            return update(run, loss, size, *others)
+            return update(run, loss, size, *others, **options)
 
         ups.training.run.Run.update = changed
     return install
@@ -162,9 +163,9 @@ def full_disk(owner: type, name: str, room: Callable[[Any], int]) -> Callable[[F
 def in_loader(fault: Fault) -> None:
     update, gather, step = ups.training.run.Run.update, ups.data.cache._Latents.gather, [-1]
 
-    def noting(run: ups.training.run.Run, *arguments: Any) -> bool:
+    def noting(run: ups.training.run.Run, *arguments: Any, **options: Any) -> bool:
         step[0] = run.step
-        return update(run, *arguments)
+        return update(run, *arguments, **options)
 
     def failing(self: Any, *arguments: Any) -> torch.Tensor:
         if step[0] == fault.step and fault.strike():
@@ -194,7 +195,7 @@ def in_optimizer(fault: Fault) -> None:
     """Out of memory when some of the weights have been changed."""
     apply = ups.training.update.Updates._apply
 
-    def changed(updates: ups.training.update.Updates, factor: float) -> None:
+    def changed(updates: ups.training.update.Updates, *arguments: Any) -> None:
         if updates.standing.step == fault.step and fault.strike():
             adamw = updates.optimizer._step_adamw
 
@@ -203,7 +204,7 @@ def in_optimizer(fault: Fault) -> None:
                 raise torch.OutOfMemoryError("injected in the optimizer")
 
             updates.optimizer._step_adamw = failing
-        apply(updates, factor)
+        apply(updates, *arguments)
 
     ups.training.update.Updates._apply = changed
 
@@ -314,8 +315,8 @@ def note_digests(path: Path) -> None:
     """After every update: a digest of the weights, and the rows this rank was given."""
     update, close, found = ups.training.run.Run.update, ups.training.run.Run.close, {}
 
-    def noting(run: ups.training.run.Run, *arguments: Any) -> bool:
-        done = update(run, *arguments)
+    def noting(run: ups.training.run.Run, *arguments: Any, **options: Any) -> bool:
+        done = update(run, *arguments, **options)
         digest = hashlib.sha256()
         for parameter in run.model.parameters():
             digest.update(parameter.detach().reshape(-1).view(torch.uint8).numpy())
