@@ -86,7 +86,7 @@ def main() -> None:
     for step in run.steps():
         number, oldest = pool_number(step, section.pool_batches, seed)
         run.update(partial(loss_of, *given, step, number, oldest), batches.share,
-                   only=batches.task(number))
+                   only=batches.schedule.task(number))
         if run.is_due(train.validate_every) or run.step == tuned_from:
             with run.ema_weights():
                 found = validate(student, residuals, held_out, run.ranks)

@@ -50,7 +50,7 @@ def main() -> None:
     # ---- loop
     for step in run.steps():
         run.update(partial(loss_of, corrector, batches, section.noises, step), batches.share,
-                   only=batches.task(step))
+                   only=batches.schedule.task(step))
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 losses = validate(corrector, held_out, seed, run.ranks)

@@ -59,7 +59,7 @@ def main() -> None:
     # ---- loop
     for step in run.steps():
         run.update(partial(loss_of, network, batches, section.members, step), batches.share,
-                   only=batches.task(step))
+                   only=batches.schedule.task(step))
         if run.is_due(section.train.validate_every):
             with run.ema_weights():
                 found = validate(network, residuals, held_out, run.ranks)

@@ -92,7 +92,7 @@ def peaks(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
     n, found = 8192 if is_gpu else 512, {"name": name}
     for precision in PRECISIONS:
-        a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if computed(precision, device) == "bf16" else torch.float32)
+        a = torch.randn(n, n, device=device, dtype=computed(precision, device))
         found[f"flop_{precision}"] = 2 * n**3 / seconds_of(partial(torch.matmul, a, a), device)
     source = torch.ones(2**28 if is_gpu else 2**23, device=device)
     target = torch.empty_like(source)

@@ -235,8 +235,7 @@ def main() -> int:
         observe(stage, [*(["--config", arguments.config] if arguments.config else []), *arguments.overrides, *never,
                         f"run.root={root}", f"{stage}.train.steps={steps}"], observed)
     run = observed.run
-    dtype = torch.bfloat16 if computed(run.train.precision, run.device) == "bf16" else torch.float32
-    text = summary(stage, observed, *peaks(run.device, dtype, Clock(run.device)))
+    text = summary(stage, observed, *peaks(run.device, computed(run.train.precision, run.device), Clock(run.device)))
     assert math.isfinite(observed.flops)
     write_atomic(out / "profile.txt", text + "\n")
     print(f"{text}\n{out / 'trace.json'}")

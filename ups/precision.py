@@ -17,18 +17,19 @@ def has_bfloat16(kind: str) -> bool:
     return kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def computed(precision: str, device: torch.device) -> str:
-    """What `precision`, "no" or "bf16", comes to on a device: "float32" or "bf16"."""
-    return "bf16" if precision == "bf16" and has_bfloat16(device.type) else "float32"
+def computed(precision: str, device: torch.device) -> torch.dtype:
+    """What `precision`, "no" or "bf16", comes to on a device."""
+    return torch.bfloat16 if precision == "bf16" and has_bfloat16(device.type) else torch.float32
 
 
 def in_words(precision: str, device: torch.device) -> str:
     """`computed`, and why it is not what was asked for."""
-    found = computed(precision, device)
-    return f"{found} (this {device.type} does not multiply bf16)" if precision == "bf16" != found else found
+    if computed(precision, device) == torch.bfloat16:
+        return "bf16"
+    return "float32" + f" (this {device.type} does not multiply bf16)" * (precision == "bf16")
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Inside, matrices are multiplied in bfloat16 if that is what `precision` comes to on the device."""
-    is_on = computed(precision, device) == "bf16"
+    is_on = computed(precision, device) == torch.bfloat16
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_on)

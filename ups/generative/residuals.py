@@ -366,10 +366,6 @@ class Batches:
                                                       for name, source in residuals.items()})
         self.share = len(self.batch(0))
 
-    def task(self, step: int) -> str:
-        """The task of a step, the same on all ranks."""
-        return self.schedule.task(step)
-
     def batch(self, step: int) -> Batch:
         """This rank's share of a step's batch."""
         return self.schedule.batch(step).share(self.ranks.rank, self.ranks.world)

@@ -53,13 +53,14 @@ def take_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
     else of `sibling`, else the mean of the parent's."""
     given = parent.state_dict()
     for name, tensor in network.state_dict().items():
+        task = task_of(name)
         if is_trunk(name):
             tensor.copy_(given[name])
         elif name.startswith("backbone."):
-            before, after = name.split(f".{task_of(name)}.")
-            known = task_of(name) if task_of(name) in parent.names else sibling
-            of = [known] if known else parent.names
-            tensor.copy_(torch.stack([given[f"{before}.{task}.{after}"] for task in of]).mean(0))
+            known = task if task in parent.names else sibling
+            parts = [given[name.replace(f".own.{task}.", f".own.{other}.")]
+                     for other in ([known] if known else parent.names)]
+            tensor.copy_(torch.stack(parts).mean(0))
 
 
 def take_maps(head: nn.Module, parent: nn.Module) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from ups.config import OptimConfig
-from ups.precision import has_bfloat16
+from ups.precision import computed
 from ups.training.strategies import like, local, part, whole
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
@@ -40,7 +40,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     in half the time at 8 matrices of 96 x 192 on one CPU core.
     """
     a, b, c = NEWTON_SCHULZ
-    x = matrices.to(torch.bfloat16 if has_bfloat16(matrices.device.type) else torch.float32)
+    x = matrices.to(computed("bf16", matrices.device))
     is_tall = x.size(-2) > x.size(-1)
     if is_tall:
         x = x.mT
