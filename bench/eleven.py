@@ -9,7 +9,8 @@ Every column is trained for the same processor seconds of one thread, its settin
 bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours (all bases), fno, unet, and each
 correcting a coarse solver (ours_correction, ..; bench/correction.py), with the settings that were found without it. A result is
 kept in bench/results/TASK.json as soon as it is there, with the revision that made it; what is there for the same data, seed,
-time and search is not run again.
+time, search and kind of processor is not run again. Settings that a search found on one processor serve on another; seconds
+of two do not compare, and the tables never do.
 Long rollouts start from other states and go over three times the horizon that was trained on.
 """
 
@@ -129,11 +130,16 @@ def is_other_numerics(config: Config, task: str) -> bool:
     return task in NUMERICS and config.data.source == "own"
 
 
+def processor(device: str) -> str:
+    """What a second of this machine is worth depends on: the GPU, else the instructions that torch uses of the CPU."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else torch.backends.cpu.get_cpu_capability()
+
+
 def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
-    """The settings that a search found for the family of a column, with another seed or column; None before any."""
-    family = family_of(key["column"])
+    """The settings that a search found for the family of a column, with another seed, column or processor; None before any."""
+    family, apart = family_of(key["column"]), {"column": "", "seed": 0, "processor": ""}
     alike = [entry for entry in record["entries"] if family_of(entry["key"]["column"]) == family
-             and entry["key"] | {"column": "", "seed": 0} == key | {"column": "", "seed": 0}]
+             and entry["key"] | apart == key | apart]
     if not alike:
         return None
     return alike[0]["settings"] if family == "ours" else Settings(**alike[0]["settings"])
@@ -144,7 +150,7 @@ def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column
     if not is_up_to_date(config, task)[0]:
         build_cache(config, task, progress=False)
     key = {"column": column, "seed": seed, "data": identity(config, task), "budget_s": args.budget,
-           "search_s": args.search or SEARCH * args.budget, "clock": args.clock}
+           "search_s": args.search or SEARCH * args.budget, "clock": args.clock, "processor": processor(args.device)}
     if has(read(task), key):
         print(f"{task} {column} seed {seed}: there", flush=True)
         return

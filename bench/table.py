@@ -26,9 +26,16 @@ CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
 
 def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Task -> what bench/eleven.py kept of it."""
+    """Task -> what bench/eleven.py kept of it on one kind of processor: the one with most results, of equal ones the latest."""
     records = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
-    return {record["task"]: record for record in records if "entries" in record and "task" in record}
+    return {record["task"]: of_one_processor(record) for record in records if "entries" in record and "task" in record}
+
+
+def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
+    kinds = [entry["key"]["processor"] for entry in record["entries"]]
+    chosen = max(reversed(kinds), key=kinds.count, default="")
+    entries = [entry for entry in record["entries"] if entry["key"]["processor"] == chosen]
+    return record | {"processor": chosen, "entries": entries}
 
 
 def rows(record: dict[str, Any], column: str) -> dict[int, dict[str, Any]]:
@@ -112,10 +119,12 @@ def judge_table(found: dict[str, dict[str, Any]]) -> str:
         return (record["task"], number(record["trivial"]["error"]), *(number(error(record, name)) for name in (
                     "ours_generic", "ours", "fno", "unet")),
                 number(ratio(record, "ours_generic", rivals), True), number(ratio(record, "ours", rivals), True),
-                *(corrects if TASKS[record["task"]].step else (NONE,) * 4), " ".join(map(str, seeds)) or MISSING)
+                *(corrects if TASKS[record["task"]].step else (NONE,) * 4), " ".join(map(str, seeds)) or MISSING,
+                record["processor"])
 
     return table(("task", "trivial", "ours, generic bases", "ours", "FNO", "U-Net", "generic / best", "ours / best",
-                  "ours corrects", "FNO corrects", "U-Net corrects", "ours / best", "seeds"), map(line, found.values()))
+                  "ours corrects", "FNO corrects", "U-Net corrects", "ours / best", "seeds", "processor"),
+                 map(line, found.values()))
 
 
 def long_table(found: dict[str, dict[str, Any]]) -> str:

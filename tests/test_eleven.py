@@ -135,7 +135,7 @@ def judged(tmp_path, monkeypatch):
     return runs, cache, tmp_path, searched
 
 
-def test_what_is_there_is_not_run_again_and_the_rest_goes_on(judged, capsys):
+def test_what_is_there_is_not_run_again_and_the_rest_goes_on(judged, capsys, monkeypatch):
     runs, cache, folder, searched = judged
     run = ["--task", "burgers1d", "--budget", "2", "--column", "ours"]
     eleven.main(run)
@@ -155,16 +155,21 @@ def test_what_is_there_is_not_run_again_and_the_rest_goes_on(judged, capsys):
     cache.fingerprint = "three"
     eleven.main([*run, "data.source=published"])
     assert len(runs) == 8 and not list(folder.glob("*.partial"))
+    num_searched = len(searched)
+    monkeypatch.setattr(eleven, "processor", lambda device: "another")
+    eleven.main(run)                                # is trained again there, by the settings that were found
+    assert len(runs) == 9 and len(searched) == num_searched
 
 
-def entry(column, seed, error, budget=180.0, **more):
-    return {"key": {"column": column, "seed": seed, "budget_s": budget}, "row": {
+def entry(column, seed, error, budget=180.0, processor="AVX2", **more):
+    return {"key": {"column": column, "seed": seed, "budget_s": budget, "processor": processor}, "row": {
         "error": error, "seconds": budget, "base": 0.4, **more}}
 
 
 def test_tables_are_means_over_common_seeds_and_say_what_is_missing():
     long = {"is_finite": True, "error": [0.1, 0.2, None], "persistence": [0.5, 0.6, 0.7]}
-    record = {"task": "cfd1d", "trivial": {"error": 0.6}, "data": {"grid": [128], "frames_scored": 31, "t_end": 1.0}, "entries": [
+    data = {"grid": [128], "frames_scored": 31, "t_end": 1.0}
+    record = {"task": "cfd1d", "processor": "AVX2", "trivial": {"error": 0.6}, "data": data, "entries": [
         entry("ours", 0, 0.02, long=long), entry("ours", 1, 0.04), entry("ours", 0, 9.0, budget=2.0), entry("fno", 0, 0.05),
         entry("fno", 1, 0.05), entry("unet", 0, 0.1), entry("unet", 1, None)]}
     assert table.error(record, "ours") == pytest.approx(0.03) and table.error(record, "ours_generic") is None
@@ -177,6 +182,17 @@ def test_tables_are_means_over_common_seeds_and_say_what_is_missing():
     assert lines.keys() == TASKS.keys()
     assert "| 1024, judged on 128 | 31 frames to t = 1 | 0.03 | 0.4 | 0.05 | diverged | 180 |" in lines["cfd1d"]
     assert lines["cfd2d"].count("| - ") == 5 and "| steady |" in lines["darcy2d"]
+
+
+def test_seconds_of_two_processors_are_never_compared(tmp_path):
+    """Fake refused: a fast machine's network beside the rivals of a slow one."""
+    fast = [entry("ours", 0, 0.001, processor="AVX512"), entry("ours", 1, 0.001, processor="AVX512")]
+    slow = [entry("ours", 0, 0.02), entry("fno", 0, 0.05)]
+    for entries, chosen, ours in ((fast + slow, "AVX2", 0.02), (slow + fast, "AVX512", 0.001), (fast[:1] + slow, "AVX2", 0.02)):
+        (tmp_path / "cfd1d.json").write_text(json.dumps({"task": "cfd1d", "entries": entries}))
+        found = table.results(tmp_path)["cfd1d"]
+        assert found["processor"] == chosen and table.error(found, "ours") == ours
+        assert (table.error(found, "fno") is None) == (chosen == "AVX512")
 
 
 def test_the_pages_are_what_the_results_and_the_registry_give():
