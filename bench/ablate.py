@@ -52,7 +52,8 @@ class PlainBlock(nn.Module):
         super().__init__()
         (own,) = block.own.values()
         width, hidden = own.down.out_features, 3 * own.down.in_features // 2
-        self.spectral, self.local, self.modulation = block.spectral, block.local, own.modulation
+        self.spectral, self.local = block.spectral, block.local
+        self.mixing, self.modulation = own.mixing, own.modulation
         self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
         self.up.weight.is_hidden_matrix = self.down.weight.is_hidden_matrix = True
 
@@ -60,7 +61,7 @@ class PlainBlock(nn.Module):
         shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
         shift1, scale1, gate1, shift2, scale2, gate2 = (m.view(shape) for m in self.modulation(condition).chunk(6, -1))
         h = F.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
-        x = x + gate1 * self.spectral(h, boundary)
+        x = x + gate1 * (self.mixing(h) if self.mixing is not None else self.spectral(h, boundary))
         h = F.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
         return x + gate2 * self.down(F.silu(self.up(h + self.local(h, boundary))))
 
@@ -111,9 +112,12 @@ class Attention(nn.Module):
 
 
 def replace(part: str, make: Callable[[int], nn.Module], operator: Operator) -> None:
-    """make(width) in place of `part` of every block."""
+    """make(width) in place of `part` of every block, of spectral mixing also in three dimensions."""
     for block in operator.backbone.blocks:
         setattr(block, part, make(operator.width))
+        for module in block.modules() if part == "spectral" else ():
+            if hasattr(module, "mixing"):
+                module.mixing = None
 
 
 def ungate(operator: Operator) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import typing
 
 import pytest
 import torch
 from torch import nn
 
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.config import ModelConfig
-from ups.models.backbone import ANY, BACKBONES, Block, FlatBackbone, LocalMixing, SpectralMixing
+from ups.models.backbone import ANY, BACKBONES, Block, BoxMixing, FlatBackbone, LocalMixing, SpectralMixing
 
 MODEL = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]
@@ -20,10 +21,14 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def awake(model: ModelConfig = MODEL) -> FlatBackbone:
+def flat(ndim: int = 2, boundary: str = PERIODIC) -> FlatBackbone:
+    return FlatBackbone(MODEL, {ANY: along(boundary, ndim)})
+
+
+def awake(ndim: int = 2, boundary: str = PERIODIC) -> FlatBackbone:
     """A backbone whose gates and shifts are not zero, as after training."""
     torch.manual_seed(0)
-    backbone = FlatBackbone(model)
+    backbone = flat(ndim, boundary)
     for block in backbone.blocks:
         for own in block.own.values():
             nn.init.normal_(own.modulation.weight, std=0.3)
@@ -73,10 +78,10 @@ def test_mixing_in_two_dimensions_is_the_sum_over_axes_of_that_in_one(mixing):
 
 
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
-def test_one_set_of_weights_runs_in_one_two_and_three_dimensions(boundary):
-    backbone, condition = awake(), noise(2, 8, seed=1)
+def test_one_set_of_weights_runs_in_one_and_two_dimensions_and_another_in_three(boundary):
+    planar, condition = awake(), noise(2, 8, seed=1)
     for grid in GRIDS:
-        x = noise(2, *grid, 8)
+        x, backbone = noise(2, *grid, 8), planar if len(grid) < 3 else awake(3, boundary)
         y = backbone(x, condition, boundary)
         assert y.shape == x.shape
         torch.testing.assert_close(y.square().mean(-1), torch.ones(2, *grid), rtol=1e-3, atol=1e-3)   # ends in an RMS norm
@@ -96,11 +101,12 @@ def test_a_field_constant_along_an_axis_stays_so_but_between_cold_walls():
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_a_periodic_field_may_be_shifted_before_or_after(grid):
-    backbone, x, condition = awake(), noise(2, *grid, 8), noise(2, 8, seed=1)
+    backbone, x, condition = awake(len(grid)), noise(2, *grid, 8), noise(2, 8, seed=1)
     shifts, axes = [3, -2, 1][: len(grid)], list(range(1, 1 + len(grid)))
     moved = backbone(torch.roll(x, shifts, axes), condition, PERIODIC)
     torch.testing.assert_close(moved, torch.roll(backbone(x, condition, PERIODIC), shifts, axes), rtol=1e-3, atol=1e-4)
-    walls = backbone(torch.roll(x, shifts, axes), condition, NO_FLUX)   # and only a periodic one
+    backbone = awake(len(grid), NO_FLUX)   # and only a periodic one
+    walls = backbone(torch.roll(x, shifts, axes), condition, NO_FLUX)
     assert (walls - torch.roll(backbone(x, condition, NO_FLUX), shifts, axes)).abs().max() > 0.05
 
 
@@ -110,14 +116,60 @@ def test_axes_may_be_swapped_before_or_after(boundary):
     x = noise(2, 7, 8, 8)
     torch.testing.assert_close(backbone(x.transpose(1, 2), condition, boundary),
                                backbone(x, condition, boundary).transpose(1, 2), rtol=1e-4, atol=1e-5)
-    x = noise(2, 4, 5, 6, 8)
-    torch.testing.assert_close(backbone(x.permute(0, 3, 1, 2, 4), condition, boundary),
-                               backbone(x, condition, boundary).permute(0, 3, 1, 2, 4), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("sizes", "modes"), [((6, 7, 8), 3), ((4, 7, 5), 3), ((9, 9, 9), 4)])
+def test_periodic_box_mixing_is_a_complex_matrix_per_wave_vector(sizes, modes):
+    """Against the FFT, of all waves that the tokens hold: those of 4 tokens are 0, 1 and -1."""
+    mixing, x = BoxMixing(6, modes, along(PERIODIC, 3)), noise(2, *sizes, 6)
+    x_hat = torch.fft.fftn(x, dim=(1, 2, 3))
+    y_hat, num = torch.zeros_like(x_hat), 0
+    for k, weight in zip(mixing.k.tolist(), torch.complex(*mixing.weight.detach()), strict=True):
+        if all(abs(wave) <= (n - 1) // 2 for wave, n in zip(k, sizes, strict=True)):
+            y_hat[:, *k] = x_hat[:, *k] @ weight
+            opposite, num = [-wave for wave in k], num + 1
+            if any(k):
+                y_hat[:, *opposite] = x_hat[:, *opposite] @ weight.conj()
+            else:   # the mean of a real field: the imaginary part has nothing to act on
+                y_hat[:, 0, 0, 0] = x_hat[:, 0, 0, 0] @ weight.real.to(weight.dtype)
+    assert 2 * num - 1 == math.prod(min(2 * modes - 1, 2 * ((n - 1) // 2) + 1) for n in sizes)
+    y = torch.fft.ifftn(y_hat, dim=(1, 2, 3))
+    torch.testing.assert_close(mixing(x), y.real, rtol=0, atol=1e-5)
+    assert float(y.imag.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("boundary", [NO_FLUX, "no_flux,periodic,outflow", "periodic,no_flux,periodic"])
+def test_box_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
+    """Even extension: the weight of a wave serves its mirror images alike, and its imaginary part acts along periodic axes."""
+    ends = along(boundary, 3)
+    mixing, x = BoxMixing(6, 3, ends), noise(2, 5, 6, 7, 6)
+    walls = [axis for axis, end in enumerate(ends, 1) if end != PERIODIC]
+    mirrored = x
+    for axis in walls:
+        mirrored = torch.cat([mirrored, mirrored.flip(axis)], axis)
+    both = BoxMixing(6, 3, along(PERIODIC, 3))
+    weight_of = {tuple(k): weight for k, weight in zip(mixing.k.tolist(), mixing.weight.detach().unbind(1), strict=True)}
+    with torch.no_grad():
+        for number, k in enumerate(both.k.tolist()):
+            like = tuple(abs(wave) if axis in walls else wave for axis, wave in enumerate(k, 1))
+            opposite = tuple(abs(wave) if axis in walls else -wave for axis, wave in enumerate(k, 1))
+            real, imag = weight_of[like] if like in weight_of else weight_of[opposite] * torch.tensor([1, -1]).view(2, 1, 1)
+            has_phase = any(wave for axis, wave in enumerate(k, 1) if axis not in walls)
+            both.weight[:, number] = torch.stack([real, imag * has_phase])
+    torch.testing.assert_close(mixing(x), both(mirrored)[:, :5, :6, :7], rtol=0, atol=1e-5)
+
+
+def test_a_network_of_volumes_alone_has_no_mixing_along_axes_and_one_of_all_has_both():
+    both = FlatBackbone(MODEL, {"burgers1d": along(PERIODIC, 1), "cfd3d": along(PERIODIC, 3)})
+    names = {name for name, _ in both.named_parameters() if name.startswith("blocks.0") and "weight" in name}
+    assert {"blocks.0.spectral.weight", "blocks.0.own.cfd3d.mixing.weight"} <= names
+    assert "blocks.0.own.burgers1d.mixing.weight" not in names
+    assert not [name for name, _ in flat(3).named_parameters() if "spectral" in name]
 
 
 def test_at_the_start_blocks_do_nothing_and_the_condition_is_not_seen():
     torch.manual_seed(0)
-    backbone, x = FlatBackbone(MODEL), noise(2, 7, 8, 8)
+    backbone, x = flat(), noise(2, 7, 8, 8)
     for block in backbone.blocks:
         assert torch.equal(block(x, noise(2, 8), PERIODIC), x)
     assert torch.equal(backbone(x, noise(2, 8), PERIODIC), torch.nn.functional.rms_norm(x, (8,)))
@@ -125,14 +177,15 @@ def test_at_the_start_blocks_do_nothing_and_the_condition_is_not_seen():
     assert (woken(x, noise(2, 8), PERIODIC) - woken(x, noise(2, 8, seed=1), PERIODIC)).abs().max() > 0.05
 
 
+@pytest.mark.parametrize("grid", [(7, 8), (5, 6, 7)])
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
-def test_every_parameter_gets_a_gradient_after_one_update(boundary):
+def test_every_parameter_gets_a_gradient_after_one_update(boundary, grid):
     torch.manual_seed(0)
-    backbone = FlatBackbone(MODEL)
+    backbone = flat(len(grid), boundary)
     optimizer = torch.optim.SGD(backbone.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        (backbone(noise(2, 7, 8, 8), noise(2, 8, seed=1), boundary) * noise(2, 7, 8, 8, seed=2)).sum().backward()
+        (backbone(noise(2, *grid, 8), noise(2, 8, seed=1), boundary) * noise(2, *grid, 8, seed=2)).sum().backward()
         optimizer.step()
     for name, parameter in backbone.named_parameters():
         assert torch.isfinite(parameter.grad).all() and parameter.grad.abs().amax() > 0, name
@@ -143,7 +196,7 @@ def test_every_parameter_gets_a_gradient_after_one_update(boundary):
 
 def test_the_gated_mlp_is_that_of_the_formula():
     """Block of width 1 with both gates 1 and no mixing: x + down(silu(a) b), (a, b) = up(norm x), by hand."""
-    block = Block(1, 2, 3, 1.0)
+    block = Block(1, 2, 3, 1.0, {ANY: (PERIODIC,)})
     with torch.no_grad():
         block.spectral.weight.zero_()
         block.local.weight.zero_()
@@ -159,8 +212,9 @@ def test_the_gated_mlp_is_that_of_the_formula():
 
 def test_tasks_share_what_mixes_tokens_and_have_what_is_done_at_a_token():
     torch.manual_seed(0)
-    backbone, x, condition = FlatBackbone(MODEL, ["advection1d", "burgers1d"]), noise(2, 7, 8, 8), noise(2, 8, seed=1)
-    alone = (torch.manual_seed(0), FlatBackbone(MODEL))[1].state_dict()
+    both = {"advection1d": (PERIODIC,), "burgers1d": (PERIODIC,)}
+    backbone, x, condition = FlatBackbone(MODEL, both), noise(2, 7, 8, 8), noise(2, 8, seed=1)
+    alone = (torch.manual_seed(0), flat())[1].state_dict()
     for name, value in backbone.state_dict().items():   # all begin as the one of a single task
         assert torch.equal(value, alone[name.replace("advection1d", ANY).replace("burgers1d", ANY)]), name
     for block in backbone.blocks:
@@ -190,7 +244,7 @@ def test_bfloat16_is_close_to_float32(boundary):
 
 
 def test_only_the_matrices_of_the_mlps_are_for_muon():
-    flagged = {name for name, p in FlatBackbone(MODEL).named_parameters() if getattr(p, "is_hidden_matrix", False)}
+    flagged = {name for name, p in flat().named_parameters() if getattr(p, "is_hidden_matrix", False)}
     assert flagged == {f"blocks.{i}.own.any.{part}.weight" for i in range(2) for part in ("up", "down")}
 
 
@@ -198,7 +252,7 @@ def test_only_the_matrices_of_the_mlps_are_for_muon():
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
 def test_the_backbone_takes_any_grid_and_boundary_and_keeps_the_shape(grid, boundary):
     x = noise(2, *grid, 8)
-    y = FlatBackbone(MODEL)(x, noise(2, 8, seed=1), boundary)
+    y = flat(len(grid), boundary)(x, noise(2, 8, seed=1), boundary)
     assert y.shape == x.shape and y.isfinite().all()
 
 

@@ -23,7 +23,7 @@ from bench.search import Trial, search
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config import ModelConfig, load_config
 from ups.evaluation.bench_rows import data_key, find_bench_rows
-from ups.models.backbone import FlatBackbone
+from ups.models.backbone import ANY, FlatBackbone
 from ups.models.choose import choose_base
 from ups.tasks import get_task
 from ups.training.optim import EMA, split_parameters
@@ -559,6 +559,8 @@ def test_what_is_tried_fits_the_schema_and_the_grid(searched):
     plane = tune.our_changes(config, dataclasses.replace(problem(ndim=2), name="shallow_water2d"))
     assert plane[1]["operator.train.batch_size"] == 4 and "base" in str(plane[-1])   # the dearest last
     assert tune.our_starts(problem(ndim=2)) == [plane[1]]
+    volume, bare = tune.our_starts(problem(ndim=3, size=4))
+    assert volume == plane[1] and bare["task.toy.patch"] == 2 and bare["operator.model.width"] == 48
     for model in ("fno", "unet"):  # the built-in lists are valid settings
         assert len(tune.rival_changes(model, problem())) > 10 < len(tune.rival_changes(model, problem(True, 2)))
         assert len(tune.rival_changes(model, problem(ndim=3, size=4))) > 10
@@ -640,7 +642,8 @@ def test_every_variant_trains_all_its_weights(name, ticking, monkeypatch):
     (("no_gate", "no_spectral", "no_local"), (0,))])
 def test_a_part_that_was_taken_out_carries_nothing_from_token_to_token(names, seen):
     torch.manual_seed(0)
-    backbone = FlatBackbone(ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=3, mlp_ratio=2.0))
+    model = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=3, mlp_ratio=2.0)
+    backbone = FlatBackbone(model, {ANY: (PERIODIC,)})
     for name in names:
         ablate.MODIFIED[name](types.SimpleNamespace(backbone=backbone, width=8))
     for name, parameter in backbone.named_parameters():
@@ -666,7 +669,7 @@ def test_the_other_variants_change_what_their_names_say():
     read = {name: ablate.configure(name, None, SMALL).operator for name in ablate.VARIANTS}
     assert [read[name].model.width for name in ("standard", "width_x0.5", "width_x1.5")] == [8, 4, 12]
     assert [read[name].model.depth for name in ("standard", "depth_x0.5", "depth_x1.5")] == [2, 1, 3]
-    model, block = torch.nn.Linear(2, 2), FlatBackbone(read["standard"].model).blocks[0]
+    model, block = torch.nn.Linear(2, 2), FlatBackbone(read["standard"].model, {ANY: (PERIODIC,)}).blocks[0]
     last = EMA(model, read["no_ema"].optim.ema_decay)
     torch.nn.init.normal_(model.weight)
     last.update()

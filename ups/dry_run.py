@@ -26,7 +26,7 @@ from ups.data.download import is_verified
 from ups.data.generate import num_done
 from ups.files import partial_path
 from ups.generative.corrector import Corrector
-from ups.models.backbone import BACKBONES, task_of
+from ups.models.backbone import backbone_of, task_of
 from ups.models.operator import Operator
 from ups.precision import autocast
 from ups.tasks import get_task
@@ -81,9 +81,14 @@ def print_training_plan(config: Config, stage: str) -> None:
     with torch.device("meta"):   # what the tasks share, and a row of the embedding each
         shared = (Operator if stage == "operator" else Corrector)(
             {"model": to_dict(model), "precision": train.precision, "tasks": []})
-    own = [p for network, _ in networks for key, p in network.named_parameters()
-           if task_of(key) or not key.startswith("backbone.")]
-    count = sum(p.numel() for p in [*shared.parameters(), *own]) + len(names) * model.width
+    own, trunk = [], {}
+    for key, parameter in (pair for network, _ in networks for pair in network.named_parameters()):
+        if task_of(key) or not key.startswith("backbone."):
+            own.append(parameter)
+        else:
+            trunk[key] = parameter
+    rest = [p for key, p in shared.named_parameters() if not key.startswith("backbone.")]
+    count = sum(p.numel() for p in [*rest, *trunk.values(), *own]) + len(names) * model.width
     state = STATE_COPIES * 4 * count
     # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4
     # bytes each
@@ -199,7 +204,7 @@ def _network(config: Config, name: str, model: ModelConfig,
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
         inputs = (settings.history + 1 + settings.bundle) * dim + 3 * outputs
-    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": BACKBONES[model.kind](model),
+    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": backbone_of(model, task),
                           "out": nn.Linear(model.width, outputs)}), tuple(tokens)
 
 

@@ -38,6 +38,36 @@ def sine(n: int) -> Tensor:
     return _waves(torch.sin, 1, n)
 
 
+def box(ends: Sequence[str], modes: int) -> Tensor:
+    """(K, axes), integer: wave numbers of the waves that go along all axes together, below `modes` on each:
+    half of those with signs along periodic axes, for k and -k are one wave; along the others 0 .. modes - 1.
+    """
+    sides = [torch.arange((1 - modes) * (end == PERIODIC), modes) for end in ends]
+    k = torch.cartesian_prod(*sides).view(-1, len(ends))
+    round_ = k[:, [end == PERIODIC for end in ends]] if PERIODIC in ends else k[:, :0]
+    value = (round_ * (2 * modes) ** torch.arange(round_.shape[1])).sum(1)   # its sign: the last one's not 0
+    return k[value >= 0]
+
+
+def box_rows(k: Tensor, sizes: Sequence[int], ends: Sequence[str]) -> Tensor:
+    """Rows (2, K, prod(sizes)), float64, of the wave numbers k (K, axes) of `box`: cosines, then sines, of
+    the phase along the periodic axes, times the cosines of the others; (1, K, ..) where none is periodic.
+
+    Orthonormal where every |k| is below half of a periodic size and below the others'. The sine of no phase
+    is a row of zeros.
+    """
+    phase = torch.zeros(len(k), 1, dtype=torch.float64)
+    height = torch.ones_like(phase)
+    for axis, (n, end) in enumerate(zip(sizes, ends, strict=True)):
+        turn = torch.arange(n, dtype=torch.float64) * k[:, axis, None] * (2 * math.pi / n)
+        turn, wall = (turn, torch.ones_like(turn)) if end == PERIODIC else (0 * turn, cosine(n)[k[:, axis]])
+        phase = (phase[:, :, None] + turn[:, None]).flatten(1)
+        height = (height[:, :, None] * wall[:, None]).flatten(1)
+    rows = torch.stack([height * phase.cos(), height * phase.sin()][: 1 + (PERIODIC in ends)])
+    norm = rows.norm(dim=-1, keepdim=True)
+    return torch.where(norm > 1e-6, rows / norm.clamp_min(1e-6), torch.zeros_like(rows))
+
+
 def _waves(wave: Callable[[Tensor], Tensor], first: int, n: int) -> Tensor:
     """The n rows of wave numbers from `first` on: 0, which is scaled apart, or 1, where the last one is."""
     k, j = torch.arange(first, n + first, dtype=torch.float64), torch.arange(n, dtype=torch.float64)

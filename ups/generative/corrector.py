@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearPosterior
-from ups.models.backbone import BACKBONES, TaskNetwork, zero_linear
+from ups.models.backbone import TaskNetwork, backbone_of, zero_linear
 from ups.models.warm import take_maps
 from ups.precision import autocast
 from ups.tasks import described_task
@@ -94,7 +94,8 @@ class CorrectorHead(nn.Module):
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
         super().__init__()
-        self.name, self.boundary = description["name"], described_task(description).boundary
+        task = described_task(description)
+        self.name, self.boundary = task.name, task.boundary
         dim, num_conditions = description["dim"], description["num_conditions"]
         for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
                                   ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0),
@@ -105,7 +106,7 @@ class CorrectorHead(nn.Module):
         self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
-        self.gaussian = BACKBONES[model.kind](model)
+        self.gaussian = backbone_of(model, task)
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
         self.out = zero_linear(model.width, dim)

@@ -1,20 +1,21 @@
 """The network shared by all tasks: token grids of 1, 2 or 3 dimensions, any boundary.
 
-Nothing in a block knows the dimension: global mixing is a spectral convolution along each axis in turn,
-summed (factorised Fourier operator, Tran et al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine
-modes if not), local mixing a depthwise convolution along each axis, and a gated MLP (Shazeer 2020, arXiv
-2002.05202) mixes channels. AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters,
-time step and boundary.
+Global mixing is a spectral convolution along each axis in turn, summed (factorised Fourier operator, Tran et
+al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not), in three dimensions one along all
+axes together, of fewer modes (Fourier neural operator, Li et al. 2021, arXiv 2010.08895): there the sum over
+axes learns next to nothing, in two both do as well (docs/results.md). Local mixing is a depthwise convolution
+along each axis, and a gated MLP (Shazeer 2020, arXiv 2002.05202) mixes channels. AdaLN-zero (Peebles and Xie
+2023, arXiv 2212.09748) brings in task, parameters, time step and boundary.
 
-What mixes tokens is shared by the tasks; what is done at a token, the MLP and the modulation, is each task's
-own: error of one model of eleven tasks over eleven models' at equal time 0.97, all shared 1.24
-(docs/results.md). Flat, without token merging or attention: at equal time spectral mixing on one level
-measured better than a U-shape with attention on every task tried.
+What mixes tokens along axes is shared by the tasks; what is done at a token, the MLP and the modulation, and
+mixing in three dimensions are each task's own: error of one model of eleven tasks over eleven models' at
+equal time 0.97, all shared 1.24 (docs/results.md). Flat, without token merging or attention: at equal time
+spectral mixing on one level measured better than a U-shape with attention on every task tried.
 """
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,13 @@ from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC, along
 from ups.config import ModelConfig
-from ups.spectral import cosine, fourier_pairs
+from ups.spectral import box, box_rows, cosine, fourier_pairs
+from ups.tasks import Task, described_task
 
 ANY = "any"   # of a network of one task that needs no name
+VOLUME = 3    # dimensions in which all axes are mixed together
+BOX = 3       # modes along an axis there; 4 are not better at equal time
+Ends = tuple[str, ...]   # the boundary of each axis of a task
 
 
 def task_of(name: str) -> str | None:
@@ -72,12 +77,49 @@ class SpectralMixing(nn.Module):
             basis = self._basis(len(h), end == PERIODIC, x)                        # (1 or 2, modes, n)
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
             hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
-            real, imag = self.weight[0, :modes], self.weight[1, :modes]
-            # x_hat = c - i s, so y = W x_hat has cosine part Wr c + Wi s, sine Wr s - Wi c
-            c, s = hat[0], hat[-1]
-            hat = c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
+            hat = convolved(hat, self.weight[0, :modes], self.weight[1, :modes])
             total = total + (flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis)
         return total
+
+
+def convolved(hat: Tensor, real: Tensor, imag: Tensor) -> Tensor:
+    """W x_hat, mode by mode: hat (2, modes, rows, width), x_hat = c - i s, or (1, ..), c alone, to that
+    of (2 or 1 times modes, rows, width)."""
+    c, s = hat[0], hat[-1]   # W x_hat has the cosine part Wr c + Wi s and the sine part Wr s - Wi c
+    return c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
+
+
+class BoxMixing(nn.Module):
+    """A convolution along all axes together, diagonal in its low modes: y_k = W_k x_k over the wave vectors k
+    of `ups.spectral.box`; weight (2, K, width, width), real and imaginary part, those of a task with these
+    ends."""
+
+    def __init__(self, width: int, modes: int, ends: Ends):
+        super().__init__()
+        self.ends, self.k = ends, box(ends, modes)
+        self.weight = nn.Parameter(torch.randn(2, len(self.k), width, width) / width)
+        self._kept: dict[tuple, tuple[Tensor, Tensor | None]] = {}
+
+    def _rows(self, tokens: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(rows of those waves that the tokens hold, which these are; None: all)."""
+        key = (*tokens, like.device)
+        if key not in self._kept:
+            most = torch.tensor([(n - 1) // 2 if end == PERIODIC else n - 1
+                                 for n, end in zip(tokens, self.ends, strict=True)])
+            fits = (self.k.abs() <= most).all(1)
+            rows = box_rows(self.k[fits], tokens, self.ends).float().to(like.device)
+            self._kept[key] = rows, None if fits.all() else fits.nonzero()[:, 0].to(like.device)
+        return self._kept[key]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, *tokens, width) to the same shape."""
+        batch, *tokens, width = x.shape
+        rows, kept = self._rows(tokens, x)
+        weight = self.weight if kept is None else self.weight[:, kept]
+        flat = rows.flatten(0, 1).expand(batch, -1, -1)
+        hat = flat.bmm(x.flatten(1, -2)).view(batch, *rows.shape[:2], width).permute(1, 2, 0, 3)
+        hat = convolved(hat, *weight.unbind(0)).transpose(0, 1)   # (batch, 1 or 2 times K, width)
+        return flat.mT.bmm(hat).view(x.shape)
 
 
 class LocalMixing(nn.Module):
@@ -127,33 +169,40 @@ class Pointwise(nn.Module):
 
 class Block(nn.Module):
     """x += gate * mixing(norm x), then x += gate * MLP(norm x + local), gates and shifts set by the
-    condition; the mixings are shared, the rest is each task's own and begins as the first's."""
+    condition; mixing along axes is shared, the rest is each task's own, where it is pointwise begins as the
+    first's."""
 
-    def __init__(self, width: int, modes: int, kernel_size: int, mlp_ratio: float,
-                 tasks: Sequence[str] = (ANY,)):
+    def __init__(self, width: int, modes: int, kernel_size: int, mlp_ratio: float, tasks: Mapping[str, Ends]):
         super().__init__()
-        self.spectral, self.local = SpectralMixing(width, modes), LocalMixing(width, kernel_size)
+        is_shared = any(len(ends) < VOLUME for ends in tasks.values())
+        self.spectral = SpectralMixing(width, modes) if is_shared else None
+        self.local = LocalMixing(width, kernel_size)
         first = Pointwise(width, mlp_ratio)
         self.own = nn.ModuleDict({task: copy.deepcopy(first) for task in tasks})
-        for own in self.own.values():
+        for task, own in self.own.items():
             # for Muon, see ups/training/optim.py
             own.up.weight.is_hidden_matrix = own.down.weight.is_hidden_matrix = True
+            is_volume = len(tasks[task]) == VOLUME
+            own.mixing = BoxMixing(width, min(modes, BOX), tasks[task]) if is_volume else None
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         own, shape = self.own[task], (x.shape[0], *[1] * (x.ndim - 2), -1)
         shift1, scale1, gate1, shift2, scale2, gate2 = (m.view(shape)
                                                         for m in own.modulation(condition).chunk(6, -1))
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
-        x = x + gate1 * self.spectral(h, boundary)
+        x = x + gate1 * (own.mixing(h) if own.mixing is not None else self.spectral(h, boundary))
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
         return x + gate2 * own(h + self.local(h, boundary))
 
 
 class FlatBackbone(nn.Module):
     """Blocks over tokens, all on one level: x (batch, *tokens, width), a condition (batch, width), a boundary
-    and one of its tasks to (batch, *tokens, width)."""
+    and one of its tasks to (batch, *tokens, width).
 
-    def __init__(self, model: ModelConfig, tasks: Sequence[str] = (ANY,)):
+    tasks: of each the boundary of each axis.
+    """
+
+    def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends]):
         super().__init__()
         self.blocks = nn.ModuleList(Block(model.width, model.modes, model.kernel_size, model.mlp_ratio, tasks)
                                     for _ in range(model.depth))
@@ -164,8 +213,13 @@ class FlatBackbone(nn.Module):
         return nn.functional.rms_norm(x, x.shape[-1:])
 
 
-# Every kind is made from a ModelConfig and names of tasks, and called as FlatBackbone is.
+# Every kind is made from a ModelConfig and the ends of tasks, and called as FlatBackbone is.
 BACKBONES: dict[str, type[nn.Module]] = {"flat": FlatBackbone}
+
+
+def backbone_of(model: ModelConfig, task: Task) -> nn.Module:
+    """A backbone for one task that needs no name."""
+    return BACKBONES[model.kind](model, {ANY: along(task.boundary, task.ndim)})
 
 
 class TaskNetwork(nn.Module):
@@ -183,7 +237,8 @@ class TaskNetwork(nn.Module):
         self.description, self.precision, self.width = description, description["precision"], model.width
         self.names = [task["name"] for task in tasks]
         self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
-        self.backbone = BACKBONES[model.kind](model, self.names)
+        self.backbone = BACKBONES[model.kind](model, {task.name: along(task.boundary, task.ndim)
+                                                      for task in map(described_task, tasks)})
         self.task_embedding = nn.Parameter(torch.randn(len(tasks), model.width) * 0.02)
         for name, parameter in self.named_parameters():
             if (task := task_of(name)) is not None:

@@ -1,6 +1,6 @@
 """The operator: latents of the past to latents of the next frames, for every task in one network.
 
-    z_next = keep( bound( encode( base(decode z) ) + scale * network(z, base, condition) ) )
+    z_next = restore( encode( base(decode z) ) + scale * network(z, base, condition) )
 
 The base (ups/models/bases/) is cheap and chosen per task; the network is shared, sees the history
 and the base's answer and learns what the base leaves, in units of `scale`, the base's own residual on
@@ -104,7 +104,7 @@ class Operator(TaskNetwork):
             out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary, task))
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         z_full = z_base + head.description["network_share"] * scale * change
-        return head.keep_latents(head.bound(z_full), z[:, -1]), z_base
+        return head.restore(z_full, z[:, -1]), z_base
 
     def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
         """One call from raw parameters (batch, P): (batch, bundle, *tokens, dim)."""

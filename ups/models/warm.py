@@ -50,17 +50,23 @@ def is_trunk(name: str) -> bool:
 @torch.no_grad()
 def take_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = None) -> None:
     """Copy what tasks share, and give each task its own parts of the blocks: the parent's of the same name,
-    else of `sibling`, else the mean of the parent's."""
+    else of `sibling`, else the mean of the parent's. Mixing that no task of the parent has, for it is of
+    other dimensions or boundaries, stays as it is."""
     given = parent.state_dict()
     for name, tensor in network.state_dict().items():
-        task = task_of(name)
+        task, is_mixing = task_of(name), ".mixing." in name or ".spectral." in name
         if is_trunk(name):
-            tensor.copy_(given[name])
+            sources = [name]
         elif name.startswith("backbone."):
             known = task if task in parent.names else sibling
-            parts = [given[name.replace(f".own.{task}.", f".own.{other}.")]
-                     for other in ([known] if known else parent.names)]
-            tensor.copy_(torch.stack(parts).mean(0))
+            sources = [name.replace(f".own.{task}.", f".own.{other}.")
+                       for other in ([known] if known else parent.names)]
+        else:
+            continue
+        if is_mixing:
+            sources = [other for other in sources if other in given and given[other].shape == tensor.shape]
+        if sources:
+            tensor.copy_(torch.stack([given[other] for other in sources]).mean(0))
 
 
 def take_maps(head: nn.Module, parent: nn.Module) -> str:
