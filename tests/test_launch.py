@@ -173,6 +173,7 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
     master, slave = os.openpty()
 
     def lead() -> None:   # the leader of a session whose terminal this is
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)   # the tests may run under nohup
         os.setsid()
         os.close(os.open(os.ttyname(slave), os.O_RDWR))
 
