@@ -51,7 +51,7 @@ from ups.training.optim import build_optimizer, scale_lr
 
 MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
 HEADS = [("burgers1d", "transport", 2), ("darcy2d", "elliptic", 1), ("diff_react2d", "propagator", 2)]
-VALUES = {"advection1d": (0.1, 0.4), "burgers1d": (0.01, 0.1, 1.0), "darcy2d": (1.0,), "diff_react2d": ()}
+VALUES = {"advection1d": (0.1, 0.4), "burgers1d": (0.01, 0.1, 1.0), "darcy2d": (1.0,), "diff_react2d": (), "cfd3d": (0.1,)}
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
