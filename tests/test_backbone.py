@@ -124,7 +124,7 @@ def test_periodic_box_mixing_is_a_complex_matrix_per_wave_vector(sizes, modes):
     mixing, x = BoxMixing(6, modes, along(PERIODIC, 3)), noise(2, *sizes, 6)
     x_hat = torch.fft.fftn(x, dim=(1, 2, 3))
     y_hat, num = torch.zeros_like(x_hat), 0
-    for k, weight in zip(mixing.k.tolist(), torch.complex(*mixing.weight.detach()), strict=True):
+    for k, weight in zip(mixing.k, torch.complex(*mixing.weight.detach()), strict=True):
         if all(abs(wave) <= (n - 1) // 2 for wave, n in zip(k, sizes, strict=True)):
             y_hat[:, *k] = x_hat[:, *k] @ weight
             opposite, num = [-wave for wave in k], num + 1
@@ -148,9 +148,9 @@ def test_box_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
     for axis in walls:
         mirrored = torch.cat([mirrored, mirrored.flip(axis)], axis)
     both = BoxMixing(6, 3, along(PERIODIC, 3))
-    weight_of = {tuple(k): weight for k, weight in zip(mixing.k.tolist(), mixing.weight.detach().unbind(1), strict=True)}
+    weight_of = {k: weight for k, weight in zip(mixing.k, mixing.weight.detach().unbind(1), strict=True)}
     with torch.no_grad():
-        for number, k in enumerate(both.k.tolist()):
+        for number, k in enumerate(both.k):
             like = tuple(abs(wave) if axis in walls else wave for axis, wave in enumerate(k, 1))
             opposite = tuple(abs(wave) if axis in walls else -wave for axis, wave in enumerate(k, 1))
             real, imag = weight_of[like] if like in weight_of else weight_of[opposite] * torch.tensor([1, -1]).view(2, 1, 1)

@@ -559,7 +559,7 @@ def test_what_is_tried_fits_the_schema_and_the_grid(searched):
     plane = tune.our_changes(config, dataclasses.replace(problem(ndim=2), name="shallow_water2d"))
     assert plane[1]["operator.train.batch_size"] == 4 and "base" in str(plane[-1])   # the dearest last
     assert tune.our_starts(problem(ndim=2)) == [plane[1]]
-    volume, bare = tune.our_starts(problem(ndim=3, size=4))
+    bare, volume = tune.our_starts(problem(ndim=3, size=4))
     assert volume == plane[1] and bare["task.toy.patch"] == 2 and bare["operator.model.width"] == 48
     for model in ("fno", "unet"):  # the built-in lists are valid settings
         assert len(tune.rival_changes(model, problem())) > 10 < len(tune.rival_changes(model, problem(True, 2)))

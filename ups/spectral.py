@@ -4,6 +4,7 @@ Dense matrices on purpose: axes of tokens and cells are short (16 to 1024), and 
 modes that are kept is faster than a transform of all of them, on CPU and on GPU, and works in bf16.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -38,29 +39,31 @@ def sine(n: int) -> Tensor:
     return _waves(torch.sin, 1, n)
 
 
-def box(ends: Sequence[str], modes: int) -> Tensor:
-    """(K, axes), integer: wave numbers of the waves that go along all axes together, below `modes` on each:
-    half of those with signs along periodic axes, for k and -k are one wave; along the others 0 .. modes - 1.
-    """
-    sides = [torch.arange((1 - modes) * (end == PERIODIC), modes) for end in ends]
-    k = torch.cartesian_prod(*sides).view(-1, len(ends))
-    round_ = k[:, [end == PERIODIC for end in ends]] if PERIODIC in ends else k[:, :0]
-    value = (round_ * (2 * modes) ** torch.arange(round_.shape[1])).sum(1)   # its sign: the last one's not 0
-    return k[value >= 0]
+def box(ends: Sequence[str], modes: int) -> list[tuple[int, ...]]:
+    """Wave numbers along each axis of the waves that go along all axes together, below `modes` on each: half
+    of those with signs along periodic axes, for k and -k are one wave; along the others 0 .. modes - 1."""
+    sides = [range((1 - modes) * (end == PERIODIC), modes) for end in ends]
+
+    def is_kept(k: tuple[int, ...]) -> bool:   # the last that has a sign and is not 0 is above it
+        signed = [wave for wave, end in zip(k, ends, strict=True) if end == PERIODIC and wave]
+        return not signed or signed[-1] > 0
+
+    return [k for k in itertools.product(*sides) if is_kept(k)]
 
 
-def box_rows(k: Tensor, sizes: Sequence[int], ends: Sequence[str]) -> Tensor:
-    """Rows (2, K, prod(sizes)), float64, of the wave numbers k (K, axes) of `box`: cosines, then sines, of
-    the phase along the periodic axes, times the cosines of the others; (1, K, ..) where none is periodic.
+def box_rows(k: Sequence[tuple[int, ...]], sizes: Sequence[int], ends: Sequence[str]) -> Tensor:
+    """Rows (2, K, prod(sizes)), float64, of K of the waves of `box`: cosines, then sines, of the phase along
+    the periodic axes, times the cosines of the others; (1, K, ..) where none is periodic.
 
     Orthonormal where every |k| is below half of a periodic size and below the others'. The sine of no phase
     is a row of zeros.
     """
     phase = torch.zeros(len(k), 1, dtype=torch.float64)
     height = torch.ones_like(phase)
-    for axis, (n, end) in enumerate(zip(sizes, ends, strict=True)):
-        turn = torch.arange(n, dtype=torch.float64) * k[:, axis, None] * (2 * math.pi / n)
-        turn, wall = (turn, torch.ones_like(turn)) if end == PERIODIC else (0 * turn, cosine(n)[k[:, axis]])
+    for waves, n, end in zip(zip(*k, strict=True), sizes, ends, strict=True):
+        turn = torch.outer(*(torch.tensor(part, dtype=torch.float64) for part in (waves, range(n))))
+        turn *= 2 * math.pi / n
+        turn, wall = (turn, torch.ones_like(turn)) if end == PERIODIC else (0 * turn, cosine(n)[list(waves)])
         phase = (phase[:, :, None] + turn[:, None]).flatten(1)
         height = (height[:, :, None] * wall[:, None]).flatten(1)
     rows = torch.stack([height * phase.cos(), height * phase.sin()][: 1 + (PERIODIC in ends)])

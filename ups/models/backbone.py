@@ -104,11 +104,13 @@ class BoxMixing(nn.Module):
         """(rows of those waves that the tokens hold, which these are; None: all)."""
         key = (*tokens, like.device)
         if key not in self._kept:
-            most = torch.tensor([(n - 1) // 2 if end == PERIODIC else n - 1
-                                 for n, end in zip(tokens, self.ends, strict=True)])
-            fits = (self.k.abs() <= most).all(1)
-            rows = box_rows(self.k[fits], tokens, self.ends).float().to(like.device)
-            self._kept[key] = rows, None if fits.all() else fits.nonzero()[:, 0].to(like.device)
+            most = [(n - 1) // 2 if end == PERIODIC else n - 1
+                    for n, end in zip(tokens, self.ends, strict=True)]
+            kept = [number for number, k in enumerate(self.k)
+                    if all(abs(wave) <= limit for wave, limit in zip(k, most, strict=True))]
+            rows = box_rows([self.k[number] for number in kept], tokens, self.ends).float().to(like.device)
+            is_all = len(kept) == len(self.k)
+            self._kept[key] = rows, None if is_all else torch.tensor(kept, device=like.device)
         return self._kept[key]
 
     def forward(self, x: Tensor) -> Tensor:
