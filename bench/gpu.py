@@ -50,7 +50,7 @@ from ups.models.bases.base import Known
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
-from ups.precision import computed
+from ups.precision import computed, in_words
 from ups.tasks import get_task
 from ups.training.ranks import main_guard
 from ups.training.run import Run
@@ -81,17 +81,23 @@ def seconds_of(action: Callable[[], object], device: torch.device, repeats: int 
     return min(times[1:])
 
 
+def precisions(device: torch.device) -> tuple[str, ...]:
+    """Those of PRECISIONS that a device computes in; another would be float32 by another name."""
+    return tuple(precision for precision in PRECISIONS if precision == "no" or computed(precision, device) == torch.bfloat16)
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peaks(device: torch.device) -> dict[str, Any]:
-    """FLOP per second of a product of matrices in both precisions and bytes per second of a copy, measured; the name."""
+    """FLOP per second of a product of matrices in every precision that the device has and bytes per second of a copy, measured;
+    the name."""
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
     n, found = 8192 if is_gpu else 512, {"name": name}
-    for precision in PRECISIONS:
+    for precision in precisions(device):
         a = torch.randn(n, n, device=device, dtype=computed(precision, device))
         found[f"flop_{precision}"] = 2 * n**3 / seconds_of(partial(torch.matmul, a, a), device)
     source = torch.ones(2**28 if is_gpu else 2**23, device=device)
@@ -321,11 +327,15 @@ def main() -> None:
         return
     config, device, not_run = load_config(options.config, overrides), torch.device(options.device), []
     machine, rows, costs = peaks(device), [], {}
-    print(f"{machine['name']}: {machine['flop_no'] / 1e12:.3g} TFLOP/s in float32, {machine['flop_bf16'] / 1e12:.3g} in bf16, "
-          f"{machine['bytes'] / 1e9:.4g} GB/s; the maker's: {machine['nominal'] or 'unknown'}", flush=True)
+    reached = ", ".join(f"{machine[f'flop_{precision}'] / 1e12:.3g} TFLOP/s in {in_words(precision, device)}"
+                        for precision in precisions(device))
+    print(f"{machine['name']}: {reached}, {machine['bytes'] / 1e9:.4g} GB/s; the maker's: {machine['nominal'] or 'unknown'}",
+          flush=True)
+    has_both = precisions(device) == PRECISIONS
+    not_run += [] if has_both else [f"bf16: it would be {in_words('bf16', device)}"]
     num_devices = torch.cuda.device_count() if device.type == "cuda" else len(os.sched_getaffinity(0))
     steps = len(config.data.tasks) * (WARM_UP + options.steps)
-    settings = [(world, precision, is_compiled) for world in options.processes for precision in PRECISIONS
+    settings = [(world, precision, is_compiled) for world in options.processes for precision in precisions(device)
                 for is_compiled in ([False] if options.eager else [False, True])]
     for world, precision, is_compiled in settings:
         what = f"{world} process(es), {precision}, {'compiled' if is_compiled else 'eager'}"
@@ -350,11 +360,12 @@ def main() -> None:
         print(f"{what}: {num / seconds:.4g} samples/s", flush=True)
     not_run += ["compiled: not asked for"] * options.eager
     result: dict[str, Any] = {"machine": machine, "rows": rows}
-    if options.run:
+    if options.run and has_both:
         result["accuracy"] = accuracy(config, Path(options.run), device)
         for name, one in result["accuracy"].items():
             apart = "its base answers" if one["apart"] is None else f"a call is {one['apart']:.2g} of the network's change apart"
             print(f"{name}: bf16 {one['bf16']}, float32 {one['no']}; {apart}")
+    if options.run:
         if device.type == "cuda":
             result["placed"] = placed(config, Path(options.run), device, options.steps)
             for name, one in result["placed"].items():
