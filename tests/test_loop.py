@@ -534,6 +534,28 @@ def test_a_loss_computes_in_the_precision_that_its_model_says(tmp_path):
     assert [y.dtype for y in found] == [torch.float32]
 
 
+def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
+    """Refused: the gradient of one task in the place, and then in the weights, of another."""
+    config = load_config(None, [f"run.root={tmp_path}", "operator.train.precision='no'"])
+    run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {})
+    model = torch.nn.ModuleDict({"trunk": torch.nn.Linear(2, 3), "a": torch.nn.Linear(3, 1), "b": torch.nn.Linear(3, 1)})
+    for task in ("a", "b"):
+        for parameter in model[task].parameters():
+            parameter.task = task
+    run.updates = Updates(model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
+
+    def loss(rows: slice) -> tuple:
+        return model["a"](model["trunk"](torch.ones(1, 2))).sum(), {}
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="of several tasks was told none; expected the task that its loss is of"):
+        run.updates.update(loss, 1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    run.updates.update(loss, 1, only="a")
+    same = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
+    assert same == {"b.weight", "b.bias"}
+
+
 def test_an_unknown_precision_is_refused(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}"])
     train = dataclasses.replace(config.operator.train, precision="fp16")

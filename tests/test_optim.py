@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from ups.config import load_config
-from ups.training.optim import EMA, MuonAdamW, build_optimizer, learning_rate, orthogonalize, scale_lr, split_parameters
+from ups.training.optim import (
+    EMA,
+    MuonAdamW,
+    build_optimizer,
+    learning_rate,
+    orthogonalize,
+    place_gradients,
+    scale_lr,
+    split_parameters,
+)
 
 OPTIM = load_config().operator.optim
 
@@ -173,6 +182,34 @@ def test_ema_state_round_trip_and_a_foreign_state_is_refused():
     assert copy_.num_updates == 1 and all(torch.equal(a, copy_.averages[n]) for n, a in ema.averages.items())
     with pytest.raises(ValueError, match="the saved average does not fit the model at .*expected the same parameters"):
         EMA(nn.Linear(2, 2), 0.9).load_state_dict(ema.state_dict())
+
+
+def test_gradients_of_tasks_share_a_place_and_each_tasks_are_those_of_its_loss_alone():
+    """Refused: a place so shared that one task's gradients are added to another's, or that shared ones lie in it."""
+    def network() -> nn.ModuleDict:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"trunk": nn.Linear(3, 4), "a": nn.Linear(4, 50), "b": nn.Linear(4, 7), "last": nn.Linear(2, 2)})
+        for task in ("a", "b"):
+            for parameter in model[task].parameters():
+                parameter.task = task
+        return model
+
+    model, alone, x = network(), network(), torch.randn(5, 3)
+    flat, ends = place_gradients(model, torch.device("cpu"), 6, is_by_task=True)
+    plain, whole = place_gradients(network(), torch.device("cpu"), 6)
+    shared, own = 16 + 4 * 16, {"a": 208 + 64, "b": 32 + 16}   # counts and each parameter up to a multiple of ALIGN
+    assert ends == {None: flat.numel(), "a": shared + own["a"], "b": shared + own["b"]} and flat.numel() == ends["a"]
+    assert whole == {None: plain.numel()} and plain.numel() == shared + sum(own.values())
+    for task in ("a", "b", "a"):
+        flat[:ends[task]].zero_(), alone.zero_grad()
+        for each in (model, alone):
+            each[task](each["trunk"](x)).square().sum().backward()
+        for part in ("trunk", task):
+            for one, other in zip(model[part].parameters(), alone[part].parameters(), strict=True):
+                assert torch.equal(one.grad, other.grad) and one.grad.data_ptr() >= flat.data_ptr()
+        assert float(flat[:ends[task]].norm()) == pytest.approx(float(torch.cat([
+            p.grad.flatten() for p in alone.parameters() if p.grad is not None]).norm()), rel=1e-6)
+        assert not flat[:6].any()
 
 
 def test_a_step_of_one_task_leaves_alone_what_is_another_tasks_own():

@@ -199,24 +199,40 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
     return MuonAdamW(list(groups.values()))
 
 
-def place_gradients(model: nn.Module, device: torch.device, num_counts: int) -> Tensor:
-    """One flat float32 buffer of zeros whose views the gradients of `model` are from now on; its last
-    `num_counts` are free.
+def aligned(length: int) -> int:
+    """Numbers of the flat buffer that `length` of them take."""
+    return -(-length // ALIGN) * ALIGN
 
-    Raises ValueError for a parameter that is not float32.
+
+def place_gradients(model: nn.Module, device: torch.device, num_counts: int,
+                    is_by_task: bool = False) -> tuple[Tensor, dict[str | None, int]]:
+    """One flat float32 buffer of zeros whose views the gradients of `model` are from now on, and up to where
+    a step needs it; its first `num_counts` are free.
+
+    is_by_task: what is a task's own (`parameter.task`) has its gradients where another's has, behind those of
+    what is shared, for a step has those of one task alone: {task: up to where they go, None: all}. Else
+    {None: all}. Raises ValueError for a parameter that is not float32.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    for parameter in parameters:
-        if parameter.dtype != torch.float32:
+    groups: dict[str | None, list[Tensor]] = {None: []}   # by task; None: shared
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
             raise ValueError(f"a parameter has type {parameter.dtype}; expected float32. Build the model in "
                              f"float32: bf16 belongs to train.precision, and a complex number is two.")
-    lengths = [local(p).numel() for p in parameters]
-    starts = [0, *itertools.accumulate(-(-length // ALIGN) * ALIGN for length in lengths)]
-    flat = torch.zeros(starts[-1] + num_counts, device=device)
-    for parameter, first, length in zip(parameters, starts[:-1], lengths, strict=True):
-        piece = flat[first : first + length].view(local(parameter).shape)
+        if parameter.requires_grad:
+            task = getattr(parameter, "task", None) if is_by_task else None
+            groups.setdefault(task, []).append(parameter)
+    first, places, ends = aligned(num_counts), [], {}
+    for task, members in groups.items():   # what is shared comes first
+        lengths = [aligned(local(p).numel()) for p in members]
+        starts = [*itertools.accumulate(lengths, initial=first)]
+        places += zip(members, starts[:-1], strict=True)
+        first, ends[task] = starts[-1] if task is None else first, starts[-1]
+    ends[None] = max(ends.values())
+    flat = torch.zeros(ends[None], device=device)
+    for parameter, start in places:
+        piece = flat[start : start + local(parameter).numel()].view(local(parameter).shape)
         parameter.grad = like(parameter, piece)
-    return flat
+    return flat, ends
 
 
 def learning_rate(step: int, total_steps: int, optim: OptimConfig) -> float:

@@ -165,7 +165,7 @@ class Agreed:
         return contextlib.nullcontext()
 
     def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        """What is summed over ranks after the passes: gradients with the counts behind them, or counts alone.
+        """What is summed over ranks after the passes: counts with the gradients behind them, or counts alone.
         """
         return buffer if self.is_agreed else counts
 

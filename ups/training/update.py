@@ -1,10 +1,10 @@
 """Updates: one optimizer over one model, the same on all ranks, whatever happened on one of them.
 
 With `Agreed` (ups/training/strategies.py) forward and backward pass contain no collective. Each update is one
-all-reduce: the flat gradient buffer with, behind it, the counts of ranks that were told to stop, ran out of
-memory or failed. All ranks then decide the same: step, skip (non-finite), halve the micro-batch and repeat
-the same batch, raise, or save and stop. docs/reliability.md has what it costs against DDP, and what every
-fault that was injected led to.
+all-reduce of a flat buffer: the counts of ranks that were told to stop, ran out of memory or failed, then the
+gradients of what the tasks share and of the batch's task's own. All ranks then decide the same: step, skip
+(non-finite), halve the micro-batch and repeat the same batch, raise, or save and stop. docs/reliability.md
+has what it costs against DDP, and what every fault that was injected led to.
 """
 
 import math
@@ -23,6 +23,7 @@ from ups.training import strategies
 from ups.training.folder import MEMORY
 from ups.training.optim import (
     EMA,
+    aligned,
     build_optimizer,
     learning_rate,
     place_gradients,
@@ -33,7 +34,7 @@ from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
 Meanwhile = Callable[[slice], object]   # what the host may do with the first rows of the next step
-STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # behind the gradients; summed over ranks
+STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # before the gradients; summed over ranks
 WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
 
@@ -118,12 +119,25 @@ class Updates:
         self.optimizer = build_optimizer(model, optim)
         self.optimizer.allocate()
         self.ema = EMA(model, optim.ema_decay)
-        self._buffer = place_gradients(model, ranks.device, SQUARES + 1)
-        self._gradients, self._counts = self._buffer[: -SQUARES - 1], self._buffer[-SQUARES - 1 :]
+        # of more tasks than one the own gradients share a place, where the sum over ranks is ours
+        tasks = {getattr(p, "task", None) for p in model.parameters()} - {None}
+        self._is_by_task = strategy.is_agreed and len(tasks) > 1
+        self._whole, self._ends = place_gradients(model, ranks.device, SQUARES + 1, self._is_by_task)
+        self._counts = self._whole[: SQUARES + 1]
+        self._begin(None)
+
+    def _begin(self, only: str | None) -> None:
+        """Of the buffer, what a step of this task needs: its own part and what is shared; None: all."""
+        self._buffer = self._whole[: self._ends.get(only, self._ends[None])]
+        self._gradients = self._buffer[aligned(SQUARES + 1) :]
 
     def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing,
                only: str | None = None) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
+        if self._is_by_task and only is None:
+            raise ValueError("an update of a model of several tasks was told none; expected the task that "
+                             "its loss is of, for gradients of tasks share a place. Call it with only=TASK.")
+        self._begin(only)
         step = self.standing.step
         metrics, counts, norm = self._try_until_it_fits(
             lambda: self._try(loss_function, size, f"computing step {step}", meanwhile),
@@ -181,7 +195,7 @@ class Updates:
 
     def _backward(self, loss_function: LossFunction, size: int,
                   meanwhile: Meanwhile = nothing) -> tuple[list, str | None]:
-        """Gradients of the sum over rows into the buffer, counts behind them; metrics and the cause of a
+        """Gradients of the sum over rows into the buffer, counts before them; metrics and the cause of a
         failure. `meanwhile` is called once a GPU has been told all of it.
         """
         self._buffer.zero_()
