@@ -233,9 +233,10 @@ def test_tasks_share_what_mixes_tokens_and_have_what_is_done_at_a_token():
     assert change_of("blocks.0.spectral.weight") == change_of("blocks.0.local.weight") == [True, True]
 
 
+@pytest.mark.parametrize("grid", [(7, 8), (5, 6, 7)])
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
-def test_bfloat16_is_close_to_float32(boundary):
-    backbone, x, condition = awake(), noise(2, 7, 8, 8), noise(2, 8, seed=1)
+def test_bfloat16_is_close_to_float32(boundary, grid):
+    backbone, x, condition = awake(len(grid), boundary), noise(2, *grid, 8), noise(2, 8, seed=1)
     exact = backbone(x, condition, boundary)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rough = backbone(x, condition, boundary)

@@ -2,10 +2,10 @@
 
 Global mixing is a spectral convolution along each axis in turn, summed (factorised Fourier operator, Tran et
 al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not), in three dimensions one along all
-axes together, of fewer modes (Fourier neural operator, Li et al. 2021, arXiv 2010.08895): there the sum over
-axes learns next to nothing, in two both do as well (docs/results.md). Local mixing is a depthwise convolution
-along each axis, and a gated MLP (Shazeer 2020, arXiv 2002.05202) mixes channels. AdaLN-zero (Peebles and Xie
-2023, arXiv 2212.09748) brings in task, parameters, time step and boundary.
+axes together, of fewer modes (Fourier neural operator, Li et al. 2021, arXiv 2010.08895): error of a minute
+of cfd3d 0.17 for the sum's 0.75, where in two dimensions both do as well (docs/log.md). Local mixing is a
+depthwise convolution along each axis, and a gated MLP (Shazeer 2020, arXiv 2002.05202) mixes channels.
+AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters, time step and boundary.
 
 What mixes tokens along axes is shared by the tasks; what is done at a token, the MLP and the modulation, and
 mixing in three dimensions are each task's own: error of one model of eleven tasks over eleven models' at
