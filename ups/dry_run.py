@@ -81,14 +81,11 @@ def print_training_plan(config: Config, stage: str) -> None:
     with torch.device("meta"):   # what the tasks share, and a row of the embedding each
         shared = (Operator if stage == "operator" else Corrector)(
             {"model": to_dict(model), "precision": train.precision, "tasks": []})
-    own, trunk = [], {}
-    for key, parameter in (pair for network, _ in networks for pair in network.named_parameters()):
-        if task_of(key) or not key.startswith("backbone."):
-            own.append(parameter)
-        else:
-            trunk[key] = parameter
-    rest = [p for key, p in shared.named_parameters() if not key.startswith("backbone.")]
-    count = sum(p.numel() for p in [*rest, *trunk.values(), *own]) + len(names) * model.width
+    weights = dict(shared.named_parameters())
+    for name, (network, _) in zip(names, networks, strict=True):
+        weights |= {f"{name}.{key}" if task_of(key) or not key.startswith("backbone.") else key: p
+                    for key, p in network.named_parameters()}
+    count = sum(p.numel() for p in weights.values()) + len(names) * model.width
     state = STATE_COPIES * 4 * count
     # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4
     # bytes each

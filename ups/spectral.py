@@ -23,9 +23,7 @@ def fourier_pairs(n: int, modes: int) -> Tensor:
     """
     angle = 2 * math.pi * torch.outer(torch.arange(modes, dtype=torch.float64),
                                       torch.arange(n, dtype=torch.float64)) / n
-    rows = torch.stack([angle.cos(), angle.sin()])
-    norm = rows.norm(dim=-1, keepdim=True)
-    return torch.where(norm > 1e-6, rows / norm.clamp_min(1e-6), torch.zeros_like(rows))
+    return _unit(torch.stack([angle.cos(), angle.sin()]))
 
 
 def cosine(n: int) -> Tensor:
@@ -66,7 +64,11 @@ def box_rows(k: Sequence[tuple[int, ...]], sizes: Sequence[int], ends: Sequence[
         turn, wall = (turn, torch.ones_like(turn)) if end == PERIODIC else (0 * turn, cosine(n)[list(waves)])
         phase = (phase[:, :, None] + turn[:, None]).flatten(1)
         height = (height[:, :, None] * wall[:, None]).flatten(1)
-    rows = torch.stack([height * phase.cos(), height * phase.sin()][: 1 + (PERIODIC in ends)])
+    return _unit(torch.stack([height * phase.cos(), height * phase.sin()][: 1 + (PERIODIC in ends)]))
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows of unit norm; those that are zero but for rounding as zeros."""
     norm = rows.norm(dim=-1, keepdim=True)
     return torch.where(norm > 1e-6, rows / norm.clamp_min(1e-6), torch.zeros_like(rows))
 

@@ -95,7 +95,7 @@ def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
         z_pred, tokens, facts = states.predict(window, known, drawn_error if lead else 0.0)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
         if head.task.own is not None:
-            z_next = head.restore(z_next, window[:, -1])
+            z_next = head.keep_latents(z_next, window[:, -1])
         if not is_conserved:
             return z_next
         return head.codec.encode(head.codec.normalise(conserve(head.task, head.physical(z_next), start)))

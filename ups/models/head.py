@@ -165,12 +165,16 @@ class TaskHead(nn.Module):
         change = correction(self.task, u, u_start) / self.codec.std
         return w + change[(...,) + (None,) * self.task.ndim]
 
+    def keep_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
+        """`keep` of latents (batch, T, *tokens, dim), as exactly as the codec holds a constant."""
+        return self._kept(self.codec.decode(z), z_start) if self.is_restored else z
+
     def restore(self, z: Tensor, z_start: Tensor) -> Tensor:
-        """Latents (batch, T, *tokens, dim) within `bound`, then with what `keep` keeps of z_start (batch,
-        *tokens, dim), as exactly as the codec holds a constant."""
-        if not self.is_restored:
-            return self.bound(z)
-        return self.codec.encode(self.keep(self._clamp(self.codec.decode(z)), self.codec.decode(z_start)))
+        """`bound` of latents, then `keep_latents`, decoded once."""
+        return self._kept(self._clamp(self.codec.decode(z)), z_start) if self.is_restored else self.bound(z)
+
+    def _kept(self, w: Tensor, z_start: Tensor) -> Tensor:
+        return self.codec.encode(self.keep(w, self.codec.decode(z_start)))
 
     def next_frame(self, u: Tensor, known: Known) -> Tensor:
         """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space)."""

@@ -209,18 +209,19 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int,
     """One flat float32 buffer of zeros whose views the gradients of `model` are from now on, and up to where
     a step needs it; its first `num_counts` are free.
 
-    is_by_task: what is a task's own (`parameter.task`) has its gradients where another's has, behind those of
-    what is shared, for a step has those of one task alone: {task: up to where they go, None: all}. Else
-    {None: all}. Raises ValueError for a parameter that is not float32.
+    is_by_task: where there are several tasks, what is one's own (`parameter.task`) has its gradients where
+    another's has, behind those of what is shared, for a step has those of one task alone: {task: up to where
+    they go, None: all}. Else {None: all}. Raises ValueError for a parameter that is not float32.
     """
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups: dict[str | None, list[Tensor]] = {None: []}   # by task; None: shared
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype != torch.float32:
+    for parameter in parameters:
+        if parameter.dtype != torch.float32:
             raise ValueError(f"a parameter has type {parameter.dtype}; expected float32. Build the model in "
                              f"float32: bf16 belongs to train.precision, and a complex number is two.")
-        if parameter.requires_grad:
-            task = getattr(parameter, "task", None) if is_by_task else None
-            groups.setdefault(task, []).append(parameter)
+        groups.setdefault(getattr(parameter, "task", None), []).append(parameter)
+    if not is_by_task or len(groups) <= 2:
+        groups = {None: parameters}
     first, places, ends = aligned(num_counts), [], {}
     for task, members in groups.items():   # what is shared comes first
         lengths = [aligned(local(p).numel()) for p in members]

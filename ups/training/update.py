@@ -119,10 +119,8 @@ class Updates:
         self.optimizer = build_optimizer(model, optim)
         self.optimizer.allocate()
         self.ema = EMA(model, optim.ema_decay)
-        # of more tasks than one the own gradients share a place, where the sum over ranks is ours
-        tasks = {getattr(p, "task", None) for p in model.parameters()} - {None}
-        self._is_by_task = strategy.is_agreed and len(tasks) > 1
-        self._whole, self._ends = place_gradients(model, ranks.device, SQUARES + 1, self._is_by_task)
+        # tasks' own gradients share a place where the sum over ranks is ours
+        self._whole, self._ends = place_gradients(model, ranks.device, SQUARES + 1, strategy.is_agreed)
         self._counts = self._whole[: SQUARES + 1]
         self._begin(None)
 
@@ -134,7 +132,7 @@ class Updates:
     def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing,
                only: str | None = None) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
-        if self._is_by_task and only is None:
+        if len(self._ends) > 1 and only is None:
             raise ValueError("an update of a model of several tasks was told none; expected the task that "
                              "its loss is of, for gradients of tasks share a place. Call it with only=TASK.")
         self._begin(only)
