@@ -142,7 +142,7 @@ def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Chan
              and entry["key"] | apart == key | apart]
     if not alike:
         return None
-    return alike[0]["settings"] if family == "ours" else Settings(**alike[0]["settings"])
+    return alike[0]["settings"] if family.startswith("ours") else Settings(**alike[0]["settings"])
 
 
 def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:

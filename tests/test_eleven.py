@@ -12,6 +12,7 @@ import torch
 
 from bench import eleven, numerics, table
 from bench.baselines import Trained
+from bench.networks import Settings
 from bench.score import Split
 from ups.config import load_config
 from ups.data.build_cache import open_sources
@@ -193,6 +194,18 @@ def test_seconds_of_two_processors_are_never_compared(tmp_path):
         found = table.results(tmp_path)["cfd1d"]
         assert found["processor"] == chosen and table.error(found, "ours") == ours
         assert (table.error(found, "fno") is None) == (chosen == "AVX512")
+
+
+@pytest.mark.parametrize(("column", "family"), [("ours", "ours"), ("ours_correction", "ours"), ("ours_generic", "ours_generic"),
+                                                ("fno_correction", "fno")])
+def test_settings_found_on_one_processor_serve_on_another(column, family):
+    """Fake refused: changes of a configuration taken for settings of a network, which failed only when ours trained with them."""
+    changes = {"task.cfd1d.patch": 2} if family.startswith("ours") else {"width": 16}
+    kept = entry(family, 0, 0.1, processor="AVX512") | {"settings": changes}
+    asked = entry(column, 1, 0.1)["key"]
+    found = eleven.found_before({"entries": [kept]}, asked)
+    assert found == changes if family.startswith("ours") else found == Settings(**changes)
+    assert eleven.found_before({"entries": [entry("unet", 0, 0.1)]}, asked) is None
 
 
 def test_the_pages_are_what_the_results_and_the_registry_give():
