@@ -34,7 +34,8 @@ CHECKPOINTS = (0.7, 0.85)  # shares of the budget, beside its end, at which vali
 class Problem:
     """All that a model is told about a task. Fields are physical, float32, (row, time, channel, *space).
 
-    train, val: the solution; steady tasks have one frame and `train_inputs`, `val_inputs` (row, 1, channel, *space).
+    train, val: the solution; num_moving: its first channels, which are predicted (0: all), the others stand still and are
+    given; steady tasks have one frame and `train_inputs`, `val_inputs` (row, 1, channel, *space).
     normalise, denormalise: physical to normalised fields and back; offset: what to add to a normalised channel to make it
     proportional to the physical one (mean / std), for relative losses; std: of every channel. is_symmetric: the symmetries
     of the line, square or cube map solutions to solutions; vector: the channels that are components along the axes and turn.
@@ -64,6 +65,7 @@ class Problem:
     std: Tensor | None = None
     step: Callable[[Tensor, Tensor], Tensor] | None = None
     train_step: Tensor | None = None
+    num_moving: int = 0
 
 
 @dataclass
@@ -160,6 +162,7 @@ class Trainer:
         self.parameters = self.scale_parameters(p.train_parameters).to(self.device)
         self.offset = p.offset.to(self.device)
         num_channels = self.u.shape[-1]
+        self.num_moving = p.num_moving or num_channels
         self.first = max(0, p.context - s.history) if s.is_scored_only and not p.is_steady else 0
         if p.is_steady:
             self.change = torch.ones(num_channels, device=self.device)
@@ -169,11 +172,11 @@ class Trainer:
             if p.step is not None:
                 before = self.coarse = channels_last(p.normalise(p.train_step), ndim).to(self.device)
             difference = self.u[:, self.first + 1 :] - before[:, self.first : -1]
-            self.change = difference.pow(2).flatten(0, -2).mean(0).sqrt().clamp(min=1e-12)
+            self.change = self.moving(difference).pow(2).flatten(0, -2).mean(0).sqrt().clamp(min=1e-12)
             in_channels = num_channels * (s.history + (p.step is not None))
         in_channels += self.parameters.shape[1]
         sizes = tuple(self.u.shape[2:-1])
-        self.net = NETWORKS[s.network](in_channels, num_channels, sizes, p.boundary, s).to(self.device)
+        self.net = NETWORKS[s.network](in_channels, self.num_moving, sizes, p.boundary, s).to(self.device)
         if s.network != "fno_library":
             last = [m for m in self.net.modules() if isinstance(m, (nn.Linear, nn.Conv2d, nn.Conv3d))][-1]
             nn.init.zeros_(last.weight)  # start from persistence (steady: from the mean field)
@@ -206,7 +209,12 @@ class Trainer:
             y = self.net(x)
         if self.problem.is_steady:
             return y.float()
-        return (window[:, -1] if coarse is None else coarse) + self.change * y.float()
+        last = window[:, -1] if coarse is None else coarse
+        return torch.cat((self.moving(last) + self.change * y.float(), last[..., self.num_moving :]), -1)
+
+    def moving(self, u: Tensor) -> Tensor:
+        """Of fields (..., channel) those that are predicted."""
+        return u[..., : self.num_moving]
 
     def batch(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Augmented window (batch, history, ...), targets (batch, num_steps, ...), parameters and coarse answer."""
@@ -252,22 +260,24 @@ class Trainer:
         if not p.vector:
             return fields
         source = list(range(len(p.std)))
-        sign, own = torch.ones(len(source)), list(p.vector)
-        for to, axis in zip(own, order, strict=True):
-            source[to], sign[to] = own[axis], 1 - 2 * (axes[axis] in flips)
+        sign = torch.ones(len(source))
+        for own in zip(*[iter(p.vector)] * p.ndim, strict=True):   # one vector after the other
+            for to, axis in zip(own, order, strict=True):
+                source[to], sign[to] = own[axis], 1 - 2 * (axes[axis] in flips)
         scale, offset = (sign * p.std[source] / p.std).to(self.device), self.offset
         return [(field[..., source] + offset[source]) * scale - offset for field in fields]
 
     def loss(self, pred: Tensor, target: Tensor, before: Tensor | None) -> Tensor:
         """Settings.loss of one frame, (batch, *space, channel); `before` is the true frame a step earlier."""
         space = tuple(range(1, pred.ndim - 1))
+        pred, target, before = (None if u is None else self.moving(u) for u in (pred, target, before))
         error = ((pred - target) / self.change).pow(2)
         if self.settings.loss == "mse":
             return error.mean()
         if self.settings.loss == "change" and before is not None:
             size = ((target - before) / self.change).pow(2).mean(space) + CHANGE_FLOOR**2
         else:
-            size = ((target + self.offset) / self.change).pow(2).mean(space)
+            size = ((target + self.moving(self.offset)) / self.change).pow(2).mean(space)
         return (error.mean(space).mean(-1) / size.mean(-1).clamp(min=1e-12)).sqrt().mean()
 
     def step(self, share: float) -> None:

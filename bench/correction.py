@@ -5,7 +5,7 @@ on that grid (data.source=generate without a stride), on half of it: means of tw
 model is shown its answer as one more frame and adds to it. The answers to the training frames are computed once, before the
 clock starts, for no model trains through the solver; rollouts call it. So all train one call at a time.
 
-Not for steady Darcy flow, and not for shallow water and the forced incompressible flow, whose fields are not the whole state.
+Not for steady Darcy flow, and not for shallow water, whose fields are not the whole state.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ import torch
 from bench.baselines import Problem, Trained
 from bench.compare import CORRECTED, clean, fit, settings_of
 from bench.networks import Settings
-from bench.numerics import CONFIG, GENERATOR, HORIZONS, NUMERICS, long_config, usual_settings
+from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
 from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.search import Changes
 from bench.tune import SEARCH, add_arguments, best_error, family_of, prepare
@@ -58,7 +58,8 @@ def long_split(config: Config, task: str) -> Split | None:
         attributes = spec.attributes(value)
         parameters += [[attributes[name] for name in spec.parameters]] * len(u[-1])
     joined = torch.cat(u)
-    return Split(joined[:, :context], joined[:, context:], torch.tensor(parameters, dtype=torch.float64).view(len(joined), -1),
+    return Split(joined[:, :context], spec.predicted(joined[:, context:]),
+                 torch.tensor(parameters, dtype=torch.float64).view(len(joined), -1),
                  torch.arange(len(u[0])).repeat(len(u)))
 
 
@@ -66,7 +67,7 @@ def long_split(config: Config, task: str) -> Split | None:
 def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, Any]:
     """Whether every number stays finite, and the pooled errors of the last frame of each horizon, beside persistence."""
     errors, _ = rollout(trained, split, batch_size)
-    still = Errors.of(split.given[:, -1:].expand_as(split.truth), split.truth)
+    still = Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)
     num_frames = split.truth.shape[1]
     marks = [num_frames * part // HORIZONS - 1 for part in range(1, HORIZONS + 1)]
 
@@ -120,8 +121,7 @@ def identity(config: Config, task: str) -> str:
     if not is_other_numerics(config, task):
         return open_cache(config, task).fingerprint
     wanted = config.task[task]
-    made = [generation_settings(task, GENERATOR, parameter=value, **usual_settings(config, task))
-            for value in wanted.parameters or [None]]
+    made = [generation_settings(task, parameter=value, **usual_settings(config, task)) for value in wanted.parameters or [None]]
     read = {key: getattr(wanted, key) for key in ("space_stride", "time_stride", "first_frame", "train_from", "reserve")}
     return value_hash([made, read, config.data.val_fraction, config.data.test_fraction])
 

@@ -29,12 +29,17 @@ from ups.metrics.spectra import rms
 
 @dataclass
 class Split:
-    """Physical fields of some rows. given: context frames, or the coefficient; truth: what is to be predicted."""
+    """Physical fields of some rows. given: context frames, or the coefficient; truth: what is to be predicted, of fields that
+    stand still nothing."""
 
     given: Tensor
     truth: Tensor
     parameters: Tensor
     groups: Tensor  # rows of one trajectory number share an initial condition: resampled together
+
+    def predicted(self, u: Tensor) -> Tensor:
+        """Of fields (row, time, channel, *space) those that `truth` has."""
+        return u[:, :, : self.truth.shape[2]]
 
 
 def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | None]:
@@ -60,7 +65,7 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
     for name in ("val", "test"):
         rows = cache.split[name]
         given, truth = (a[name], u[name]) if spec.is_steady else (u[name][:, :context], u[name][:, context:])
-        splits[name] = Split(given, truth, parameters[name], cache.trajectory[rows])
+        splits[name] = Split(given, spec.predicted(truth), parameters[name], cache.trajectory[rows])
     offset = torch.tensor([0.0 if field in spec.positive else float(mean / std) for field, mean, std in
                            zip(spec.fields, cache.tokenizer.mean, cache.tokenizer.std, strict=True)])
     problem = Problem(task, spec.ndim, spec.boundary, spec.is_steady, spec.is_symmetric, context,
@@ -69,7 +74,7 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
                       a["train"], a["val"], cache.input_tokenizer.normalise if spec.is_steady else None,
                       tuple(spec.fields.index(name) for name in spec.vector),
                       len({*zip(cache.tokenizer.space, along(spec.boundary, spec.ndim), spec.spans, strict=True)}) == 1,
-                      cache.tokenizer.std.clone())
+                      cache.tokenizer.std.clone(), num_moving=len(spec.moving))
     return problem, splits
 
 
@@ -143,7 +148,7 @@ def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, fl
         pred = trained.predict(split.given[rows], split.parameters[rows], truth.shape[1])
         if len(rows) == min(batch_size, len(split.truth)):
             times.append(1e3 * (time.perf_counter() - start) / (len(rows) * truth.shape[1]))
-        parts.append(Errors.of(pred, truth))
+        parts.append(Errors.of(split.predicted(pred), truth))
     joined = Errors(torch.cat([part.error for part in parts]), torch.cat([part.truth for part in parts]))
     return joined, sorted(times)[len(times) // 2]
 
@@ -154,7 +159,7 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
     parts, num_frames = [], split.truth.shape[1]
     for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)
-        parts.append(score(pred, split.truth[rows], cache.task.boundary))
+        parts.append(score(split.predicted(pred), split.truth[rows], cache.task.boundary))
     times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
     row = summarise_errors(merge(parts), config.evaluate.num_bootstrap, config.run.seed, times, 0, split.groups)
     return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
@@ -164,4 +169,4 @@ def trivial(problem: Problem, split: Split) -> tuple[str, Errors]:
     """Persistence of the last context frame; of a steady task, the mean solution of the training split."""
     if problem.is_steady:
         return "training mean", Errors.of(problem.train.mean(0, keepdim=True).expand_as(split.truth), split.truth)
-    return "persistence", Errors.of(split.given[:, -1:].expand_as(split.truth), split.truth)
+    return "persistence", Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)

@@ -14,7 +14,7 @@ from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.config import TaskConfig
 from ups.config.checks import BASES as RULES
 from ups.models.bases import BASES, Elliptic, Persistence, Propagator, Transport
-from ups.models.bases.base import Known
+from ups.models.bases.base import Base, Known
 from ups.models.bases.propagator import dictionary, monomials
 from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 from ups.tasks import burgers, darcy
@@ -323,24 +323,30 @@ def stay(u: torch.Tensor) -> torch.Tensor:
 
 SETTINGS = {"num_values": 2, "num_parameters": 1, "num_channels": 1, "num_inputs": 1, "space": [8, 8], "boundary": PERIODIC,
             "solver": "test_base:stay", "task": "heat", "positive": [], "names": [], "dt": 0.1, "degree": 2, "history": 2,
-            "reach": 3}
+            "reach": 3, "lengths": [1.0, 1.0], "vectors": [], "num_moving": 1}
+
+
+def built(kind: str) -> tuple[Base, torch.Tensor]:
+    """A base and a window that it may be shown; a flow needs a velocity."""
+    flow = {"num_channels": 2, "vectors": [[0, 1]], "num_moving": 2} if kind == "flow" else {}
+    base = BASES[kind](**SETTINGS | flow)
+    return base, noise(3, 2, 2 if flow else 1, 8, 8)
 
 
 @pytest.mark.parametrize("kind", BASES)
 def test_a_base_is_built_from_any_bases_settings_and_is_learnt_where_it_has_weights(kind):
-    base = BASES[kind](**SETTINGS)
+    base, u = built(kind)
     assert base.kind == kind
     assert base.is_learnt == any(True for _ in base.parameters()) and (base.lr_factor < 1) == base.is_learnt
-    u = noise(3, 2, 1, 8, 8)
-    assert base(u, known(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == (3, 1, 8, 8)
+    assert base(u, known(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == u[:, -1].shape
 
 
 @pytest.mark.parametrize("kind", BASES)
 def test_a_call_asks_the_device_for_no_number(kind):
     """On torch's meta device there are none: item(), tolist(), bool() or nonzero() of a tensor would raise."""
-    base = BASES[kind](**SETTINGS).to("meta")
+    base, u = built(kind)
     of = Known(torch.zeros(3, 1, device="meta"), torch.tensor([1, 0, 1], device="meta"))
-    assert base(noise(3, 2, 1, 8, 8).to("meta"), of).shape == (3, 1, 8, 8)
+    assert base.to("meta")(u.to("meta"), of).shape == u[:, -1].shape
     with pytest.raises((RuntimeError, NotImplementedError)):
         of.index.unique().tolist()
 

@@ -16,7 +16,7 @@ import torch
 from toy_codec import fit_codec
 
 from bench import ablate, baselines, compare, correction, networks, ours, score, tune
-from bench.baselines import Problem, Trainer
+from bench.baselines import Problem, Trained, Trainer
 from bench.networks import Settings, settings_for
 from bench.score import Errors
 from bench.search import Trial, search
@@ -261,6 +261,28 @@ def test_axes_that_differ_are_not_exchanged_and_only_periodic_ones_are_shifted()
     assert {tuple(frame.sum(0).flatten().round(decimals=3).tolist()) for frame in window.flatten(0, 1)} <= columns
     trainer.problem = dataclasses.replace(p, is_symmetric=True)
     assert all(trainer.symmetry(window)[0].shape == window.shape for _ in range(9))
+
+
+def test_a_network_is_shown_what_stands_still_and_neither_predicts_it_nor_is_scored_by_it():
+    p = problem()
+    still = p.train[:, :1].expand_as(p.train)
+    p = dataclasses.replace(p, train=torch.cat([p.train, still], 2), val=torch.cat([p.val, p.val[:, :1].expand_as(p.val)], 2),
+                offset=torch.zeros(2 * p.train.shape[2]), num_moving=p.train.shape[2])
+    trainer = Trainer(p, Settings(**{**TINY, "batch_size": 16, "lr": 1e-2}), seed=0)
+    window, targets, parameters, _ = trainer.batch(1)
+    for _ in range(3):
+        trainer.step(0.5)
+    num = p.num_moving
+    pred = trainer.advance(window, parameters)
+    assert torch.equal(pred[..., num:], window[:, -1, ..., num:]) and not torch.equal(pred[..., :num], window[:, -1, ..., :num])
+    assert not torch.equal(pred, trainer.advance(torch.cat([window[..., :num], 0 * window[..., num:]], -1), parameters))   # shown
+    far = torch.cat([targets[:, 0, ..., :num], 1e3 + targets[:, 0, ..., num:]], -1)
+    assert torch.equal(trainer.loss(pred, targets[:, 0], None), trainer.loss(pred, far, None))
+    found = trainer.predict(p.val[:2, :10], p.val_parameters[:2], 3)
+    assert torch.equal(found[:, :, num:], p.val[:2, :3, num:])
+    split = score.Split(p.val[:, :10], p.val[:, 10:, :num], p.val_parameters, torch.arange(len(p.val)))
+    errors, _ = score.rollout(Trained(lambda given, values, count: 0 * p.val[: len(given), :count], 0, 0, 0.0, 0.0), split, 4)
+    assert errors.error.shape[2] == num and torch.equal(errors.error, errors.truth)   # nothing predicted
 
 
 def test_symmetries_move_all_fields_alike():

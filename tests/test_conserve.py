@@ -9,7 +9,7 @@ from toy_codec import fit_codec
 
 from ups.evaluation.forecast import drift
 from ups.models import choose
-from ups.models.conserve import conserve, correction
+from ups.models.conserve import conserve, correction, given
 from ups.models.head import TaskHead, describe_tokenizer
 from ups.models.operator import Operator
 from ups.tasks import Task, get_task
@@ -54,6 +54,7 @@ def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(nam
         z = head.codec.encode(head.codec.normalise(u[:, :1]))
         u_pred = head.physical(operator.rollout(z, name, torch.zeros(len(u), 0), 8))
         assert all((u_pred[:, :, task.fields.index(field)] > 0).all() for field in task.positive)
+        torch.testing.assert_close(u_pred, given(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5)   # what stands still
         assert (u_pred[:, -1] - u[:, 0]).abs().max() > 0.05                   # the network does say something
         moved[is_conservative] = drift(task, u_pred, u[:, :1])["drift"].abs().max()
     assert moved[True] < 1e-5 and moved[False] > 1e-2

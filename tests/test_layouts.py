@@ -139,13 +139,20 @@ def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(
         for key, values in (("velocity", velocity), ("particles", particles)):
             file.create_dataset(key, data=values.reshape(*lead, *values.shape), compression="lzf", shuffle=True,
                                 chunks=(*lead, 1, 1, *values.shape[2:]))
-        file["force"] = numbers(NUM, 6, 8, 2)
+        file["force"] = (force := numbers(NUM, 6, 8, 2)).reshape(*lead, *force.shape)
         file["t"] = np.tile(0.005 * np.arange(FRAMES, dtype=np.float32), (NUM, 1))
         file.attrs.update(config="{NU: 0.01, sim_name: test}", latestIndex=FRAMES - 1)
     data = open_data(path, "ns_incom2d")
-    expected = np.moveaxis(np.concatenate([velocity, particles], -1), -1, 2)
+    given = np.broadcast_to(force[:, None], velocity.shape)   # of every frame the same
+    expected = np.moveaxis(np.concatenate([velocity, particles, given], -1), -1, 2)
     assert np.array_equal(data.read(0, NUM), expected) and np.array_equal(data.read(2, 4), expected[2:4])
+    assert np.array_equal(data.read(1, 3, range(2, 4)), expected[1:3, 2:4])
     assert data.dt == pytest.approx(0.005) and data.attributes["config"].startswith("{NU: 0.01")
+    with h5py.File(path, "r+") as file:
+        del file["force"]
+        file["force"] = numbers(NUM, 6, 6, 2)
+    with pytest.raises(ValueError, match=r"/force has \(trajectories, frames, space\) = .*; expected .* as in velocity"):
+        open_data(path, "ns_incom2d")
 
 
 @pytest.mark.parametrize(("said", "is_wrong"), [("k: 0.005", False), ("k: 0.01", True), ("[", False), ("just text", False)])

@@ -34,7 +34,10 @@ def solver(task):
 
     def solve(indices, *, seed, resolution, num_frames, parameter, t_end):
         shape = (num_frames, len(spec.channels), *[resolution] * spec.ndim)
-        return np.stack([np.random.default_rng([seed, i]).random(shape, np.float32) for i in indices])
+        u = np.stack([np.random.default_rng([seed, i]).random(shape, np.float32) for i in indices])
+        still = len(spec.channels) - len(spec.still)
+        u[:, :, still:] = u[:, :1, still:]
+        return u
 
     return solve
 

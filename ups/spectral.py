@@ -85,8 +85,13 @@ def apply_axes(u: Tensor, matrices: list[Tensor]) -> Tensor:
     """`matrices[i]` (m, n) applied to the i-th of the last len(matrices) axes of u."""
     first = u.ndim - len(matrices)
     for axis, matrix in enumerate(matrices, first):
-        u = torch.movedim(torch.movedim(u, axis, -1) @ matrix.mT, -1, axis)
+        u = apply_axis(u, matrix, axis)
     return u
+
+
+def apply_axis(u: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    """A matrix (m, n) applied to one axis of u."""
+    return torch.movedim(torch.movedim(u, axis, -1) @ matrix.mT, -1, axis)
 
 
 def interpolation(n: int, m: int, boundary: str) -> Tensor:

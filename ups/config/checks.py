@@ -34,6 +34,7 @@ BASES = {
         (0 < settings.reach <= cells // 2, f"{key}.reach is {settings.reach}",
          f"1 to {cells // 2} cells (half the grid)",
          f"Set {key}.reach={cells * 3 // 8}, or drop transport from {key}.base.")]),
+    "flow": Rules(is_steady=False),
     "equation": Rules(is_steady=False),
     "elliptic": Rules(is_steady=True),
     "mean": Rules(is_steady=True),

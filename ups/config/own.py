@@ -100,6 +100,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     cells = [-(-size // max(1, said["space_stride"])) for size in said["resolution"]]
     said["patch"] = said["patch"] or patch_for(cells)
     usual = ["mean", "elliptic"] if is_steady else ["persistence", "propagator", "equation"]
+    usual += ["flow"] * (len(axes) > 1 and bool(said["vector"]) and not is_steady)
     said["base"] = said["base"] or usual
     return said
 
@@ -346,16 +347,18 @@ def _names(key: str, said: Mapping[str, Any], fields: Sequence[str], moving: Seq
 
 def _symmetries(key: str, said: Mapping[str, Any], axes: Sequence[str], ends: Sequence[str],
                 fields: Sequence[str]) -> None:
-    """That the symmetries are such, shifts along periodic axes, and a vector has a field per axis."""
+    """That the symmetries are such, shifts along periodic axes, and every vector has a field per axis."""
     periodic = [axis for axis, end in zip(axes, ends, strict=True) if end == PERIODIC]
     known = ["mirror", *["shift"] * bool(periodic), *[f"shift_{axis}" for axis in periodic]]
     if strange := [name for name in said["symmetries"] if name not in known]:
         raise wrong(f"{key}.symmetries", f"it names {strange[0]!r:.80}", f"of {', '.join(known)}" + (
             "" if periodic else "; shifts need a periodic axis"),
             "Leave out what shifted and mirrored solutions do not keep.")
-    if said["vector"] and (len(said["vector"]) != len(axes) or not {*said["vector"]} <= {*fields}):
+    distinct = {*said["vector"]} & {*fields}
+    if len(said["vector"]) % len(axes) or len(distinct) != len(said["vector"]):
         raise wrong(f"{key}.vector", f"it is {said['vector']}", f"{len(axes)} of {', '.join(fields)}, the "
-                    f"component along each axis of space ({', '.join(axes)})", "Correct the list.")
+                    f"component along each axis of space ({', '.join(axes)}), of one vector after the other",
+                    "Correct the list.")
 
 
 def patch_for(cells: Sequence[int]) -> int:

@@ -30,7 +30,8 @@ AGAIN = ("If it is yours, write it again (README, Your own data); else delete it
 def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: int) -> int:
     """Bytes of an uncompressed file of `task`."""
     spec = get_task(task)
-    return 4 * num_trajectories * num_frames * len(spec.channels) * resolution**spec.ndim
+    frames = sum(array.channels * (1 if array.steady else num_frames) for array in spec.arrays)
+    return 4 * num_trajectories * frames * resolution**spec.ndim
 
 
 def split_indices(task: str, num_trajectories: int, val_fraction: float,
@@ -132,26 +133,28 @@ class Trajectories:
         task, stride, shape = self.task, self.space_stride, dataset.shape[len(lead + at):]
         first = int(not array.steady)   # axis of space
         expected = tuple(-(-size // stride) for size in shape[first:first + task.ndim])
-        frames = 1 if array.steady else -(-(shape[0] - self.first_frame) // self.time_stride)
+        frames = self.num_frames if array.steady else -(-(shape[0] - self.first_frame) // self.time_stride)
         channels = (array.channels,) if array.vector else ()
         if (frames, expected, shape[first + task.ndim:]) != (self.num_frames, self.space, channels):
             raise ValueError(f"{self.path}: {dataset.name} holds {dataset.dtype} of shape {dataset.shape}, "
                              "unlike the first trajectory; expected one shape for all. Remove that "
                              "trajectory, or download or generate the file again with `make data`.")
+        wanted = range(1) if array.steady else wanted   # the same of every frame
         frame_bytes = math.prod(shape[first:]) * dataset.dtype.itemsize
         num_frames = max(1, min(frames, BLOCK_BYTES // frame_bytes))
         num_rows = max(1, BLOCK_BYTES // (frame_bytes * frames))
         for row in range(0, len(out), num_rows):
             rows = [slice(part.start + row, min(part.start + row + num_rows, part.stop)) for part in at]
             for frame in range(wanted.start, wanted.stop, num_frames):
-                count, into = min(num_frames, wanted.stop - frame), frame - wanted.start
+                count = min(num_frames, wanted.stop - frame)
                 start = self.first_frame + frame * self.time_stride
                 times = (() if array.steady
                          else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),))
                 block = dataset[(*lead, *rows, *times)].reshape(-1, count, *shape[first:])
                 block = np.moveaxis(block, -1, 2) if array.vector else block[:, :, None]
-                out[row:row + num_rows,
-                    into:into + count] = block[(..., *[slice(None, None, stride)] * task.ndim)]
+                into = frame - wanted.start
+                places = slice(None) if array.steady else slice(into, into + count)
+                out[row:row + num_rows, places] = block[(..., *[slice(None, None, stride)] * task.ndim)]
 
 
 def open_data(path: str | Path, task: str, *, space_stride: int = 1, time_stride: int = 1,
@@ -190,8 +193,8 @@ def describe(file: h5py.File, path: Path, task: str, *, space_stride: int = 1, t
         notes += [f"{array.key} has a leading axis of length 1 (a device axis), ignored"] * len(lead)
         require_written(dataset, path, AGAIN)
         size = dict(zip(layout.axes(array), dataset.shape[len(lead):], strict=True))
-        sizes.append((len(groups) or size["trajectory"], size.get("time", 1),
-                      tuple(size[axis] for axis in spec.axes)))
+        frames = sizes[0][1] if sizes and array.steady else size.get("time", 1)   # it holds for every frame
+        sizes.append((len(groups) or size["trajectory"], frames, tuple(size[axis] for axis in spec.axes)))
         if (0 in dataset.shape or (sizes[-1][1] != 1 and spec.is_steady)
                 or size.get("channel", array.channels) != array.channels):
             raise ValueError(f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(size)}); "

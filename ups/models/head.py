@@ -158,7 +158,8 @@ class TaskHead(nn.Module):
         """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
         *space): as they are for a task without, or where the data do not keep it."""
         if self.task.own is not None:   # the order of values is that of normalised ones
-            w = given(self.task, clipped(self.task, w, w_start), w_start)
+            w = clipped(self.task, w, w_start)
+        w = given(self.task, w, w_start)
         if not self.description["is_conservative"]:
             return w
         u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)

@@ -113,7 +113,7 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
     for number, axis in enumerate(task.axes):
         slope = np.gradient(middle, axis=number + 3)
         for channel, name in enumerate(task.moving):
-            turned = dict(zip(task.axes, task.vector, strict=False)).get(axis) == name
+            turned = name in task.vector[number::task.ndim]
             for word, odd in (("its slope", slope), ("itself times its slope", middle * slope))[: 2 - turned]:
                 a, b = (part[:, :, channel].reshape(len(u), -1) for part in (change, odd))
                 found = (a * b).sum(1) / np.maximum(np.sqrt((a**2).sum(1) * (b**2).sum(1)), 1e-300)

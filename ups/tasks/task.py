@@ -69,7 +69,8 @@ class Task:
     is_shifted: along periodic axes a shifted solution is a solution, but for those of fixed_axes, along which
     the equation itself varies. is_symmetric: mirror images and, on a cube, exchanged axes of solutions are
     solutions. vector: the fields that are the
-    components of a vector along `axes` and turn with them; the others are scalars.
+    components of a vector along `axes` and turn with them, of one vector after the other; the others are
+    scalars.
     layout: "arrays" (one array per channel, trajectories on axis 0), "groups" (one HDF5 group per trajectory)
     or "own": declared by the user, and own then holds the facts it is made from (ups/tasks/own.py).
     arrays: what a file holds, in the order of `inputs` then `fields`. has_own_times: the frames' times are

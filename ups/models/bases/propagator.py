@@ -1,6 +1,7 @@
-"""The polynomial propagator: linear in what it fits, so fitted in closed form."""
+"""Bases that are linear in what they fit, so fitted in closed form, and the polynomial propagator."""
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,55 +26,109 @@ def dictionary(u: Tensor, degree: int) -> Tensor:
     return torch.stack(list(terms.values()), 1)
 
 
-class Propagator(Base):
-    """u_next = u + W(k) [phi(u), phi(u_-1), ...] in the spectral basis of the boundary, phi all monomials up
-    to `degree`.
+class Modal(Base):
+    """u_next = start + W(k) phi, W in the spectral basis of the boundary: every spectral mode k has its own
+    small matrix, fitted by ridge regression in closed form, one per parameter value.
 
-    Every spectral mode k has its own small matrix W(k), fitted by ridge regression in closed form: dynamic
-    mode decomposition for degree 1 (Schmid 2010), nonlinear vector autoregression in spectral space beyond it
-    (Gauthier et al. 2021, doi 10.1038/s41467-021-25801-2). It contains exact transport and diffusion, and
-    multistep integrators of polynomial reactions; products across frames are left out because they did not
-    pay, and so is a constant (on reaction- diffusion it took 40 % off the error with one frame of history and
-    0.3 % with four). One W per parameter value.
-
-    weight_real, weight_imag: (values, modes, terms, C), terms newest frame first. Zero until fitted, which is
-    persistence.
+    What start (batch, C, *space) and phi (batch, num_terms, modes) are of a window, `parts` says.
+    weight_real, weight_imag: (values, modes, terms, C). Zero until fitted.
     """
 
-    kind, knows_fitted_only = "propagator", True
+    knows_fitted_only = True
     # per parameter value, in the normal equations: some fifty times the unknowns of one mode
     MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50
     RIDGES = (1e-6, 1e-8, 1e-10)
     MOST_BYTES = 2**30   # of the normal equations, and a quarter of it of a batch in modes
 
-    def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int,
-                 history: int, walls: Sequence[tuple[float, float]] = (), **_: Any):
+    def __init__(self, num_values: int, num_terms: int, num_channels: int, space: tuple[int, ...],
+                 boundary: str):
         super().__init__()
-        self.degree, self.history = degree, history
         self.transform = FieldTransform(space, boundary)
-        # between the values at the walls: what is above it is zero there, as sines are
-        ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
-        self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
-        terms = len(monomials(num_channels, degree)) * history
-        shape = (num_values, self.transform.modes, terms, num_channels)
+        shape = (num_values, self.transform.modes, num_terms, num_channels)
         self.register_buffer("weight_real", torch.zeros(shape))
         if self.transform.is_complex:
             self.register_buffer("weight_imag", torch.zeros(shape))
 
-    def features(self, u: Tensor) -> Tensor:
-        """(batch, history, C, *space) to spectral features (batch, terms, modes), newest frame first."""
-        frames = [dictionary(u[:, -1 - lag] - self.line, self.degree) for lag in range(self.history)]
-        return self.transform.forward(torch.cat(frames, 1))
+    @abstractmethod
+    def parts(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """start and phi of a window u (batch, history, C, *space)."""
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
-        phi = self.features(u.float()).permute(2, 0, 1)                        # modes, batch, terms
+        start, phi = self.parts(u.float())
+        phi = phi.permute(2, 0, 1)                                             # modes, batch, terms
         weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_complex
                   else self.weight_real)
         change = phi @ weight[0]
         # one product of all rows per parameter value: its shape does not depend on which values they have
         for value in range(1, len(weight)):
             change = torch.where((known.index == value)[:, None], phi @ weight[value], change)
-        return u[:, -1].float() + self.transform.inverse(change.permute(1, 2, 0))
+        return start + self.transform.inverse(change.permute(1, 2, 0))
+
+    @classmethod
+    def has_room(cls, settings: dict[str, Any], num_terms: int) -> bool:
+        """Whether the normal equations of all parameter values take no more than MOST_BYTES."""
+        transform = FieldTransform(settings["space"], settings["boundary"])
+        num = settings["num_values"] * transform.modes * num_terms**2
+        return num * (16 if transform.is_complex else 8) <= cls.MOST_BYTES
+
+    def normal_equations(self, samples: Samples, value: int) -> tuple[Tensor, Tensor, int]:
+        """(Phi^H Phi, Phi^H (u_next - start), windows) of a parameter value, mode by mode, in float64.
+
+        Raises ValueError for a value without a window.
+        """
+        a = b = n = 0
+        terms, count = self.weight_real.shape[2], min(self.MAX_WINDOWS, samples.count(value))
+        size = max(1, min(self.BATCH, self.MOST_BYTES // 4 // (16 * terms * self.transform.modes)))
+        if size < self.BATCH:   # each takes long
+            count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
+        for read in samples.batches(count, size, value):
+            u, _, u_next = read()
+            start, phi = self.parts(u)
+            phi, target = phi.permute(2, 0, 1), self.transform.forward(u_next - start).permute(2, 0, 1)
+            wide = torch.complex128 if phi.is_complex() else torch.float64
+            phi, target = phi.to(wide), target.to(wide)
+            a, b, n = a + phi.mH @ phi, b + phi.mH @ target, n + phi.shape[1]
+        if n == 0:
+            raise ValueError(f"no training window for parameter value number {value}; expected at least one. "
+                             "Check the split.")
+        return a, b, n
+
+    def solve(self, sums: Sequence[tuple[Tensor, Tensor, int]], ridge: float) -> None:
+        """Take the weights of the normal equations of every parameter value: (Phi^H Phi + ridge n I) W =
+        Phi^H (u_next - start)."""
+        for value, (a, b, n) in enumerate(sums):
+            eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) * (ridge * n)
+            weight = torch.linalg.solve(a + eye, b)
+            self.weight_real[value] = weight.real.float()
+            if self.transform.is_complex:
+                self.weight_imag[value] = weight.imag.float()
+
+
+class Propagator(Modal):
+    """u_next = u + W(k) [phi(u), phi(u_-1), ...], phi all monomials up to `degree`, newest frame first: see
+    `Modal`.
+
+    Dynamic mode decomposition for degree 1 (Schmid 2010), nonlinear vector autoregression in spectral space
+    beyond it (Gauthier et al. 2021, doi 10.1038/s41467-021-25801-2). It contains exact transport and
+    diffusion, and multistep integrators of polynomial reactions; products across frames are left out because
+    they did not pay, and so is a constant (on reaction- diffusion it took 40 % off the error with one frame
+    of history and 0.3 % with four). With weights of zero it is persistence.
+    """
+
+    kind = "propagator"
+
+    def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int,
+                 history: int, walls: Sequence[tuple[float, float]] = (), **_: Any):
+        super().__init__(num_values, self.num_terms(num_channels, degree, history), num_channels, space,
+                         boundary)
+        self.degree, self.history = degree, history
+        # between the values at the walls: what is above it is zero there, as sines are
+        ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
+        self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
+
+    def parts(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        frames = [dictionary(u[:, -1 - lag] - self.line, self.degree) for lag in range(self.history)]
+        return u[:, -1], self.transform.forward(torch.cat(frames, 1))
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict, "Propagator"]]:
@@ -82,17 +137,16 @@ class Propagator(Base):
         then nothing.
 
         The normal equations of the largest dictionary contain those of all smaller ones, so each candidate
-        costs one small solve per mode: (Phi^H Phi + ridge n I) W = Phi^H (u_next - u), in float64. Raises
-        ValueError for a value without a window.
+        costs one small solve per mode.
         """
         num_channels = settings["num_channels"]
         wanted = [(settings["degree"], settings["history"]), (1, settings["history"]), (1, 1)]
-        sizes = [some for some in wanted if cls.num_bytes(settings, *some) <= cls.MOST_BYTES]
+        sizes = [some for some in wanted if cls.has_room(settings, cls.num_terms(num_channels, *some))]
         if not sizes:
             return
         degree, history = sizes[0]
         largest = cls(**{**settings, "degree": degree, "history": history}).to(samples.device)
-        sums = [largest._normal_equations(samples, value) for value in range(settings["num_values"])]
+        sums = [largest.normal_equations(samples, value) for value in range(settings["num_values"])]
         per_frame = len(monomials(num_channels, degree))
         for deg, lags in itertools.product(sorted({1, degree}),
                                            sorted({1, 2, history} & set(range(1, history + 1)))):
@@ -101,37 +155,9 @@ class Propagator(Base):
             for ridge in cls.RIDGES:
                 smaller = {**settings, "degree": deg, "history": lags}
                 fitted = cls(**smaller)
-                for value, (a, b, n) in enumerate(sums):
-                    a = a[:, keep][:, :, keep]
-                    eye = torch.eye(len(keep), dtype=a.dtype, device=a.device) * (ridge * n)
-                    weight = torch.linalg.solve(a + eye, b[:, keep])
-                    fitted.weight_real[value] = weight.real.float()
-                    if fitted.transform.is_complex:
-                        fitted.weight_imag[value] = weight.imag.float()
+                fitted.solve([(a[:, keep][:, :, keep], b[:, keep], n) for a, b, n in sums], ridge)
                 yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
 
-    @staticmethod
-    def num_bytes(settings: dict[str, Any], degree: int, history: int) -> int:
-        """What the normal equations of all parameter values take."""
-        terms = len(monomials(settings["num_channels"], degree)) * history
-        transform = FieldTransform(settings["space"], settings["boundary"])
-        return settings["num_values"] * transform.modes * terms**2 * (16 if transform.is_complex else 8)
-
-    def _normal_equations(self, samples: Samples, value: int) -> tuple[Tensor, Tensor, int]:
-        """(Phi^H Phi, Phi^H (u_next - u), windows) of a parameter value, mode by mode."""
-        a = b = n = 0
-        terms, count = self.weight_real.shape[2], min(self.MAX_WINDOWS, samples.count(value))
-        size = max(1, min(self.BATCH, self.MOST_BYTES // 4 // (16 * terms * self.transform.modes)))
-        if size < self.BATCH:   # each takes long
-            count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
-        for read in samples.batches(count, size, value):
-            u, _, u_next = read()
-            phi = self.features(u).permute(2, 0, 1)
-            target = self.transform.forward(u_next - u[:, -1]).permute(2, 0, 1)
-            wide = torch.complex128 if phi.is_complex() else torch.float64
-            phi, target = phi.to(wide), target.to(wide)
-            a, b, n = a + phi.mH @ phi, b + phi.mH @ target, n + phi.shape[1]
-        if n == 0:
-            raise ValueError(f"no training window for parameter value number {value}; expected at least one. "
-                             "Check the split.")
-        return a, b, n
+    @classmethod
+    def num_terms(cls, num_channels: int, degree: int, history: int) -> int:
+        return len(monomials(num_channels, degree)) * history

@@ -1,0 +1,158 @@
+"""Incompressible flow: every field is carried by the velocity, which stays free of divergence."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ups.boundary import PERIODIC, along
+from ups.models.bases.base import Samples
+from ups.models.bases.propagator import Modal
+from ups.spectral import apply_axes, apply_axis
+
+TAPS = -1, 0, 1, 2   # cells that cubic interpolation reads along an axis (Lagrange)
+
+
+class Projection(nn.Module):
+    """A vector field without its gradient part, from and to the centres of cells: what is taken is the
+    gradient of the pressure for which the flow through the faces, means of both sides, has no divergence.
+    Nothing flows through walls.
+
+    The divergence that centres themselves show becomes small and not zero: a pressure that changes its sign
+    from cell to cell would do that, and nothing in a flow asks for it.
+    """
+
+    def __init__(self, space: Sequence[int], lengths: Sequence[float], boundary: str):
+        super().__init__()
+        total, ends = torch.zeros(1, dtype=torch.float64), along(boundary, len(space))
+        for axis, (n, length, end) in enumerate(zip(space, lengths, ends, strict=True)):
+            cell = torch.eye(n, dtype=torch.float64)
+            after = cell.roll(1, 1)   # row i has cell i + 1
+            faces = slice(None) if end == PERIODIC else slice(-1)
+            mean, slope = (0.5 * (after + cell))[faces], ((after - cell) * (n / length))[faces]
+            values, vectors = torch.linalg.eigh(slope.mT @ slope)
+            total = total[..., None] + values
+            self.register_buffer(f"gradient{axis}", (mean.mT @ slope).float(), persistent=False)
+            self.register_buffer(f"basis{axis}", vectors.mT.float(), persistent=False)
+        total = total[0]
+        inverse = torch.where(total > 1e-9 * total.max(), 1 / total, 0.0)   # a constant pressure does nothing
+        self.register_buffer("inverse", inverse.float(), persistent=False)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """v (batch, axes, *space), in one unit along all axes."""
+        gradients, bases = ([getattr(self, f"{name}{axis}") for axis in range(v.shape[1])]
+                            for name in ("gradient", "basis"))
+        source = sum(apply_axis(part, gradient.mT, axis)
+                     for axis, (part, gradient) in enumerate(zip(v.unbind(1), gradients, strict=True), 1))
+        pressure = apply_axes(apply_axes(source, bases) * self.inverse, [basis.mT for basis in bases])
+        return v - torch.stack([apply_axis(pressure, gradient, axis)
+                                for axis, gradient in enumerate(gradients, 1)], 1)
+
+
+class Flow(Modal):
+    """Semi-Lagrangian advection (Staniforth and Cote 1991) of every field along its path through the
+    midpoint, one step a frame, by cubic interpolation; projection of the velocity (Chorin 1968); then
+    `Modal` on what is carried, which finds friction and whatever else is linear, and on what may drive the
+    velocity.
+
+    That is, without its gradient part: every other vector, the product of each with each scalar (a force on
+    what is carried), and each scalar along each axis (buoyancy). vectors: the channels of each vector, the
+    velocity first; num_moving: channels before those that stand still.
+    """
+
+    kind = "flow"
+
+    def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str,
+                 lengths: Sequence[float], dt: float, vectors: Sequence[Sequence[int]], num_moving: int,
+                 **_: Any):
+        self.velocity, *self.others = [list(vector) for vector in vectors]
+        taken = {channel for vector in vectors for channel in vector}
+        self.scalars = [channel for channel in range(num_channels) if channel not in taken]
+        num_vectors = len(self.others) * (1 + len(self.scalars)) + len(space) * len(self.scalars)
+        super().__init__(num_values, num_moving + len(space) * num_vectors, num_channels, space, boundary)
+        self.ends, self.num_moving = along(boundary, len(space)), num_moving
+        self.projection = Projection(space, lengths, boundary)
+        self.register_buffer("mean", torch.zeros(num_channels))
+        self.register_buffer("std", torch.ones(num_channels))
+        cells = torch.tensor([dt * n / length for n, length in zip(space, lengths, strict=True)])
+        self.register_buffer("cells", cells.view(-1, *[1] * len(space)), persistent=False)   # at a speed of 1
+        places = torch.meshgrid(*(torch.arange(n).float() for n in space), indexing="ij")
+        self.register_buffer("places", torch.stack(places), persistent=False)
+
+    def physical(self, w: Tensor, channels: list[int]) -> Tensor:
+        """Some channels of normalised w (batch, C, *space)."""
+        return torch.stack([w[:, channel] * self.std[channel] + self.mean[channel]
+                            for channel in channels], 1)
+
+    def parts(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        w = u[:, -1]
+        shift = self.physical(w, self.velocity) * self.cells
+        middle = self.read(shift, self.places - shift / 2)
+        carried = torch.cat([self.read(w[:, : self.num_moving], self.places - middle),
+                             w[:, self.num_moving :]], 1)
+        change = self.physical(carried, self.velocity) - self.physical(w, self.velocity)
+        lost, fields = (self.projection(change) - change).unbind(1), [*carried.unbind(1)]
+        for channel, part in zip(self.velocity, lost, strict=True):
+            fields[channel] = fields[channel] + part / self.std[channel]
+        start = torch.stack(fields, 1)
+        terms = [start[:, : self.num_moving], *map(self.projection, self.driving(w, start))]
+        return start, self.transform.forward(torch.cat(terms, 1))
+
+    def driving(self, w: Tensor, start: Tensor) -> Iterator[Tensor]:
+        """Vectors (batch, axes, *space) that may push, between w and start."""
+        between = (w + start) / 2
+        scalars = [between[:, channel : channel + 1] for channel in self.scalars]
+        for vector in self.others:
+            push = self.physical(between, vector) / self.std[vector[0]]
+            yield push
+            yield from (push * scalar for scalar in scalars)
+        for scalar in scalars:
+            for along_axis in self.velocity:
+                yield torch.cat([scalar if along_axis == axis else torch.zeros_like(scalar)
+                                 for axis in self.velocity], 1)
+
+    def read(self, w: Tensor, at: Tensor) -> Tensor:
+        """Fields w (batch, C, *space) at places (batch, axes, *space), in cells from the first centre; beyond
+        a wall those of the cell beside it."""
+        sides: list[list[tuple[Tensor, Tensor]]] = []   # of every axis: cells to read, and their weights
+        for place, n, end in zip(at.unbind(1), w.shape[2:], self.ends, strict=True):
+            place = place if end == PERIODIC else place.clamp(-0.5, n - 0.5)
+            first = place.floor()
+            cells, part = first.long(), place - first
+            sides.append([((cells + tap).remainder(n) if end == PERIODIC else (cells + tap).clamp(0, n - 1),
+                           math.prod((part - other) / (tap - other) for other in TAPS if other != tap))
+                          for tap in TAPS])
+        values, out = w.flatten(2), torch.zeros_like(w)
+        for taps in itertools.product(*sides):
+            index = torch.zeros_like(taps[0][0])
+            for (cells, _), n in zip(taps, w.shape[2:], strict=True):
+                index = index * n + cells
+            found = values.gather(2, index.flatten(1)[:, None].expand(-1, w.shape[1], -1)).view(w.shape)
+            out = out + math.prod(weight for _, weight in taps)[:, None] * found
+        return out
+
+    @classmethod
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], "Flow"]]:
+        """A candidate for every ridge; none in one dimension, where the first vector does not move or where
+        the normal equations have no room."""
+        vectors = settings["vectors"]
+        if not vectors or len(settings["space"]) == 1 or max(vectors[0]) >= settings["num_moving"]:
+            return
+        codec, made = samples.head.codec, cls(**settings).to(samples.device)
+
+        def take_units(base: Flow) -> Flow:
+            base.mean.copy_(codec.mean)
+            base.std.copy_(codec.std)
+            return base
+
+        if not cls.has_room(settings, made.weight_real.shape[2]):
+            return
+        take_units(made)
+        sums = [made.normal_equations(samples, value) for value in range(settings["num_values"])]
+        for ridge in cls.RIDGES:
+            base = take_units(cls(**settings))
+            base.solve(sums, ridge)
+            yield f"flow ridge {ridge:g}", settings, base
