@@ -80,10 +80,10 @@ class Equation(Base):
         def clamped(s: Tensor) -> Tensor:
             return torch.minimum(torch.maximum(s, low), high)
 
-        rate = weight * (1 - self.stiff.to(s.dtype)) if self.is_stiff else weight
+        rates = self.terms.grouped(weight * (1 - self.stiff.to(s.dtype)) if self.is_stiff else weight)
 
         def slope(s: Tensor) -> Tensor:
-            return (rate @ self.terms(clamped(s))).view(s.shape)
+            return self.terms.weighted(clamped(s), rates)
 
         step = self.step
         if not self.is_stiff:

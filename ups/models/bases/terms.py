@@ -147,38 +147,67 @@ class Terms(nn.Module):
             self.register_buffer(f"difference{axis}{order}", matrix, persistent=False)
         chosen = [(self.powers.index(powers), self.products.index(factors)) for powers, factors in self.terms]
         self.register_buffer("chosen", torch.tensor(chosen, dtype=torch.long).view(-1, 2).T, persistent=False)
+        # of every power the products that its terms have; and the terms in that order
+        groups = [[term for term, (power, _) in enumerate(chosen) if power == place]
+                  for place in range(len(self.powers))]
+        self.groups = [[chosen[term][1] for term in group] for group in groups]
+        order = torch.tensor([term for group in groups for term in group], dtype=torch.long)
+        self.register_buffer("order", order, persistent=False)
         if any(channel != WAVE and INVERSE in axes for channel, axes in self.factors):
             self.register_buffer("inverse", inverse_laplacian(space, lengths), persistent=False)
         for channel, numbers in self.factors:
             if channel == WAVE:
                 self.register_buffer(f"wave{numbers}", standing_wave(numbers, space), persistent=False)
 
-    def derivative(self, s: Tensor, factor: Factor) -> Tensor:
-        """One derivative of s (rows, C, *space), or a wave: (rows, cells)."""
-        channel, axes = factor
-        if channel == WAVE:
-            return getattr(self, f"wave{axes}").to(s.dtype).flatten().expand(len(s), -1)
-        s = s[:, channel]
-        if INVERSE in axes:
-            space = list(range(1, s.ndim))
-            s = torch.fft.irfftn(torch.fft.rfftn(s, dim=space) * self.inverse.to(s.dtype), s.shape[1:], space)
-        for axis in sorted(set(axes) - {INVERSE}):
-            matrix = getattr(self, f"difference{axis}{axes.count(axis)}").to(s.dtype)
-            s = torch.movedim(torch.movedim(s, 1 + axis, -1) @ matrix.mT, -1, 1 + axis)
-        return s.flatten(1)
+    def derived(self, s: Tensor) -> dict[Factor, Tensor]:
+        """Every factor of s (rows, C, *space): (rows, cells). Channels that are derived alike go together."""
+        found = {(channel, numbers): getattr(self, f"wave{numbers}").to(s.dtype).flatten().expand(len(s), -1)
+                 for channel, numbers in self.factors if channel == WAVE}
+        for axes in sorted({axes for channel, axes in self.factors if channel != WAVE}):
+            channels = [channel for channel, others in self.factors if others == axes and channel != WAVE]
+            part = s if len(channels) == s.shape[1] else torch.stack([s[:, c] for c in channels], 1)
+            if INVERSE in axes:
+                space = list(range(2, s.ndim))
+                part_hat = torch.fft.rfftn(part, dim=space) * self.inverse.to(s.dtype)
+                part = torch.fft.irfftn(part_hat, s.shape[2:], space)
+            for axis in sorted(set(axes) - {INVERSE}):
+                matrix = getattr(self, f"difference{axis}{axes.count(axis)}").to(s.dtype)
+                if axis == s.ndim - 3:
+                    part = part @ matrix.mT
+                else:
+                    part = (matrix @ part.flatten(3 + axis)).view(part.shape)
+            found |= dict(zip([(channel, axes) for channel in channels], part.flatten(2).unbind(1),
+                              strict=True))
+        return found
 
-    def forward(self, s: Tensor, cells: Tensor | None = None) -> Tensor:
-        """s (rows, C, *space) to (rows, terms, cells), of all cells or of some."""
-        derived = {factor: self.derivative(s, factor) for factor in self.factors}
-        channels = s.flatten(2)
+    def values(self, s: Tensor, cells: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """All powers and all products of factors of s (rows, C, *space): (rows, cells) each, of all cells or
+        of some."""
+        derived, channels = self.derived(s), s.flatten(2)
         if cells is not None:
             channels = channels[..., cells]
             derived = {factor: values[:, cells] for factor, values in derived.items()}
         unity = torch.ones_like(channels[:, 0])
-        powers = torch.stack([self._power(channels, power, unity) for power in self.powers], 1)
-        products = torch.stack([math.prod((derived[factor] for factor in factors), start=unity)
-                                for factors in self.products], 1)
+        return ([self._power(channels, power, unity) for power in self.powers],
+                [math.prod([derived[factor] for factor in factors[1:]], start=derived[factors[0]])
+                 if factors else unity for factors in self.products])
+
+    def forward(self, s: Tensor, cells: Tensor | None = None) -> Tensor:
+        """s (rows, C, *space) to (rows, terms, cells), of all cells or of some."""
+        powers, products = (torch.stack(parts, 1) for parts in self.values(s, cells))
         return powers[:, self.chosen[0]] * products[:, self.chosen[1]]
+
+    def grouped(self, weight: Tensor) -> list[Tensor]:
+        """A weight (rows, C, terms) as `weighted` takes it: of the terms of every power."""
+        return [*weight.index_select(-1, self.order).split([len(group) for group in self.groups], -1)]
+
+    def weighted(self, s: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """The sum of the terms, as s (rows, C, *space), by their weights from `grouped`; no term is ever
+        held."""
+        powers, products = self.values(s)
+        parts = [power[:, None] * (weight @ torch.stack([products[place] for place in group], 1))
+                 for power, weight, group in zip(powers, weights, self.groups, strict=True)]
+        return sum(parts[1:], parts[0]).view(s.shape)
 
     def _power(self, channels: Tensor, power: tuple[int, ...], unity: Tensor) -> Tensor:
         logarithm = [exponent * channels[:, c] for c, exponent in enumerate(power)
