@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from test_choose import make_caches
 from torch import Tensor
 
-from ups.models.bases.base import Known
+from ups.data.cache import open_cache
+from ups.models.bases.base import Known, Samples
 from ups.models.bases.flow import Flow, Projection
+from ups.models.choose import base_error, base_settings, choose_base, head_with
 
 PERIODIC_BOX, WALLS = "periodic", "dirichlet"
 
@@ -106,3 +109,22 @@ def test_what_stands_still_drives_and_is_left_alone():
     base.weight_real[0, :, 3, 0] = base.weight_real[0, :, 4, 1] = 0.5
     later = base(u, known(1))
     assert torch.allclose(later[0, :2], 0.5 * turning, atol=1e-2) and torch.equal(later[:, 3:], u[:, 0, 3:])
+
+
+def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_is_another_is_not(tmp_path):
+    """Fake refused: a base that any fields will do for. With the components of the velocity exchanged the carrying is wrong."""
+    config = make_caches(tmp_path, "data.tasks=[ns_incom2d]", *(f"task.ns_incom2d.{change}" for change in (
+        "num_trajectories=24", "resolution=32", "num_frames=13", "t_end=0.6")))
+    cache, device = open_cache(config, "ns_incom2d"), torch.device("cpu")
+    head, scores = choose_base(cache, 0, 3, 0, device)
+    best = {kind: min(score for name, score in scores.items() if name.startswith(kind))
+            for kind in config.task["ns_incom2d"].base}
+    assert head.base.kind == "flow" and best["flow"] < 0.5 * min(best["propagator"], best["persistence"])
+    settings = base_settings(cache)
+    samples = Samples(head, cache, 0)
+    exchanged = settings | {"vectors": [[1, 0], *settings["vectors"][1:]]}
+    for name, fitted, base in Flow.fit(samples, exchanged):
+        wrong = head_with(cache, "flow", fitted, device)
+        wrong.base.load_state_dict(base.state_dict())
+        assert base_error(wrong, cache, 3) > 1.3 * best["flow"], name
+    assert not list(Flow.fit(samples, settings | {"vectors": [[3, 4]]}))     # a velocity that stands still carries nothing

@@ -141,18 +141,14 @@ class Flow(Modal):
         vectors = settings["vectors"]
         if not vectors or len(settings["space"]) == 1 or max(vectors[0]) >= settings["num_moving"]:
             return
-        codec, made = samples.head.codec, cls(**settings).to(samples.device)
-
-        def take_units(base: Flow) -> Flow:
-            base.mean.copy_(codec.mean)
-            base.std.copy_(codec.std)
-            return base
-
+        made = cls(**settings).to(samples.device)
         if not cls.has_room(settings, made.weight_real.shape[2]):
             return
-        take_units(made)
+        made.mean.copy_(samples.head.codec.mean)
+        made.std.copy_(samples.head.codec.std)
         sums = [made.normal_equations(samples, value) for value in range(settings["num_values"])]
         for ridge in cls.RIDGES:
-            base = take_units(cls(**settings))
+            base = cls(**settings)
+            base.load_state_dict(made.state_dict())
             base.solve(sums, ridge)
             yield f"flow ridge {ridge:g}", settings, base
