@@ -52,8 +52,7 @@ def base_settings(cache: Cache) -> dict[str, Any]:
             "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
             "boundary": cache.task.boundary, "walls": normalised_walls(cache), "degree": task.degree,
             "history": task.history, "reach": task.reach, "dt": cache.dt, "num_moving": len(spec.moving),
-            "vectors": [[spec.fields.index(name) for name in vector]
-                        for vector in zip(*[iter(spec.vector)] * spec.ndim, strict=True)],
+            "vectors": [[spec.fields.index(name) for name in vector] for vector in spec.vectors],
             "positive": [i for i, name in enumerate(spec.fields) if name in spec.positive],
             "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else [],
             "driven": [i for i, (end, name) in enumerate(zip(ends, spec.axes, strict=True)) if end == PERIODIC

@@ -50,8 +50,8 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
         if not (task.vector and task.is_symmetric):
             return w
         channels, mean, std = [*w.unbind(-1 - task.ndim)], codec.mean.unbind(), codec.std.unbind()
-        components = [codec.fields.index(name) for name in task.vector]
-        for own in zip(*[iter(components)] * task.ndim, strict=True):   # one vector after the other
+        for vector in task.vectors:
+            own = [codec.fields.index(name) for name in vector]
             images = [(1 - 2 * (axis in flips)) * (channels[i] * std[i] + mean[i])
                       for axis, i in zip(axes, own, strict=True)]
             for i, axis in zip(own, order, strict=True):

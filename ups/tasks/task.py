@@ -163,6 +163,11 @@ class Task:
         """The fields that are predicted: the first ones."""
         return self.fields[: len(self.fields) - len(self.still)]
 
+    @property
+    def vectors(self) -> tuple[tuple[str, ...], ...]:
+        """The components of each vector."""
+        return tuple(zip(*[iter(self.vector)] * self.ndim, strict=True))
+
     def predicted(self, u: Any) -> Any:
         """Of fields (..., C, *space) those that are predicted: what is given is not scored."""
         return u.narrow(-1 - self.ndim, 0, len(self.moving))
