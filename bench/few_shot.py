@@ -1,23 +1,29 @@
-"""Few trajectories of a new equation: what pretraining on the other families is worth.
+"""Few trajectories of a new equation: what pretraining on other tasks is worth.
 
-    python -m bench.few_shot --task cfd1d --parent runs/without_cfd1d --seeds 0 1 2       (one held-out family; resumable)
+    python -m bench.few_shot --task reacdiff1d --parent runs/without_three --seeds 0 1 2       (one held-out task; resumable)
     python -m bench.few_shot --table
 
 From one trajectory on where the task has one parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..). Meant:
-a parabolic family (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary (diff_react2d).
+a parabolic task (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary (diff_react2d).
 
-One family is held out; an operator of the others is the parent (`make operator`, the command is printed where it is missing).
-From N trajectories of the training split, spread over the parameter values, and equal time of one thread each:
+A task is held out; an operator of others is the parent (`make operator`, the command is printed where it is missing). From N
+trajectories of the training split, drawn anew by each seed, smaller draws inside larger ones, and equal time of one thread:
 
     naive       the last frame, or the mean of the N solutions       scratch   ours, from nothing
     zero_shot   the parent with the head of another of its tasks     frozen    ours from the parent, its trunk as it is
                 (of the same patches; the best on validation) over   full      ours from the parent, the trunk at --trunk of
                 persistence: N = 0, nothing is fitted                          the rates; fno, unet: bench/networks.py
 
-All rows but zero_shot see the N trajectories alone; statistics of the codec (mean and standard deviation of each channel, and a
-basis that is complete where task.TASK.energy is 1) and the choice of weights on validation are the same for all. A ratio above
-1 of `full` over `scratch` is negative transfer, and is printed as such. Reads caches and data of --config; every result is kept
-in bench/results/few_shot.json, and what is there for the same data, parent, budget and seed is not run again.
+What a block does at a token is a task's own (ups/models/backbone.py): it starts as the mean of the parent's and is trained in
+`frozen`, too. Weights, bases and shares are chosen on N trajectories of the validation split, all rows on the same; zero_shot
+chooses its head on all of it. Statistics of the codec (mean and standard deviation of each channel, and a basis that is
+complete where task.TASK.energy is 1) are of all training data, for all rows. The rivals have the settings that a search starts
+from, and so has ours: none is tuned. The fit of ours' bases is made once for its three rows and charged to each; where it takes
+more than half of the budget, say so and give more. `base` is what ours would be without its network.
+
+A ratio above 1 of `full` over `scratch` is negative transfer, and is printed as such. Reads caches and data of --config; every
+result is kept in bench/results/few_shot.json, and what is there for the same settings, data, parent, budget and seed is not run
+again.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.baselines import Problem, Stopwatch, Trained
 from bench.networks import settings_for
@@ -41,52 +48,54 @@ from bench.score import Errors, Split, load, rollout, summary
 from bench.tune import train_rival
 from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.files import write_json
+from ups.files import value_hash, write_json
 from ups.forecaster import Forecaster
 from ups.models.choose import base_settings as settings_of_base
-from ups.models.choose import fitted_part, head_with, spread
+from ups.models.choose import fitted_part, head_with
+from ups.models.head import TaskHead
 from ups.models.operator import Operator, load_operator, over_bases
 from ups.models.warm import can_translate, start_from, take_trunk, translate_maps
-from ups.models.windows import Windows
 from ups.training.folder import finished_stage
 
 RESULTS = ROOT / "bench" / "results" / "few_shot.json"
 COUNTS = (1, 4, 16, 64, 256)
 ROWS = ("naive", "zero_shot", "frozen", "full", "scratch", "fno", "unet")
-OURS_FROM, RIVALS = ("frozen", "full", "scratch"), ("fno", "unet")
+RIVALS = ("fno", "unet")
 CPU = torch.device("cpu")
 
 
 # ---- what is shown -------------------------------------------------------------------------------------------------------
 
 
-def few(cache: Cache, count: int) -> Cache:
-    """The cache with `count` rows in its training split; validation and test as they are. Raises ValueError for fewer than there
-    are parameter values, which our bases and scales are fitted for one by one."""
-    if count < len(cache.parameter_values):
-        raise ValueError(f"{cache.task.name} has {len(cache.parameter_values)} parameter values; expected at least as many "
-                         f"trajectories, not {count}. Leave {count} out of --counts, or hold out fewer values with "
+def drawn(cache: Cache, split: str, count: int, seed: int) -> Tensor:
+    """`count` rows of a split in an order that the seed draws, values of a parameter in turn; fewer are the first of more."""
+    rows, order = cache.split[split], torch.Generator().manual_seed(seed)
+    numbers, place = cache.trajectory[rows].unique(return_inverse=True)   # of initial conditions, each with every value
+    turn = torch.randperm(len(numbers), generator=order)[place]
+    return rows[(turn * len(cache.parameter_values) + cache.parameter_index[rows]).argsort()][:count].sort().values
+
+
+def few(cache: Cache, count: int, seed: int) -> Cache:
+    """The cache with `count` rows to train on and as many, if there are, to choose on; the test split as it is. Raises ValueError
+    for fewer than there are parameter values, which our bases and scales are fitted for one by one, or more than there are."""
+    fewest, most = max(1, len(cache.parameter_values)), len(cache.split["train"])
+    if not fewest <= count <= most:
+        raise ValueError(f"{cache.task.name} has {fewest} parameter values and {most} trajectories to train on; expected a "
+                         f"number between, not {count}. Leave {count} out of --counts, or hold out fewer values with "
                          f"task.{cache.task.name}.parameters=[..] and make their cache.")
     part = copy.copy(cache)
-    part.split = {**cache.split, "train": spread(cache, "train", count).sort().values}
+    part.split = cache.split | {name: drawn(cache, name, count, seed) for name in ("train", "val")}
     return part
 
 
-class FewWindows(Windows):
-    """Windows of the first rows alone."""
-
-    count = 0
-
-    def __init__(self, caches: dict[str, Cache], *settings: Any) -> None:
-        super().__init__({name: few(cache, self.count) for name, cache in caches.items()}, *settings)
-
-
-def few_of(problem: Problem, cache: Cache, count: int) -> Problem:
-    """The training problem of a rival with the same rows."""
-    rows = torch.isin(cache.split["train"], few(cache, count).split["train"])
-    inputs = problem.train_inputs[rows] if problem.train_inputs is not None else None
-    return dataclasses.replace(problem, train=problem.train[rows], train_parameters=problem.train_parameters[rows],
-                               train_inputs=inputs)
+def few_of(problem: Problem, splits: dict[str, Split], cache: Cache, part: Cache) -> tuple[Problem, Split]:
+    """(training problem of a rival, what it is chosen on) with the rows of `part`."""
+    is_shown, is_chosen = (torch.isin(cache.split[name], part.split[name]) for name in ("train", "val"))
+    inputs = problem.train_inputs[is_shown] if problem.train_inputs is not None else None
+    shown = dataclasses.replace(problem, train=problem.train[is_shown], train_parameters=problem.train_parameters[is_shown],
+                                train_inputs=inputs)
+    val = splits["val"]
+    return shown, Split(*(part[is_chosen] for part in (val.given, val.truth, val.parameters, val.groups)))
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------------
@@ -122,7 +131,7 @@ def zero_shot(parent: Operator, cache: Cache, splits: dict[str, Split], config: 
     """Errors on test of the borrowed head that is best on validation, and whose; None where none fits."""
     def errors(name: str, split: Split) -> Errors:
         operator = borrowed(parent, cache, name)
-        predict = partial(Forecaster(operator).forecast, cache.task.name)
+        predict = partial(Forecaster(operator).forecast, cache.task.name, extrapolate=True)
         return rollout(Trained(predict, 0, 0, 0.0, 0.0), split, config.evaluate.batch_size)[0]
 
     found = {name: float(errors(name, splits["val"]).pooled().mean()) for name in siblings(parent, cache)}
@@ -132,18 +141,33 @@ def zero_shot(parent: Operator, cache: Cache, splits: dict[str, Split], config: 
     return errors(best, splits["test"]), best
 
 
-def ours(row: str, config: Config, task: str, count: int, seed: int, budget: float, parent: Path, trunk: float) -> Trained:
-    """Ours from `count` trajectories: its bases fitted to them, its network from the parent or from nothing."""
-    cache = few(open_cache(config, task), count)
-    watch = Stopwatch(time.process_time)
-    fitted = fit_bases(cache, config, seed, CPU, watch, budget)
-    modify: Callable[[Operator], Any] | None = None
-    if row != "scratch":
-        factor = 0.0 if row == "frozen" else trunk
-        modify = partial(start_from, directory=parent, trunk_factor=factor)
-    windows = type("Windows", (FewWindows,), {"count": count})
-    left = max(budget - watch(), budget / 10)
-    return train_ours(config, task, left, seed, fitted=fitted, modify=modify, windows_of=windows)
+class Ours:
+    """Ours from few trajectories: bases fitted to them, once for all rows of one draw, its network from the parent or nothing."""
+
+    def __init__(self, config: Config, budget: float, parent: Path, trunk: float) -> None:
+        self.config, self.budget, self.parent, self.trunk = config, budget, parent, trunk
+        self.kept: tuple[Any, ...] = ()
+
+    def fitted(self, cache: Cache, count: int, seed: int) -> tuple[TaskHead, float, float]:
+        """(head, its validation error, seconds). Raises ValueError where little of the budget is left."""
+        if self.kept[:3] != (cache.task.name, count, seed):
+            watch = Stopwatch(time.process_time)
+            self.kept = (cache.task.name, count, seed, *fit_bases(cache, self.config, seed, CPU, watch), watch())
+        head, error, seconds = self.kept[3:]
+        if seconds > self.budget / 2:
+            raise ValueError(f"the bases of {cache.task.name} took {seconds:.0f} s to fit to {count} trajectories, of a budget "
+                             f"of {self.budget:g}; expected at most half of it. Give more (--budget), or fewer "
+                             f"(task.{cache.task.name}.base=[persistence,propagator]).")
+        return copy.deepcopy(head), error, seconds
+
+    def __call__(self, row: str, cache: Cache, count: int, seed: int) -> tuple[Trained, float]:
+        """(trained, seconds of the fit within its budget)."""
+        head, error, seconds = self.fitted(cache, count, seed)
+        modify: Callable[[Operator], Any] | None = None
+        if row != "scratch":
+            modify = partial(start_from, directory=self.parent, trunk_factor=0.0 if row == "frozen" else self.trunk)
+        return train_ours(self.config, cache.task.name, self.budget - seconds, seed, fitted=(head, error), modify=modify,
+                          cache=cache), seconds
 
 
 # ---- what is kept --------------------------------------------------------------------------------------------------------
@@ -169,51 +193,60 @@ def read(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def measure(config: Config, args: argparse.Namespace, row: str, count: int, seed: int, parent: Path) -> dict[str, Any] | None:
+def settings_of(config: Config, args: argparse.Namespace, cache: Cache, parent: Path, fingerprint: str) -> dict[str, Any]:
+    """What is common to the rows of one table: results of others are not put beside them."""
+    known = [entry["name"] for entry in json.loads((parent / "config.json").read_text(encoding="utf-8"))["tasks"]]
+    rivals = {row: dataclasses.asdict(settings_for(row, args.task, cache.task.ndim)) for row in RIVALS}
+    asked = {"operator": to_dict(config.operator), "task": to_dict(config.task[args.task]), "rivals": rivals,
+             "context": config.context(args.task)}
+    return {"data": cache.fingerprint, "parent": fingerprint, "known": known, "budget_s": args.budget, "trunk": args.trunk,
+            "bases": list(config.task[args.task].base), "settings": value_hash(asked)}
+
+
+def measure(config: Config, args: argparse.Namespace, row: str, count: int, seed: int, ours: Ours) -> dict[str, Any] | None:
     """What one row comes to on test; None for a row that this task has not."""
     cache = open_cache(config, args.task)
     problem, splits = load(config, args.task)
-    limited = few_of(problem, cache, max(count, 1))
-    facts: dict[str, Any] = {"trajectories": len(limited.train)}
+    test, (batch, num_bootstrap) = splits["test"], (config.evaluate.batch_size, config.evaluate.num_bootstrap)
+
+    def scored(predict: Any) -> dict[str, Any]:
+        return summary(rollout(Trained(predict, 0, 0, 0.0, 0.0), test, batch)[0], test, problem.is_steady, num_bootstrap)
+
+    if row == "zero_shot":
+        found = zero_shot(load_operator(ours.parent), cache, splits, config)
+        return None if found is None else summary(found[0], test, problem.is_steady, num_bootstrap) | {
+            "head of": found[1], "trajectories": 0}
+    part = few(cache, count, seed)
+    limited, val = few_of(problem, splits, cache, part)
+    facts: dict[str, Any] = {"trajectories": len(limited.train), "validated": len(val.truth)}
     if row == "naive":
-        errors = naive(limited, splits["test"])
-    elif row == "zero_shot":
-        found = zero_shot(load_operator(parent), cache, splits, config)
-        if found is None:
-            return None
-        errors, facts["head of"], facts["trajectories"] = *found, 0
+        return summary(naive(limited, test), test, problem.is_steady, num_bootstrap) | facts
+    if row in RIVALS:
+        given, fit_s = argparse.Namespace(clock="cpu", device="cpu"), 0.0
+        trained = train_rival(given, config, limited, val, settings_for(row, args.task, problem.ndim), seed, args.budget)
     else:
-        if row in RIVALS:
-            given = argparse.Namespace(clock="cpu", device="cpu")
-            settings = settings_for(row, args.task, problem.ndim)
-            trained = train_rival(given, config, limited, splits["val"], settings, seed, args.budget)
-        else:
-            trained = ours(row, config, args.task, count, seed, args.budget, parent, args.trunk)
-        errors = rollout(trained, splits["test"], config.evaluate.batch_size)[0]
-        facts |= {"steps": trained.steps, "seconds": trained.seconds}
-    return summary(errors, splits["test"], problem.is_steady, config.evaluate.num_bootstrap) | facts
-
-
-def conditions(row: str, count: int, seed: int, args: argparse.Namespace, data: str, parent: str) -> dict[str, Any]:
-    """What makes a result the same one: a row that is not trained has neither seed nor budget."""
-    is_trained, has_parent = row in (*OURS_FROM, *RIVALS), row in ("zero_shot", "frozen", "full")
-    return {"task": args.task, "row": row, "count": 0 if row == "zero_shot" else count, "data": data,
-            "seed": seed if is_trained else 0, "budget_s": args.budget if is_trained else 0,
-            "trunk": args.trunk if row == "full" else 0, "parent": parent if has_parent else ""}
+        trained, fit_s = ours(row, part, count, seed)
+        facts["base"] = scored(trained.predict_base)["error"]
+    return scored(trained.predict) | facts | {"steps": trained.steps, "seconds": trained.seconds + fit_s, "fit_s": fit_s}
 
 
 def fill(config: Config, args: argparse.Namespace) -> None:
     """Measure what is asked for and not there; every result is written when it is found."""
     (folder, fingerprint), cache = parent_of(config, args.parent, args.task), open_cache(config, args.task)
-    few(cache, min(args.counts))   # refused before anything is measured
-    data = cache.fingerprint
+    fewest, most = max(1, len(cache.parameter_values)), len(cache.split["train"])
+    counts = args.counts or [count for count in COUNTS if fewest <= count <= most]
+    for count in counts:
+        few(cache, count, 0)   # refused before anything is measured
+    common = {"task": args.task} | settings_of(config, args, cache, folder, fingerprint)
+    ours = Ours(config, args.budget, folder, args.trunk)
     for seed in args.seeds:
-        for count in args.counts:
+        for count in counts:
             for row in args.rows:
-                key = conditions(row, count, seed, args, data, fingerprint)
+                is_fitted = row != "zero_shot"
+                key = common | {"row": row, "count": count if is_fitted else 0, "seed": seed if is_fitted else 0}
                 if any(entry["key"] == key for entry in read(args.results)):
                     continue
-                found = measure(config, args, row, count, seed, folder)
+                found = measure(config, args, row, count, seed, ours)
                 args.results.parent.mkdir(parents=True, exist_ok=True)
                 write_json(args.results, [*read(args.results), {"key": key, "result": found, "torch": torch.__version__}])
                 words = "has no head to borrow" if found is None else f"error {found['error']:.3g}"
@@ -221,29 +254,42 @@ def fill(config: Config, args: argparse.Namespace) -> None:
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """Per task errors on test by row and count, geometric means over seeds; what pretraining saves, and where it harms."""
-    found: dict[tuple, list[float]] = {}
+    """Per task and settings, errors on test by row and count, geometric means over seeds (how many); what pretraining saves, and
+    where it harms."""
+    groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
-        if entry["result"] is not None:
-            key = entry["key"]
-            found.setdefault((key["task"], key["row"], key["count"]), []).append(entry["result"]["error"])
+        common = {key: value for key, value in entry["key"].items() if key not in ("row", "count", "seed")}
+        groups.setdefault(json.dumps(common, sort_keys=True), []).append(entry)
+    return "\n".join(part_of_table(json.loads(common), members) for common, members in groups.items())
+
+
+def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
+    """The table of one task under one set of settings."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for entry in entries:
+        key, result = entry["key"], entry["result"]
+        if result is not None:
+            found.setdefault((key["row"], key["count"]), []).append(result["error"])
+            if key["row"] == "scratch":
+                found.setdefault(("base", key["count"]), []).append(result["base"])
     mean = {key: float(torch.tensor(values, dtype=torch.float64).log().mean().exp()) for key, values in found.items()}
-    lines = []
-    for task in dict.fromkeys(key[0] for key in mean):
-        counts = sorted({count for name, _, count in mean if name == task})
-        lines += [f"| {task} | {' | '.join(f'N = {count}' for count in counts)} |", f"|{' --- |' * (len(counts) + 1)}"]
-        for row in [row for row in ROWS if any((task, row, count) in mean for count in counts)]:
-            cells = [f"{mean[key]:.3g} ({len(found[key])})" if (key := (task, row, count)) in mean
-                     else "" if (row == "zero_shot") != (count == 0) else "not run" for count in counts]
-            lines.append(f"| {row} | {' | '.join(cells)} |")
-        harmed = [str(count) for count in counts
-                  if mean.get((task, "full", count), 0) > mean.get((task, "scratch", count), 1e300)]
+    task, counts = common["task"], sorted({count for _, count in mean})
+    bases, known = ", ".join(common["bases"]), ", ".join(common["known"])
+    lines = [f"{task}, bases {bases}; {common['budget_s']:g} s each; a parent of {known}:", "",
+             f"| {task} | {' | '.join(f'N = {count}' for count in counts)} |", f"|{' --- |' * (len(counts) + 1)}"]
+    for row in [row for row in ("base", *ROWS) if any((row, count) in mean for count in counts)]:
+        cells = [f"{mean[row, count]:.3g} ({len(found[row, count])})" if (row, count) in mean
+                 else "" if (row == "zero_shot") != (count == 0) else "not run" for count in counts]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    both = [count for count in counts if {("full", count), ("scratch", count)} <= mean.keys()]
+    harmed = [str(count) for count in both if mean["full", count] > mean["scratch", count]]
+    if both:
         lines += ["", "Negative transfer, full worse than scratch, at N = " + ", ".join(harmed) + "." if harmed
-                  else "No negative transfer among what was run."]
-        if {(task, "full", 16), (task, "fno", 256)} <= mean.keys():
-            lines.append(f"From 16 by fine-tuning over an FNO from 256: {mean[task, 'full', 16] / mean[task, 'fno', 256]:.2f}.")
-        lines.append("")
-    return "\n".join(lines)
+                  else f"No negative transfer at N = {', '.join(map(str, both))}."]
+    for row in ("full", "scratch"):
+        if {(row, 16), ("fno", 256)} <= mean.keys():
+            lines.append(f"{row} from 16 over an FNO from 256: {mean[row, 16] / mean['fno', 256]:.2f}.")
+    return "\n".join([*lines, ""])
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -251,7 +297,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small_11task.yaml")
     parser.add_argument("--task", help="the family that is held out")
     parser.add_argument("--parent", type=Path, help="folder of a run whose operator was trained without it")
-    parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS))
+    parser.add_argument("--counts", type=int, nargs="+", help=f"of {COUNTS} those that the data have")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=float, default=60.0, help="processor seconds of one thread per training")

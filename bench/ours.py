@@ -65,15 +65,17 @@ def served_share(operator: Operator, cache: Cache, num_validated: int, context: 
 
 def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",
                clock: Callable[[], float] = time.process_time, fitted: tuple[TaskHead, float] | None = None,
-               modify: Callable[[Operator], None] | None = None, windows_of: type[Windows] = Windows) -> Trained:
+               modify: Callable[[Operator], None] | None = None, windows_of: type[Windows] = Windows,
+               cache: Cache | None = None) -> Trained:
     """Train on one task for `budget_seconds` of `clock`, fits included, validation not; weights chosen on validation.
 
     fitted: the head of `choose_base` and its validation error, then nothing is fitted here; modify changes the operator
-    before its first step; windows_of makes what it is shown.
+    before its first step; windows_of makes what it is shown; cache: the data, where not all of the configuration's. A start
+    that no training trajectory comes near is forecast from all the same, as the rivals do.
     """
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, tasks=[task]),
                                  run=dataclasses.replace(config.run, seed=seed))
-    cache, place = open_cache(config, task), torch.device(device)
+    cache, place = cache or open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(clock), time.process_time()
     head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds)
     torch.manual_seed(seed)
@@ -131,11 +133,11 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
         described["network_share"] = share()
-        return Forecaster(operator).forecast(task, given, values, num_steps)
+        return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     def predict_base(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
         described["network_share"] = 0.0
-        return Forecaster(operator).forecast(task, given, values, num_steps)
+        return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
     return Trained(predict, sum(p.numel() for p in operator.parameters()), len(times), step_ms, watch(),
