@@ -120,7 +120,7 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
     bounds = list(_of_bounds(settings, f"{key}."))
     if not all(holds for holds, *_ in bounds):   # what follows divides by these
         return bounds
-    axes = settings.cells(task.ndim)
+    axes, sizes = settings.cells(task.ndim), dataclasses.replace(settings, space_stride=1).cells(task.ndim)
     cells = min(axes)
     width = settings.patch**task.ndim * len(task.fields)
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride) - settings.train_from
@@ -134,6 +134,11 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
          f"{' x '.join(map(str, sorted({*axes})))} cells (resolution / space_stride)",
          f"one of {[p for p in range(1, 65) if all(size % p == 0 for size in axes)]}",
          f"Change {key}.patch or {key}.space_stride."),
+        (all(size % settings.space_stride == 0 for size in sizes),
+         f"{key}.space_stride {settings.space_stride} does not divide the grid of "
+         f"{' x '.join(map(str, sorted({*sizes})))} cells, so that what is kept would not fill the domain",
+         f"one of {[n for n in range(1, 65) if all(size % n == 0 for size in sizes)]}",
+         f"Change {key}.space_stride."),
         (0 <= settings.dim <= width, f"{key}.dim is {settings.dim}",
          f"0 (choose by energy) to {width} (a patch holds so many numbers)", "Lower it."),
         (task.is_steady or frames >= settings.history + settings.bundle,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 RANKS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
 ENDS = {"periodic": PERIODIC, "wall": NO_FLUX, "open": OUTFLOW}
-PARAMETERS = 3
 
 
 def words(value: Any) -> list[str]:
@@ -70,7 +69,7 @@ def _parameters(store: "Store", names: list[str]) -> dict[str, str]:
             found[name] = f"scalars/{name}"
         elif array is None and name in store.attributes():
             found[name] = name
-    return dict(list(found.items())[:PARAMETERS])
+    return found
 
 
 def from_pdebench(store: "Store") -> dict[str, Any]:
@@ -82,9 +81,11 @@ def from_pdebench(store: "Store") -> dict[str, Any]:
         num = len(store.array(f"{groups[0]}/data").shape) - 2
         layout["*/data"] = {"axes": ["time", *"xyz"[:num], "channel"], "fields": ["u"]}
     for name in [] if groups else [name for name in store.names() if "coordinate" not in name]:
-        num = len(store.array(name).shape) - 2
+        shape = store.array(name).shape
+        is_vector = len(shape) > 4 and shape[-1] == len(shape) - 3   # (trajectory, time, x, y, 2)
+        num = len(shape) - 2 - is_vector
         if num >= 1:
-            layout[name] = {"axes": ["trajectory", "time", *"xyz"[:num]],
+            layout[name] = {"axes": ["trajectory", "time", *"xyz"[:num], *["component"] * is_vector],
                             "fields": ["u" if name == "tensor" else name]}
     if not layout:
         raise ValueError(f"{store.path} holds {store.listing()}; expected PDEBench's layout, arrays "

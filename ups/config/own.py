@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
-from ups.config.shown import TIMES, coordinate, matches, measure, step_in, tidy, value_in, wrong
+from ups.config.shown import TIMES, UNEVEN, coordinate, matches, measure, step_in, tidy, value_in, wrong
+from ups.config.words import CALLED, WORDS, check_words
 from ups.lazy import np
 from ups.tasks import TASKS, Place
 
 if TYPE_CHECKING:
     from ups.stored import Store
 
-WORDS = ("trajectory", "time", "channel", "component")   # of axes; any other is one of space
 # of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "", null)
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "dt": 0.0, "times": "",
@@ -31,13 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
     "solver": ""}
-# what these words are called elsewhere: none of them is an axis of space
-CALLED = {"t": "time", "times": "time", "frame": "time", "frames": "time", "sample": "trajectory",
-          "samples": "trajectory", "batch": "trajectory", "run": "trajectory", "member": "trajectory",
-          "traj": "trajectory", "trajectories": "trajectory", "b": "trajectory", "n": "trajectory",
-          "channels": "channel", "c": "channel", "field": "channel", "variable": "channel"}
 MOST_PARAMETERS = 3
-UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}   # per axis, of a patch that is chosen
 
 
@@ -70,11 +64,12 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(said["domain"], Mapping) and (strange := [*said["domain"].keys() - {*axes}]):
             raise wrong(f"{key}.domain", f"it names an axis {strange[0]!r:.80}", f"of {', '.join(axes)}",
                         f"Write domain: {{{axes[0]}: [0, 1]}}.")
+        check_words(key, said, places, axes, store)
         places = _named(key, places, axes, store)
         fields = [field for place in places for field in place.fields]
         said["boundary"] = _boundary(key, said["boundary"], axes)
         ends = said["boundary"].split(",") * (len(axes) if "," not in said["boundary"] else 1)
-        said["domain"] = {axis: _span(key, said["domain"], axis, end, sizes[axis], store, places)
+        said["domain"] = {axis: span(key, said["domain"], axis, end, sizes[axis], store, places)
                           for axis, end in zip(axes, ends, strict=True)}
         is_steady = "time" not in sizes
         said |= _time(key, said, store, places, sizes, is_steady)
@@ -147,10 +142,10 @@ def _places(key: str, layout: Any, store: "Store") -> list[Place]:
         if repeated:
             raise wrong(f"{key}.layout.{name}", f"it names {repeated[0]} twice", "each axis once",
                         "Correct the words.")
-        if strange := [axis for axis in axes if axis.lower() in CALLED]:
+        if strange := [axis for axis in axes if axis.lower() in {*CALLED, *WORDS} and axis not in WORDS]:
             raise wrong(f"{key}.layout.{name}", f"it names an axis {strange[0]!r}", f"one of "
                         f"{', '.join(WORDS)}, or a name of an axis of space", f"Write "
-                        f"{CALLED[strange[0].lower()]}.")
+                        f"{CALLED.get(strange[0].lower(), strange[0].lower())}.")
         own = re.sub(r"\W+", "_", str(name).removesuffix("/*").rsplit("/", 1)[-1]).strip("_") or "u"
         fields = tuple(entry.get("fields") or (own,))
         if isinstance(entry.get("fields"), str) or not all(re.fullmatch(r"\w+", str(f)) for f in fields):
@@ -207,7 +202,7 @@ def _boundary(key: str, said: Any, axes: Sequence[str]) -> str:
     return per_axis[0] if len({*per_axis}) == 1 else ",".join(per_axis)
 
 
-def _span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
+def span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
           places: Sequence[Place]) -> list[float]:
     """(low, high) of an axis, as said and checked against its coordinate, or as that shows it. Cells lie
     between them: of a grid whose points lie on both walls, half a cell is added on each side.

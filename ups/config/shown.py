@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # where a coordinate may lie
 COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
 TIMES = ("t", "time", "times")
+UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 
 
 def wrong(key: str, what: str, expected: str, do: str) -> ValueError:
@@ -83,6 +84,8 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
 def coordinate(store: "Store", places: Sequence[Place],
                names: Iterable[str]) -> "tuple[str, np.ndarray] | None":
     """Where a coordinate lies, by its usual names, and its numbers; None if nowhere."""
+    if store.is_single:   # its array would answer to every name
+        return None
     groups = [place.array.rpartition("/")[0].replace("*", (store.groups(place.array) or [""])[0])
               for place in places if "*" in place.array]
     for name in names:
@@ -91,8 +94,19 @@ def coordinate(store: "Store", places: Sequence[Place],
                 found = store.array(place)
                 if found is not None and found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
                     values = np.asarray(store.read(place), np.float64)
-                    return place, values[0] if values.ndim == 2 else values
+                    return place, common_row(store, place, values) if values.ndim == 2 else values
     return None
+
+
+def common_row(store: "Store", place: str, rows: "np.ndarray") -> "np.ndarray":
+    """The first row of a coordinate that is stored for every trajectory. Raises ValueError where they differ
+    by more than where they begin."""
+    since, step = rows - rows[:, :1], np.ptp(rows[0]) / max(1, rows.shape[1] - 1)
+    if different := np.flatnonzero((np.abs(since - since[0]) > UNEVEN * step).any(1)).tolist():
+        raise ValueError(f"{store.path}: row {different[0]} of {place} has other steps than row 0; expected "
+                         "the same of every trajectory. Put trajectories of another step or grid into files "
+                         "and a task of their own.")
+    return rows[0]
 
 
 def tidy(value: float) -> float:
@@ -109,14 +123,24 @@ def step_in(store: "Store", name: str) -> float | None:
     return float(values.reshape(-1)[0]) if is_number else None
 
 
+def number_in(pattern: str, name: str) -> float | None:
+    """The number that stands for {} in the name of a file, the last that fits, whole: behind * or nothing it
+    does not begin within another one, before * or nothing no letter follows; None where none fits. There, a
+    sign right behind a letter or a digit is a hyphen, and fits no number.
+    """
+    before, after = pattern.split("{}", 1)
+    is_begun, is_ended = before[-1:] in ("", "*"), after[:1] in ("", "*")
+    sign = r"(?<![\d.+-])(?<!\d[eE])((?:(?<![A-Za-z\d])[-+])?" if is_begun else "([-+]?"
+    number = sign + r"\d+\.?\d*(?:[eE][-+]?\d+)?)" + r"(?![\dA-Za-z])" * is_ended
+    head, tail = (".*".join(map(re.escape, part.split("*"))) for part in (before, after))
+    match = re.match(".*" * (not before) + head + number + tail, name)
+    return float(match[1].rstrip(".")) if match else None
+
+
 def value_in(key: str, store: "Store", name: str, place: str, path: Path, group: str = "") -> "np.ndarray":
     """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
     if "{}" in place:
-        before, after = place.split("{}", 1)
-        pattern = r".*" * (not before) + ".*".join(map(re.escape, before.split("*"))) + \
-            r"([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)" + ".*".join(map(re.escape, after.split("*")))
-        match = re.match(pattern, path.name)
-        found = float(match[1].rstrip(".")) if match else None
+        found = number_in(place, path.name)
     else:
         found = store.value(place.replace("*", group))
     try:

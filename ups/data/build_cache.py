@@ -40,8 +40,10 @@ LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 a
 
 
 def _identity(paths: Iterable[Path]) -> list[list]:
-    """Name, size and time of change of every file: cheap to compare."""
-    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in map(Path, paths)]
+    """Name, size and time of change of every file, of a folder (zarr) of all in it: cheap to compare."""
+    files = [(str(part.relative_to(path.parent)), part.stat()) for path in map(Path, paths)
+             for part in ([path] if path.is_file() else sorted(path.rglob("*"))) if part.is_file()]
+    return [[name, found.st_size, found.st_mtime_ns] for name, found in files]
 
 
 def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
@@ -52,7 +54,7 @@ def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
     except (FileNotFoundError, ValueError) as error:
         return False, str(error)
     paths = data_files(config, task_name)
-    if gone := [str(path) for path in paths if not path.is_file()]:
+    if gone := [str(path) for path in paths if not path.exists()]:
         return True, f"the cache is whole; the data are no longer there ({gone[0]})"
     if _identity(paths) != cache.header["files"]:
         return False, f"the data files changed since {cache.path} was built"

@@ -9,8 +9,9 @@ import numpy as np
 
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config.foreign import from_pdebench, from_well, is_well
-from ups.config.own import CALLED, MOST_PARAMETERS, WORDS
+from ups.config.own import MOST_PARAMETERS
 from ups.config.shown import TIMES, coordinate
+from ups.config.words import CALLED, WORDS
 from ups.stored import Store, Stored, open_store
 from ups.tasks.own import JUMP, jumps
 

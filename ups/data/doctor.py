@@ -63,7 +63,7 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
         again = ("repair the numbers, or leave them out" if is_declared
                  else "generate or download the file again")
         found = [Finding("info", note, str(path), "nothing") for note in data.notes]
-        found += [] if is_own or is_declared else _edition(data, hash_all)
+        found += _of_domain(data) if is_own else [] if is_declared else _edition(data, hash_all)
         first = [seen.setdefault((task, digest), (path, i, split[i]))
                  for i, digest in enumerate(scan.initial)]
         leaks = [i for i, (_, _, part) in enumerate(first) if part != split[i]]
@@ -191,6 +191,20 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
             "nothing if the field has come to rest; persistence will look good, so compare with it")
     for check in () if scan.not_finite else task.checks:
         yield from check(data, scan)
+
+
+def _of_domain(data: Trajectories) -> Iterator[Finding]:
+    """Whether coordinates, of cells or of nodes on both ends, span what the task's domain does: its bases
+    know no other."""
+    task = data.task
+    for axis, (low, high) in zip(task.axes, task.spans, strict=True) if task.own is None else ():
+        x = data.coordinates.get(axis, np.zeros(1))
+        length = float(x[-1] - x[0])
+        if len(x) > 1 and not any(math.isclose(length * factor, high - low, rel_tol=0.02)
+                                  for factor in (1.0, len(x) / (len(x) - 1))):
+            yield Finding("error", f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} to "
+                                   f"{high:g}", str(data.path), "declare the file in a section of its own "
+                                   "(python prepare_data.py --describe), which takes its domain")
 
 
 def _stated(data: Trajectories) -> dict[str, float]:

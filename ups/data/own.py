@@ -2,7 +2,9 @@
 of trajectories, whatever their kind and the order of their axes.
 """
 
+import hashlib
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +13,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ups.config.shown import coordinate, matches, measure, step_in, value_in, wrong
+from ups.boundary import along
+from ups.config.foreign import FOREIGN, is_well
+from ups.config.own import span
+from ups.config.shown import TIMES, UNEVEN, coordinate, matches, measure, step_in, value_in, wrong
 from ups.data.pdebench import Trajectories
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
@@ -69,15 +74,22 @@ class OwnTrajectories:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Numbers in the file, if files of equal length differ by a parameter: published data repeat the
-        initial conditions then, and so may these. Else every trajectory has its own.
+        """Of every trajectory its initial condition: the number in the file, where files of equal length
+        differ by a parameter, as published ones do; else of those whose first frames are the same to the last
+        bit, as in a sweep over a parameter, the first. Where fewer than three differ, all are their own.
         """
         lengths = {file.num_trajectories for file in self.files}
         values = [file.parameters for file in self.files]
         is_one_each = bool(self.task.parameters) and all(len(np.unique(part, axis=0)) == 1 for part in values)
         differ = is_one_each and len({tuple(part[0]) for part in values}) == len(values)
-        return self.rows[:, 1] if len(self.files) > 1 and len(lengths) == 1 and differ and lengths != {1} \
-            else np.arange(len(self.rows))
+        if len(self.files) > 1 and len(lengths) == 1 and differ and lengths != {1}:
+            return self.rows[:, 1]
+        first: dict[bytes, int] = {}
+        count = max(1, BLOCK_BYTES // (4 * len(self.task.channels) * math.prod(self.space)))
+        frames = (u for i in range(0, self.num_trajectories, count)
+                  for u in self.read(i, min(i + count, self.num_trajectories), range(1)))
+        out = [first.setdefault(hashlib.sha256(u.tobytes()).digest(), i) for i, u in enumerate(frames)]
+        return np.array(out) if len(first) > 2 else np.arange(self.num_trajectories)
 
     def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
         """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units; of `frames`,
@@ -98,8 +110,14 @@ class OwnTrajectories:
         """Trajectories of "train", "val" and "test" (ascending): by the folders their files lie in, or dealt
         out by their initial conditions in an order that is always the same.
         """
-        folders = [FOLDERS.get(file.path.parent.name.lower()) for file in self.files]
-        if self.split_by == "folder" or (self.split_by == "auto" and {*folders} == {"train", "val", "test"}):
+        folders = _folders([file.path for file in self.files])
+        if self.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
+            raise wrong(f"task.{self.task.name}.split", f"files lie in folders "
+                        f"{', '.join(sorted(filter(None, {*folders})))} and others in none of train, val and "
+                        f"test" if None in folders else f"files lie in {' and '.join(sorted({*folders}))} "
+                        "alone", "all three of train, val and test, and no file elsewhere",
+                        "Make the missing one, or write split: index to deal out all files by number.")
+        if self.split_by == "folder" or (self.split_by == "auto" and len({*folders}) == 3):
             names = np.array([folders[file] or "none" for file in self.rows[:, 0]])
             if missing := [name for name in ("train", "val", "test") if not (names == name).any()]:
                 raise wrong(f"task.{self.task.name}.split", f"no file lies in a folder {missing[0]}",
@@ -155,6 +173,14 @@ class OwnTrajectories:
         return block.reshape(*lead, len(place.fields), *space)
 
 
+def _folders(paths: Sequence[Path]) -> list[str | None]:
+    """Of every file the part of the split that the nearest folder names, of those that they do not share."""
+    shared = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    return [next((FOLDERS[name] for name in reversed([part.lower() for part in
+                                                      path.absolute().parent.relative_to(shared).parts])
+                  if name in FOLDERS), None) for path in paths]
+
+
 def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
     """(first, last) of the pieces of rows (file, number) that lie side by side in one file."""
     breaks = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 1)) + 1
@@ -175,7 +201,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     against the grid, the frames and the step that are expected of them. num_trajectories: as many spread over
     all of them, 0: all. Raises ValueError or FileNotFoundError, a line that says what to write where.
     """
-    key, files, found = f"task.{task.name}", [], {}
+    key, files, found, ends, longest = f"task.{task.name}", [], {}, [], 0
     resolution = tuple(resolution)
     for path in paths:
         with open_store(path) as store:
@@ -192,9 +218,15 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                                                  f"frames", f"{num_frames} as in {paths[0]}",
                             f"Write {key}.num_frames: {frames} to use as many of every file, or leave that "
                             f"file out.")
-            found[path] = _step(key, store, task, frames)
             grouped = [place.array for place in task.arrays if "*" in place.array]
             groups = tuple(store.groups(grouped[0])) if grouped else ()
+            _require_shapes(key, store, task, groups)
+            _require_domain(key, store, task, groups, space)
+            ends.append(FOREIGN["well"](store)["boundary"] if is_well(store) else {})
+            if ends[-1] != ends[0]:
+                raise wrong(f"{key}.files", f"{path} says {ends[-1]} of its boundary, and {paths[0]} "
+                            f"{ends[0]}", "one boundary in all files", "Put them into two tasks.")
+            found[path], longest = _step(key, store, task, groups, frames), max(longest, frames)
             num = len(groups) or sizes.get("trajectory", 1)
             values = [_values(key, store, name, place, path, groups, num)
                       for name, place in task.own["parameters"].items()]
@@ -223,6 +255,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     if not task.is_steady:
         coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
     notes = (f"{len(files)} files",) if len(files) > 1 else ()
+    notes += (f"the first {num_frames} frames, of up to {longest}",) if longest > num_frames else ()
     return OwnTrajectories(
         Path(paths[0]) if len(paths) == 1 else Path(paths[0]).parent, task, tuple(files), rows,
         -(-(num_frames - first_frame) // time_stride), tuple(-(-size // space_stride) for size in resolution),
@@ -253,16 +286,71 @@ def _values(key: str, store: Store, name: str, place: str, path: Path, groups: S
     return np.broadcast_to(values, num)
 
 
-def _step(key: str, store: Store, task: Task, frames: int) -> float:
-    """The step of the times in a file, 0 where none are named or it has a single frame."""
+def _step(key: str, store: Store, task: Task, groups: Sequence[str], frames: int) -> float:
+    """The step of the times in a file, the same in all of its groups; 0 where it tells none or has a single
+    frame."""
     place = task.own["times"]
-    if task.is_steady or not place or frames < 2:
+    if task.is_steady or frames < 2:
         return 0.0
     if "@" in place and (step := step_in(store, place)):
         return step
-    found = coordinate(store, task.arrays, [place])
+    found = coordinate(store, task.arrays, [place] if place else TIMES)
+    if found is None and not place:
+        return 0.0
     if found is None or len(found[1]) < frames:
         raise wrong(f"{key}.dt", f"{store.path} holds no times in "
                                  f"{place!r}", f"{frames} of them as in other files",
                     "Write the number itself, such as dt: 0.1.")
-    return float((found[1][frames - 1] - found[1][0]) / (frames - 1))
+    steps = np.diff(found[1][:frames])
+    if not (steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean()):
+        raise wrong(f"{key}.dt", f"{found[0]} in {store.path} has steps of {steps.min():g} to "
+                                 f"{steps.max():g}", "equal, increasing ones",
+                    "Resample the frames to one step, or leave that file out.")
+    _require_common(key, store, task, groups, *found)
+    return float(steps.mean())
+
+
+def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], place: str,
+                    values: np.ndarray) -> None:
+    """Raise ValueError where the coordinate that the first group holds at `place` goes on otherwise in
+    another group."""
+    for array in task.arrays if groups else ():
+        first, inner = array.array.rpartition("/")[0].replace("*", groups[0]), array.array.rpartition("/")[0]
+        if "*" not in array.array or not place.startswith(f"{first}/"):
+            continue
+        step = np.ptp(values) / max(1, len(values) - 1)
+        for group in groups[1:]:
+            other = f"{inner.replace('*', group)}{place.removeprefix(first)}"
+            there = np.asarray(store.read(other), np.float64) if store.array(other) is not None else values
+            since = there - there[..., :1]
+            if since.shape[-1:] != values.shape or (np.abs(since - (values - values[0])) > UNEVEN * step).any():
+                raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
+                            "one step and one grid in all groups",
+                            "Put groups of another one into a file and a task of their own.")
+        return
+
+
+def _require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) -> None:
+    """Raise ValueError where an array is missing in a group, or is not as long as in the first."""
+    for place in task.arrays if groups else ():
+        names = [place.array.replace("*", group) for group in groups]
+        first = store.array(names[0])
+        for name in names if "*" in place.array else ():
+            found = store.array(name)
+            if found is None or found.shape != first.shape:
+                what = "no array" if found is None else f"{found.shape} numbers in"
+                raise wrong(f"{key}.files", f"{store.path} holds {what} {name}", f"{first.shape} as in "
+                            f"{names[0]}", "Leave that group out, or write the file again: a run that broke "
+                            "off is no trajectory.")
+
+
+def _require_domain(key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]) -> None:
+    """Raise ValueError where the coordinates of a file, or what a file of The Well says of its ends, are not
+    those of the task."""
+    ends = along(task.boundary, task.ndim)
+    for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
+        span(key, list(limits), axis, end, size, store, task.arrays)
+        if (found := coordinate(store, task.arrays, [axis])) is not None:
+            _require_common(key, store, task, groups, *found)
+
+

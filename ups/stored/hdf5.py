@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5g, h5l, h5o
 
-from ups.stored.store import Store, Stored, checked, natural
+from ups.stored.store import Store, Stored, checked, decoded, natural
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
@@ -45,7 +45,11 @@ class Hdf5(Store):
         return Stored(found.shape, found.dtype, axes if all(axes) else ())
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
-        return checked(self.path, lambda: np.asarray(node(self.file, name)[index]), "HDF5 file")
+        return checked(self.path, lambda: self._read(name, index), "HDF5 file")
+
+    def _read(self, name: str, index: tuple) -> np.ndarray:
+        found = node(self.file, name)
+        return decoded(np.asarray(found[index]), found.attrs)
 
     def group_names(self, group: str) -> list[str]:
         found = node(self.file, group)

@@ -12,6 +12,8 @@ HEADER_BYTES = 30   # of a file within a zip, before its name and its extra fiel
 
 
 class Npy(Store):
+    is_single = True
+
     def __init__(self, path: Path):
         super().__init__(path)
         self.rows = checked(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False), ".npy file")

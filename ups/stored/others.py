@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.stored.store import Store, Stored, checked, natural
+from ups.stored.store import Store, Stored, checked, decoded, natural
 
 
 def library(name: str, path: Path) -> ModuleType:
@@ -24,9 +24,10 @@ class Zarr(Store):
         super().__init__(path)
         self.library = library("zarr", path)
         self.root = checked(path, lambda: self.library.open(str(path), mode="r"), "zarr folder")
+        self.is_single = self._is_array(self.root)
 
     def names(self) -> list[str]:
-        if self._is_array(self.root):
+        if self.is_single:
             return [self.path.stem]
         return sorted(self._below(self.root, ""), key=natural)
 
@@ -39,7 +40,7 @@ class Zarr(Store):
                          for name in self._below(inner, f"{above}{key}/")]
 
     def _get(self, name: str) -> Any:
-        if self._is_array(self.root):
+        if self.is_single:
             return self.root
         return self.root[name] if name in self.root else None
 
@@ -51,7 +52,8 @@ class Zarr(Store):
         return Stored(tuple(found.shape), np.dtype(found.dtype), tuple(map(str, named)))
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
-        return checked(self.path, lambda: np.asarray(self._get(name)[index or ...]), "zarr folder")
+        return checked(self.path, lambda: decoded(np.asarray(self._get(name)[index or ...]),
+                                                  self._get(name).attrs), "zarr folder")
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._get(name) if name else self.root
@@ -63,7 +65,8 @@ class NetCdf(Store):
         super().__init__(path)
         load = library("netCDF4", path).Dataset
         self.file = checked(path, lambda: load(str(path)), "netCDF file")
-        self.file.set_auto_mask(False)
+        self.file.set_auto_maskandscale(False)   # as packed, which is read as in HDF5
+        self.fills = importlib.import_module("netCDF4").default_fillvals
 
     def close(self) -> None:
         self.file.close()
@@ -77,7 +80,12 @@ class NetCdf(Store):
                                                  tuple(found.dimensions))
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
-        return checked(self.path, lambda: np.asarray(self.file.variables[name][index or ...]), "netCDF file")
+        return checked(self.path, lambda: self._read(name, index), "netCDF file")
+
+    def _read(self, name: str, index: tuple) -> np.ndarray:
+        found = np.asarray(self.file.variables[name][index or ...])
+        fill = self.fills.get(found.dtype.str[1:]) if found.dtype.kind == "f" else None   # never written
+        return decoded(found, self.attributes(name), fill)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self.file.variables.get(name) if name else self.file

@@ -2,12 +2,14 @@
 
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+
+PACKED = {"scale_factor": 1.0, "add_offset": 0.0}   # attribute -> what it is where it is not said
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,32 @@ def natural(name: str) -> list:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
+def decoded(values: np.ndarray, about: Mapping[str, Any], fill: float | None = None) -> np.ndarray:
+    """The numbers that packed ones stand for, by the attributes of their array (CF conventions, section 8.1
+    and 2.5.1): those that are missing are NaN. fill: what stands for a missing one where no attribute says
+    so."""
+    missing = [number for name in ("_FillValue", "missing_value") if name in about
+               for number in np.asarray(about[name]).reshape(-1)]
+    missing += [fill] if fill is not None and not missing else []
+    scale, offset = (np.asarray(about.get(name, usual)) for name, usual in PACKED.items())
+    is_packed = any(name in about for name in PACKED)
+    if values.dtype.kind not in "fiu" or not (missing or is_packed):
+        return values
+    lost = np.isin(values, np.asarray(missing, values.dtype)) if missing else np.zeros((), bool)
+    if not (is_packed or lost.any()):
+        return values
+    out = values.astype(np.result_type(values.dtype, np.float32))
+    out = out * scale.reshape(-1)[0] + offset.reshape(-1)[0] if is_packed else out
+    return np.where(lost, out.dtype.type(np.nan), out) if lost.any() else out
+
+
 class Store:
     """An open file. names(): of all its arrays; groups(pattern): what * stands for in a name such as
     "*/data"; array(name), or None; read(name, index) with an integer or slice per axis; attributes of the
     file; attribute of an object: attribute("group@name").
     """
+
+    is_single = False   # one array, which goes by any name
 
     def __init__(self, path: Path):
         self.path = path
