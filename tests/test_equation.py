@@ -14,7 +14,7 @@ from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.models.bases import identify
 from ups.models.bases.base import Known, Samples
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
+from ups.models.bases.identify import Identification, Model
 from ups.models.bases.selection import backwards, forwards, left, solve
 from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
 from ups.seeds import generator
@@ -310,7 +310,7 @@ def test_tangents_are_the_derivative_of_the_integrator():
     k = fourier(32, 1.0)
     data = Trajectories(spectral(-0.02 * k**2, -0.5j * k, waves(8, 32, 2), 0.05, 8, 10), 0.05, 1.0)
     one = Identification(Equation, data.samples, data.own, 0)
-    model, _ = one.core()
+    [(_, model, _), *_] = one.cores()
     at, columns = one.tangents(model, one.shot[:2])
     made, places = one.build(model)
     values = model.values.clone().requires_grad_()
@@ -319,3 +319,25 @@ def test_tangents_are_the_derivative_of_the_integrator():
     torch.testing.assert_close(s, at[:, 0], rtol=0, atol=1e-9)
     [exact] = torch.autograd.grad(s.square().sum() / 2, values)
     torch.testing.assert_close((columns[:, :, 0] * s.detach()).flatten(1).sum(1), exact, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("after", "terms", "error"), [
+    ({35: 1.2, 11: 0.15}, 11, 0.15),   # the fit to a few windows is worse over longer: fewer terms
+    ({35: 0.1, 11: 0.05}, 35, 0.1),    # it helps: the first is taken, the other not looked at
+    ({35: 1.2, 11: 0.3}, 35, 0.12),    # it helps neither: as regressed
+])
+def test_a_fit_that_is_worse_over_longer_than_what_it_began_with_is_not_taken(monkeypatch, after, terms, error):
+    """cfd2d of one seed in two lost its equation so, and with it the base."""
+    def model(num, value):
+        return Model([(0, term) for term in range(num)], torch.full((num,), value))
+
+    one = Identification.__new__(Identification)
+    one.still, one.held = 1.0, None
+    monkeypatch.setattr(one, "cores", lambda: [(0.12, model(35, 0.12), []), (0.22, model(11, 0.22), [])], raising=False)
+    monkeypatch.setattr(one, "error", lambda tried, _: float(tried.values[0].double().round(decimals=6)))
+    monkeypatch.setattr(one, "descended", lambda tried: model(len(tried.unknowns), after[len(tried.unknowns)]))
+    for name in ("timed", "steadied"):
+        monkeypatch.setattr(one, name, lambda tried: tried)
+    monkeypatch.setattr(one, "grown", lambda tried, _: tried)
+    found = one.model()
+    assert len(found.unknowns) == terms and float(found.values[0]) == pytest.approx(error)

@@ -171,8 +171,9 @@ class Identification:
             total = total + (x @ x.mT).sum(1)
         return total
 
-    def core(self) -> tuple[Model | None, list[list[int]]]:
-        """The first few terms, or None if persistence is better; and the library of every channel."""
+    def cores(self) -> list[tuple[float, Model, list[list[int]]]]:
+        """The first few terms, by several regressions: error on what is held out, model, and the library of
+        every channel; the best first, none if persistence is better."""
         s, dt = self.seen, self.settings["dt"]
         once, twice = (s[:, 2] - s[:, 0]).flatten(2), (s[:, 2] - 2 * s[:, 1] + s[:, 0]).flatten(2)
         first, second = (x.square().mean(2).clamp_min(1e-16) for x in (once, twice))
@@ -195,15 +196,16 @@ class Identification:
                     tried.append((self.error(model, self.held), model, own))
         holding = [one for one in tried if one[0] < self.still]
         if holding:
-            return min(holding, key=lambda one: one[0])[1:]
+            return sorted(holding, key=lambda one: one[0])
         # nothing holds so long: what is closest over the next frames, where persistence has 0.5
         close = [(self.error(model, self.shot, is_bounded=True), model, own) for error, model, own in tried
                  if math.isfinite(error)]
         close = [one for one in close if one[0] < 0.5]
         if not close:
-            return None, []
+            return []
         _, model, own = min(close, key=lambda one: one[0])
-        return self.steadied(model), own
+        model = self.steadied(model)
+        return [(self.error(model, self.held), model, own)]
 
     # --------------------------------------------------------------------------------- Gauss and Newton
 
@@ -273,11 +275,18 @@ class Identification:
 
     def model(self) -> Model | None:
         """The equation of this parameter value, or None where no terms are better than persistence."""
-        model, libraries = self.core()
-        if model is None:
+        cores = self.cores()
+        if not cores:
             return None
-        model = self.steadied(self.timed(self.descended(model)))
-        error, before = self.error(model, self.held), math.inf
+        # few windows say little of many terms: where the fit to them is worse over longer, fewer terms
+        for begun, first, among in cores:
+            model, libraries = self.steadied(self.timed(self.descended(first))), among
+            error = self.error(model, self.held)
+            if error < begun:
+                break
+        else:
+            error, model, libraries = cores[0]
+        before = math.inf
         for _ in range(MOST_GROWTHS):
             wider = self.grown(model, libraries) if error < GREW * before else model
             if wider.unknowns == model.unknowns:
