@@ -132,6 +132,8 @@ def student(name: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
     its, paired = models[name], checks["pairing"][name]
     # refuse the teacher in its place
     yield f"3a {name}: evaluations per state", point(its["evaluations_per_state"]), None, 2.0
+    every = [models[model].get("networks_per_state") for model in ("corrector", name)]   # Gaussian and operator, too
+    yield f"3a {name}: times fewer calls of every network", point(every[0] / every[1] if all(every) else None), 16.0, None
     yield f"3a {name}: times faster than the teacher", point(models["corrector"]["ms_per_state"] / its["ms_per_state"]), 8.0, None
     yield f"3b {name}: CRPS over the teacher's", versus["crps"], None, bound
     yield f"3b {name}: spread/skill less the teacher's, one step", checks["less_than_teacher"][name], -0.05, 0.05

@@ -62,7 +62,8 @@ def forecast(**fakes: str) -> dict:
         steps = transient.assess_one_step(ensembles, COUNT, MEMBERS, 100)
     made = copy.deepcopy(entry())
     for model, row in made["models"].items():
-        row |= {"one_step": steps["models"][model], "ms_per_state": 20.0 if model == "corrector" else 1.0}
+        row |= {"one_step": steps["models"][model], "ms_per_state": 20.0 if model == "corrector" else 1.0,
+                "networks_per_state": 64.0 if model == "corrector" else 3.0}
     made["comparisons"] |= {"student_1 / rival": made["comparisons"]["student_1 / corrector"]}
     long = {"frames": 20, "members": 8, "blown_up": dict.fromkeys(kinds, 0)}
     return {**made, "checks": {**steps["checks"], "long": long}}
@@ -86,7 +87,8 @@ def test_every_designed_criterion_is_printed_once_with_its_interval():
     sharp = [row for row in rows if row.found["value"] is not None and row.found["low"] == row.found["high"]]
     for row in sharp:      # counts, times, and what is the same for every initial condition
         assert any(word in row.criterion for word in (
-            "evaluations", "faster", "NaN", "blown up", "distance", "correlation", "variance", "less", "rival's")), row.criterion
+            "evaluations", "calls", "faster", "NaN", "blown up", "distance", "correlation", "variance", "less",
+            "rival's")), row.criterion
 
 
 def test_right_draws_pass_what_the_fakes_below_are_refused_by():
@@ -139,10 +141,15 @@ def test_a_tie_is_no_second_pass_and_the_teacher_twice_is_no_student():
     made = copy.deepcopy(forecast())
     made["comparisons"]["corrector / dressed_conditional"] |= {"crps": point(0.98), "energy_score": point(0.5)}
     for name in ("student_1", "student_2"):
-        made["models"][name] |= {"evaluations_per_state": 32.0, "ms_per_state": 20.0}
+        made["models"][name] |= {"evaluations_per_state": 32.0, "networks_per_state": 34.0, "ms_per_state": 20.0}
     names = {row.criterion for row in acceptance.transient("t", made) if not row.passed}
     assert "2a fair CRPS over the best cheap ensemble (dressed_conditional)" in names
-    assert {"3a student_1: evaluations per state", "3a student_2: times faster than the teacher"} <= names
+    assert {"3a student_1: evaluations per state", "3a student_2: times faster than the teacher",
+            "3a student_1: times fewer calls of every network"} <= names
+    made["models"]["student_1"] |= {"evaluations_per_state": 1.0, "networks_per_state": 3.0}   # for 34: 11 times fewer
+    made["models"]["corrector"]["networks_per_state"] = 34.0
+    names = {row.criterion for row in acceptance.transient("t", made) if not row.passed}
+    assert "3a student_1: times fewer calls of every network" in names and "3a student_1: evaluations per state" not in names
 
 
 def test_a_bound_inside_the_interval_is_marked():

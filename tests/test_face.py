@@ -137,6 +137,7 @@ def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_ask
     stage("consistency", student_1=0.13, student_2=None)       # two evaluations blew up
     assert judge.judged(tmp_path, "forced") == {"corrector": (32, 0.10), "student_1": (1, 0.13)}
     assert judge.serving(tmp_path, "forced") == "student_1" and judge.serving(tmp_path, "forced", 32) == "corrector"
+    assert judge.serving(tmp_path, "forced", 0) == "student_1"   # none takes so few: the cheapest
     stage("rival", is_done=False, rival=0.01)                  # a stage that is still training says nothing
     assert judge.serving(tmp_path, "forced") == "student_1"
     (tmp_path / "rival" / "model.safetensors").touch()

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ import ups.training.run
 from bench import bootstrapped
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
+from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, one_step, rollouts
 from ups.evaluation.steady import case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
 from ups.files import file_hash, value_hash, write_sealed
@@ -610,12 +611,16 @@ def test_evaluations_are_counted_as_they_are_made(ensembles, config):
     expected = {"operator": 0, "dressed": 0, "dressed_conditional": 0, "dressed_resampled": 0, "rival": 1, "student_1": 1,
                 "student_2": 2, "corrector": 2 * config.diffusion.sampler_steps}
     for name, count in expected.items():
-        ensembles.evaluations = 0
+        ensembles.calls.clear()
         ensembles.residual(name, tokens, facts, noise, second)
-        assert ensembles.evaluations == count, name
-    ensembles.evaluations = 0
+        has_gaussian = name not in ("operator", "dressed", "dressed_resampled")   # its mean and scale
+        assert ensembles.calls == Counter(draw=count, every=count + has_gaussian), name
+        costs = costs_per_state(ensembles, name, 2)
+        assert costs["evaluations_per_state"] == count
+        assert costs["networks_per_state"] == count + has_gaussian + ensembles.residuals.head.is_network_used
+    ensembles.calls.clear()
     ensembles.residual("corrector", tokens, facts, noise, second, num_steps=7)
-    assert ensembles.evaluations == 14
+    assert ensembles.calls["draw"] == 14
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ teacher can be paired.
 
 import statistics
 import timeit
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,7 +52,8 @@ class Ensembles:
     """Every way to draw the residual of one task: `names`, those of CHEAP first.
 
     residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them. is_conserved:
-    rollouts keep what the equation keeps. evaluations: of a network, since it was set to 0.
+    rollouts keep what the equation keeps. calls: since it was cleared, "draw" of networks that draw, "every"
+    of these, of the Gaussian that gives mean and scale, and of the operator.
     """
 
     def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int,
@@ -60,17 +62,19 @@ class Ensembles:
         self.is_conserved, self.device = is_conserved, residuals.device
         self.corrector = samplers["corrector"].network
         self.head = self.corrector.heads[residuals.name]
-        self.evaluations = 0
+        self.calls: Counter[str] = Counter()
         for network in {id(sampler.network): sampler.network for sampler in samplers.values()}.values():
-            network.backbone.register_forward_hook(self._count)
+            network.backbone.register_forward_hook(partial(self._count, ("draw", "every")))
+            network.heads[residuals.name].gaussian.register_forward_hook(partial(self._count, ("every",)))
+        residuals.operator.backbone.register_forward_hook(partial(self._count, ("every",)))
         self.names = [*CHEAP, *samplers]
         batch = Schedule({residuals.name: residuals.windows("reserved")}, BANK, seed + 4).batch(0)
         parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
         self.bank = torch.cat([residuals.draw("reserved", rows, starts, generator(seed, "bank", i))[0]
                                for i, (rows, starts) in enumerate(parts)])
 
-    def _count(self, *_: object) -> None:
-        self.evaluations += 1
+    def _count(self, kinds: tuple[str, ...], *_: object) -> None:
+        self.calls.update(kinds)
 
     def head_of(self, model: str) -> CorrectorHead:
         """The head that draws, or of the cheap ways the corrector's, which has their mean and scale."""
@@ -180,9 +184,9 @@ def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.G
 
 
 @torch.no_grad()
-def milliseconds_per_state(ensembles: Ensembles, model: str, batch_size: int) -> tuple[float, float]:
-    """(median over TIMED calls of the time per step and state, operator and decoding included; evaluations
-    per state)."""
+def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[str, float]:
+    """ms_per_state: median over TIMED calls of the time per step and state, operator and decoding included;
+    evaluations_per_state, of what draws; networks_per_state, of every network that runs."""
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
@@ -194,6 +198,8 @@ def milliseconds_per_state(ensembles: Ensembles, model: str, batch_size: int) ->
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
         source.decode(z_next).cpu()   # waits for the device
 
-    ensembles.evaluations = 0
+    ensembles.calls.clear()
     seconds = timeit.repeat(step, number=1, repeat=TIMED + 1)[1:]   # the first warms up
-    return 1e3 * statistics.median(seconds) / len(rows), ensembles.evaluations / (TIMED + 1)
+    return {"ms_per_state": 1e3 * statistics.median(seconds) / len(rows),
+            "evaluations_per_state": ensembles.calls["draw"] / (TIMED + 1),
+            "networks_per_state": ensembles.calls["every"] / (TIMED + 1)}

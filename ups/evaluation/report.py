@@ -28,10 +28,10 @@ Sections about ensembles and priors:
 
 entry of a forecast: {"task", "members": M, "times": [T], "models": {model: ROW}, "comparisons": {"A vs B":
 {metric: number with interval}}, "words": [paragraphs]}, ROW of ups.metrics.ensembles.summarise_ensemble plus
-"evaluations_per_state" and "ms_per_state". entry of a steady prior: {"task", "members", "cases": {case:
-{model: ROW}}, "words"}, ROW with crps, ssr, nrmse_mean, exact (distance, trace): numbers, with or without
-interval. Samples as ups.evaluation.figures_ensemble describes them. A metric, figure or model that is not
-there is left out; null is shown as a dash.
+"evaluations_per_state", "networks_per_state" and "ms_per_state". entry of a steady prior: {"task", "members",
+"cases": {case: {model: ROW}}, "words"}, ROW with crps, ssr, nrmse_mean, exact (distance, trace): numbers,
+with or without interval. Samples as ups.evaluation.figures_ensemble describes them. A metric, figure or model
+that is not there is left out; null is shown as a dash.
 """
 
 import html

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ups.config import EvaluateConfig, TaskConfig
-from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, milliseconds_per_state, one_step, rollouts
+from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, costs_per_state, one_step, rollouts
 from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, rivals_of, timed
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
@@ -57,9 +57,8 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
         models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
         shown[model] = members[0].numpy()
     for model in ensembles.names:
-        milliseconds, evaluations = milliseconds_per_state(ensembles, model, TIMED_STATES)
-        models[model] |= {"ms_per_state": milliseconds, "evaluations_per_state": evaluations,
-                          "one_step": steps["models"][model]}
+        models[model] |= costs_per_state(ensembles, model, TIMED_STATES)
+        models[model]["one_step"] = steps["models"][model]
     known = {model: models[model]["crps"]["value"] for model in (*CHEAP, *CHEAP_ROLLOUTS)
              if models[model]["crps"]["value"] is not None}
     cheap = min(known, key=known.get, default="operator")

@@ -87,14 +87,19 @@ def judged(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
 
 def serving(run_dir: str | Path, task: str, evaluations: int = EVALUATIONS) -> str:
     """The way that draws a task's errors: the best on validation of those that take at most so many
-    evaluations of a network per call; USUAL where none was judged."""
-    return next((way for way, (taken, _) in judged(run_dir, task).items() if taken <= evaluations), USUAL)
+    evaluations of a network per call, or the cheapest where all that take so few blew up there; USUAL where
+    none was judged."""
+    found = judged(run_dir, task)
+    fitting = [way for way, (taken, _) in found.items() if taken <= evaluations]
+    return fitting[0] if fitting else min(found, key=lambda way: found[way][0], default=USUAL)
 
 
 def in_words(run_dir: str | Path, task: str) -> str:
     """Which way `Forecaster.sample` draws by, and how it compares."""
     found, name = judged(run_dir, task), serving(run_dir, task)
     listed = ", ".join(f"{way} {crps:.3g} with {taken}" for way, (taken, crps) in found.items())
-    return (f"sample() draws by {name}, the best on validation of what takes at most {EVALUATIONS} "
+    is_cheap = name not in found or found[name][0] <= EVALUATIONS
+    why = "the best on validation of" if is_cheap else "the cheapest that stays finite on validation, not of"
+    return (f"sample() draws by {name}, {why} what takes at most {EVALUATIONS} "
             f"evaluations per call; fair CRPS there, over the field's standard deviation: "
             f"{listed or 'not judged'}.")
