@@ -285,3 +285,23 @@ def test_single_arrays_have_no_coordinates(tmp_path):
     np.save(tmp_path / "a.npy", waves()[0])
     *_, values = read(tmp_path, section(tmp_path, files=str(tmp_path / "a.npy"), layout={"u": ["time", "x"]}))
     assert values.shape == (1, T, 1, X)
+
+
+def test_a_parameter_of_two_places_or_of_no_order_is_asked_about(tmp_path):
+    write(tmp_path / "a.h5", u=waves(), nu=np.arange(1.0, N + 1), attr_nu=7.0)
+    refused(tmp_path, section(tmp_path, parameters={"nu": "nu"}), "holds an attribute nu and an array nu; expected one of them")
+    _, source, _ = read(tmp_path, section(tmp_path, parameters={"nu": "@nu"}))
+    assert source.parameters[:, 0].tolist() == [7.0] * N
+    runs = {f"r{i}__data": u for i, u in zip((1, 2, 10), waves(), strict=False)}
+    write(tmp_path / "a.h5", **runs, nu=np.array([1.0, 10.0, 2.0]))   # as h5py lists the groups
+    said = section(tmp_path, layout={"*/data": ["time", "x"]}, parameters={"nu": "nu"})
+    refused(tmp_path, said, "for groups whose names may be sorted as r1, r2, .. or as r1, r10, ..; expected a value in each")
+    write(tmp_path / "a.h5", **runs, **{f"r{i}__nu": float(i) for i in (1, 2, 10)})
+    _, source, _ = read(tmp_path, {**said, "parameters": {"nu": "*/nu"}})
+    assert source.parameters[:, 0].tolist() == [1.0, 2.0, 10.0]
+
+
+def test_an_end_of_time_that_the_frames_do_not_reach_is_refused(tmp_path):
+    write(tmp_path / "a.h5", u=waves())
+    refused(tmp_path, section(tmp_path, t_end=100.0), "task.ks.t_end: it is 100; expected 2: 5 frames, 0.5 apart")
+    read(tmp_path, section(tmp_path, t_end=2.0))

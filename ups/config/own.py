@@ -90,7 +90,11 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
                     f"Leave it out; {key}.space_stride takes every n-th cell.")
     said["resolution"] = shown
     said["num_frames"] = said["num_frames"] or sizes.get("time", 1)
-    said["t_end"] = tidy(said["dt"] * (said["num_frames"] - 1))
+    t_end = tidy(said["dt"] * (said["num_frames"] - 1))
+    if said["t_end"] and abs(said["t_end"] - t_end) > UNEVEN * said["dt"]:
+        raise wrong(f"{key}.t_end", f"it is {said['t_end']:g}", f"{t_end:g}: {said['num_frames']} frames, "
+                    f"{said['dt']:g} apart", f"Leave it out; {key}.num_frames takes fewer frames.")
+    said["t_end"] = t_end
     said["degree"] = 0 if is_steady else said["degree"]
     cells = [-(-size // max(1, said["space_stride"])) for size in said["resolution"]]
     said["patch"] = said["patch"] or patch_for(cells)

@@ -139,6 +139,10 @@ def number_in(pattern: str, name: str) -> float | None:
 
 def value_in(key: str, store: "Store", name: str, place: str, path: Path, group: str = "") -> "np.ndarray":
     """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
+    if place in store.attributes() and not store.is_single and store.array(place) is not None:
+        raise wrong(f"{key}.parameters.{name}", f"{path} holds an attribute {place} and an array {place}",
+                    "one of them", f"Write \"@{place}\" for the attribute of the file, or give the array "
+                    "another name.")
     if "{}" in place:
         found = number_in(place, path.name)
     else:

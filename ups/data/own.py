@@ -279,6 +279,11 @@ def _values(key: str, store: Store, name: str, place: str, path: Path, groups: S
     if groups and "*" in place:
         return np.array([float(value_in(key, store, name, place, path, group)) for group in groups])
     values = value_in(key, store, name, place, path)
+    if values.ndim and groups and list(groups) != sorted(groups):
+        raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values for groups whose names "
+                    f"may be sorted as {groups[0]}, {groups[1]}, .. or as {', '.join(sorted(groups)[:2])}, ..",
+                    "a value in each group", f"Write {name}: \"*/{name}\", an array or (\"*@{name}\") an "
+                    "attribute of each group; or name groups with leading zeros.")
     if values.ndim and len(values) != num:
         raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values", f"1, or {num} as it "
                     f"holds trajectories (by {key}.layout)", "Write one per trajectory, or correct the words "
