@@ -152,6 +152,30 @@ def test_a_tie_is_no_second_pass_and_the_teacher_twice_is_no_student():
     assert "3a student_1: times fewer calls of every network" in names and "3a student_1: evaluations per state" not in names
 
 
+def test_a_student_of_too_much_spread_is_refused_as_one_of_too_little():
+    made = copy.deepcopy(forecast())
+    made["checks"]["pairing"]["student_1"]["variance_ratio"] = point(1.2)
+    assert "3d student_1: variance over that of the teacher" in {row.criterion for row in acceptance.transient("t", made)
+                                                                 if not row.passed}
+
+
+def test_bounds_are_closer_where_the_law_is_known_and_of_chaos():
+    made = copy.deepcopy(forecast())
+    made["models"]["corrector"]["ssr_by_lead"] = [0.85 for _ in made["models"]["corrector"]["ssr_by_lead"]]
+    for part in made["models"]["corrector"]["one_step"]["by_start"]:
+        part["ssr"] = point(0.93)
+    start, lead = "2b spread/skill one step ahead, from frame 0", "2b corrector: spread/skill over the rollout, smallest"
+
+    def names():
+        return {row.criterion for row in acceptance.transient("t", made) if not row.passed}
+
+    assert not {start, lead} & names()
+    made["comparisons"]["corrector / exact"] = made["comparisons"]["corrector / operator"] | {
+        "crps_by_lead": made["comparisons"]["corrector / operator"]["nrmse_mean_by_lead"]}
+    made["checks"]["long"]["climate"] = {name: {"spectrum_error": 0.1, "memory": 1.0} for name in made["models"]}
+    assert {start, lead} <= names()
+
+
 def test_a_bound_inside_the_interval_is_marked():
     row = acceptance.Row("t", "x", {"value": 0.96, "low": 0.94, "high": 0.99}, None, 0.97)
     assert row.passed and not row.is_sure and row.bound == "<= 0.97"
