@@ -7,6 +7,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from ups.generative.student import (
     ensemble_loss,
     gate,
     pool_number,
+    validate,
 )
 from ups.metrics.proper import energy_score, fair_crps
 from ups.models.conserve import conserve
@@ -372,13 +374,15 @@ def test_every_other_start_is_pure_noise():
     assert (angle[::2] == NOISE).all() and (angle[1::2] < NOISE).all() and angle.min() > 0
 
 
-STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0}
+STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0, "variance": 0.8}
 
 
 @pytest.mark.parametrize(("change", "ratio"), [
     ({"crps": 0.9}, 0.9), ({"crps": 0.9, "spread_skill": 1.05, "energy": 1.9}, 0.9), ({"crps": GAIN}, GAIN),
     ({"crps": 0.999}, None), ({"crps": 1.1}, None), ({"crps": 0.9, "spread_skill": 0.85}, None),
-    ({"crps": 0.9, "spread_skill": 1.2}, None), ({"crps": 0.9, "energy": 2.01}, None), ({}, None), ({"crps": math.nan}, None)])
+    ({"crps": 0.9, "variance": 0.9}, 0.9), ({"crps": 0.9, "variance": 1.1}, 0.9), ({"crps": 0.9, "variance": 0.7}, None),
+    ({"crps": 0.9, "variance": 1.3}, None), ({"crps": 0.9, "spread_skill": 1.2}, None), ({"crps": 0.9, "energy": 2.01}, None),
+    ({}, None), ({"crps": math.nan}, None)])
 def test_tuning_passes_only_if_it_gains_and_loses_nothing(change, ratio):
     assert gate({"a": STANDING | change}, {"a": STANDING}) == pytest.approx(ratio)
 
@@ -399,6 +403,26 @@ def test_the_scores_are_the_known_ones():
     pairs = sum((vectors[:, i] - vectors[:, j]).norm(dim=-1) for i in range(5) for j in range(5)) / (5 * 4)
     expected = ((vectors - ref[:, None]).norm(dim=-1).mean(1) - 0.5 * pairs) / math.sqrt(14)
     torch.testing.assert_close(energy_score(vectors, ref), expected)
+
+
+@pytest.mark.parametrize(("factor", "shift", "pair", "variance"), [
+    (1.0, 0.0, 0.0, 1.0), (0.5, 0.0, 0.25, 0.25), (-1.0, 0.0, 4.0, 1.0), (1.0, 2.0, 4.0, 1.0)])
+def test_validation_sees_a_students_pairs_and_variance_as_latents_have_them(factor, shift, pair, variance):
+    """Where most whitened numbers carry no size, they do not count; a student that follows them alone is refused."""
+    size = torch.tensor([10.0] + [1e-3] * 7)   # physical, of the numbers of a residual
+
+    def velocity(condition):                   # at pure noise a draw is -F
+        return lambda x, angle: -torch.where(size > 1, factor * x + shift, 0.0 * x)
+
+    head = SimpleNamespace(r_std=torch.ones(8), unwhiten=lambda r, condition: size * r)
+    student = SimpleNamespace(heads={"t": head}, velocity=velocity)
+    condition = SimpleNamespace(name="t")
+    condition.rows = lambda index: condition
+    white = noise(40000, 4, 8)
+    ranks = SimpleNamespace(device="cpu", agreed=lambda work, _: work(), reduce_sum=lambda sums: sums)
+    found = validate(student, {"t": SimpleNamespace(decode=lambda z: z)},
+                     {"t": [(condition, noise(40000, 8, key=1), white, white[:, 0], white[:, 1])]}, ranks)["t"]
+    assert found["pair"] == pytest.approx(pair, abs=0.02 + 0.03 * pair) and found["variance"] == pytest.approx(variance, rel=0.05)
 
 
 SCALES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)

@@ -32,6 +32,7 @@ HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per 
 ALPHA = 0.95          # of the almost fair CRPS (Lang et al. 2024): keeps two equal members from being free
 TINY = 1e-12          # squared distance to which equal draws are lifted, for a gradient
 MEMBERS = 16          # in validation
+VARIES = 0.1          # from the teacher's variance a student's may differ
 GAIN = 0.995          # tuning is kept if CRPS falls to this share or below, and nothing else is worse
 
 
@@ -165,21 +166,23 @@ def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: in
     return send(noise[rows], like.device)
 
 
-def _drawn(student: Corrector, condition: Condition, r: Tensor,
-           noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(draws (batch, M, ...) of one evaluation, the same and r in units of r_std)."""
-    num, head = noise.shape[1], student.heads[condition.name]
-    unit = head.r_std.square().mean().sqrt()
-    repeated = condition.rows(torch.arange(len(r), device=r.device).repeat_interleave(num))
+def _sized(student: Corrector, condition: Condition, r: Tensor) -> Tensor:
+    """Whitened residuals r as latents have them, in units of r_std: what is large there counts as such."""
+    head = student.heads[condition.name]
+    return head.unwhiten(r, condition) / head.r_std.square().mean().sqrt()
+
+
+def _drawn(student: Corrector, condition: Condition, noise: Tensor) -> Tensor:
+    """Draws (batch, M, ...) of one evaluation from noise (batch, M, ...), as `_sized`."""
+    num, batch = noise.shape[1], torch.arange(len(noise), device=noise.device)
+    repeated = condition.rows(batch.repeat_interleave(num))
     draws = draw_members(student.velocity(repeated), noise.flatten(0, 1))
-    states = (head.unwhiten(draws, repeated) / unit).unflatten(0, (-1, num))
-    return draws.unflatten(0, (-1, num)), states, head.unwhiten(r, condition) / unit
+    return _sized(student, repeated, draws).unflatten(0, (-1, num))
 
 
 def scores(student: Corrector, source: Residuals, condition: Condition, r: Tensor, noise: Tensor) -> Tensor:
     """`ensemble_loss` of one-evaluation draws (batch,); r (batch, ...) whitened, noise (batch, M, ...)."""
-    _, states, truth = _drawn(student, condition, r, noise)
-    return ensemble_loss(states, truth, source.decode)
+    return ensemble_loss(_drawn(student, condition, noise), _sized(student, condition, r), source.decode)
 
 
 # ---------------------------------------------------------------- validation
@@ -197,24 +200,27 @@ def ends_of(teacher: Corrector, seed: int, name: str, number: int, drawn: Drawn)
 
 def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list],
              ranks: Any) -> dict[str, dict]:
-    """Task -> pair (squared distance to the teacher's draw over its variance), crps, spread_skill, energy
-    (score), of what `ends_of` gave. A collective."""
+    """Task -> pair (squared distance to the teacher's draw over its variance), variance (over the teacher's),
+    crps, spread_skill, energy (score), of what `ends_of` gave, each of latents or the field. A collective."""
     def sums_of(name: str, part: tuple) -> Tensor:
-        condition, r, noise, first, second = part
-        draws, states, truth = _drawn(student, condition, r, noise)
+        condition, r, noise, *ends = part
+        states, truth, first, second = (_drawn(student, condition, noise),
+                                        *(_sized(student, condition, end) for end in (r, *ends)))
         field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
         return torch.stack([
-            (draws[:, 0] - first).square().mean() * size,
-            0.5 * (first - second).square().mean() * size, fair_crps(field, field_ref).sum(),
+            (states[:, 0] - first).square().mean() * size,
+            0.5 * (first - second).square().mean() * size, states.var(1).mean() * size,
+            fair_crps(field, field_ref).sum(),
             (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
             (field.mean(1) - field_ref).square().mean() * size,
             energy_score(states, truth).sum(),
             r.new_tensor(size)])
 
-    return {name: {"pair": pair / max(variance, 1e-12), "crps": crps / count, "energy": energy / count,
+    return {name: {"pair": pair / max(whole, 1e-12), "variance": own / max(whole, 1e-12),
+                   "crps": crps / count, "energy": energy / count,
                    "spread_skill": (spread / max(skill, 1e-12)) ** 0.5}
-            for name, (pair, variance, crps, spread, skill, energy, count)
-            in zip(held_out, summed(held_out, sums_of, 7, ranks), strict=True)}
+            for name, (pair, whole, own, crps, spread, skill, energy, count)
+            in zip(held_out, summed(held_out, sums_of, 8, ranks), strict=True)}
 
 
 def metrics_of(found: dict[str, dict]) -> dict[str, float]:
@@ -224,8 +230,8 @@ def metrics_of(found: dict[str, dict]) -> dict[str, float]:
 
 def words_of(found: dict[str, dict]) -> str:
     """What `validate` found, in a line."""
-    return ", ".join(f"{name} pair {entry['pair']:.3f} CRPS {entry['crps']:.4f} spread/skill "
-                     f"{entry['spread_skill']:.2f}"
+    return ", ".join(f"{name} pair {entry['pair']:.3f} variance {entry['variance']:.2f} CRPS "
+                     f"{entry['crps']:.4f} spread/skill {entry['spread_skill']:.2f}"
                      for name, entry in found.items())
 
 
@@ -234,5 +240,6 @@ def gate(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
     elsewhere."""
     pairs = [(now, before[name]) for name, now in tuned.items()]
     is_kept = all(now["crps"] <= GAIN * old["crps"] and now["energy"] <= old["energy"]
-                  and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1) for now, old in pairs)
+                  and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
+                  and abs(now["variance"] - 1) <= max(abs(old["variance"] - 1), VARIES) for now, old in pairs)
     return sum(now["crps"] / old["crps"] for now, old in pairs) / len(pairs) if is_kept else None
