@@ -72,13 +72,14 @@ def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], wha
     """Raise FileExistsError unless `record`, read from `path`, carries `identity`; what: whose it is."""
     then, now = record.get("config_hash", "none"), identity["config_hash"]
     if then != now:
-        raise FileExistsError(f"{what} was made with another configuration (hash {then[:12]} in {path.name}, "
-                              f"{now[:12]} now); expected the same one. {do}")
+        raise FileExistsError(f"{what} was made with another configuration (hash {then!s:.12} in "
+                              f"{path.name}, {now[:12]} now); expected the same one. {do}")
     before, parents = record.get("parents", {}), identity["parents"]
     for name in sorted(before.keys() | parents.keys()):
         if before.get(name) != parents.get(name):
-            raise FileExistsError(f"{what} was made from another {name} ({before.get(name, 'none')} then, "
-                                  f"{parents.get(name, 'none')} now); expected the same one. {do}")
+            said = [f"{of.get(name, 'none')!s:.80}" for of in (before, parents)]   # whatever a file holds
+            raise FileExistsError(f"{what} was made from another {name!s:.80} ({said[0]} then, {said[1]} "
+                                  f"now); expected the same one. {do}")
 
 
 def finished_stage(folder: Path) -> dict[str, Any] | None:
