@@ -202,8 +202,8 @@ def _of_domain(data: Trajectories) -> Iterator[Finding]:
         length = float(x[-1] - x[0])
         if len(x) > 1 and not any(math.isclose(length * factor, high - low, rel_tol=0.02)
                                   for factor in (1.0, len(x) / (len(x) - 1))):
-            yield Finding("error", f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} to "
-                                   f"{high:g}", str(data.path), "declare the file in a section of its own "
+            yield Finding("error", f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} "
+                                   f"to {high:g}", str(data.path), "declare the file in a section of its own "
                                    "(python prepare_data.py --describe), which takes its domain")
 
 

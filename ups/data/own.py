@@ -280,8 +280,9 @@ def _values(key: str, store: Store, name: str, place: str, path: Path, groups: S
         return np.array([float(value_in(key, store, name, place, path, group)) for group in groups])
     values = value_in(key, store, name, place, path)
     if values.ndim and groups and list(groups) != sorted(groups):
+        other = ", ".join(sorted(groups)[:2])
         raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values for groups whose names "
-                    f"may be sorted as {groups[0]}, {groups[1]}, .. or as {', '.join(sorted(groups)[:2])}, ..",
+                    f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
                     "a value in each group", f"Write {name}: \"*/{name}\", an array or (\"*@{name}\") an "
                     "attribute of each group; or name groups with leading zeros.")
     if values.ndim and len(values) != num:
@@ -327,8 +328,8 @@ def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], p
         for group in groups[1:]:
             other = f"{inner.replace('*', group)}{place.removeprefix(first)}"
             there = np.asarray(store.read(other), np.float64) if store.array(other) is not None else values
-            since = there - there[..., :1]
-            if since.shape[-1:] != values.shape or (np.abs(since - (values - values[0])) > UNEVEN * step).any():
+            is_long = there.shape[-1:] == values.shape
+            if not is_long or (np.abs(there - there[..., :1] - values + values[0]) > UNEVEN * step).any():
                 raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
                             "one step and one grid in all groups",
                             "Put groups of another one into a file and a task of their own.")
