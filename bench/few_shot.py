@@ -75,13 +75,17 @@ def drawn(cache: Cache, split: str, count: int, seed: int) -> Tensor:
     return rows[(turn * len(cache.parameter_values) + cache.parameter_index[rows]).argsort()][:count].sort().values
 
 
+def counts_of(cache: Cache) -> range:
+    """How few and how many trajectories can be shown."""
+    return range(max(1, len(cache.parameter_values)), len(cache.split["train"]) + 1)
+
+
 def few(cache: Cache, count: int, seed: int) -> Cache:
     """The cache with `count` rows to train on and as many, if there are, to choose on; the test split as it is. Raises ValueError
     for fewer than there are parameter values, which our bases and scales are fitted for one by one, or more than there are."""
-    fewest, most = max(1, len(cache.parameter_values)), len(cache.split["train"])
-    if not fewest <= count <= most:
-        raise ValueError(f"{cache.task.name} has {fewest} parameter values and {most} trajectories to train on; expected a "
-                         f"number between, not {count}. Leave {count} out of --counts, or hold out fewer values with "
+    if count not in (sizes := counts_of(cache)):
+        raise ValueError(f"{cache.task.name} has {sizes[0]} parameter values and {sizes[-1]} trajectories to train on; expected "
+                         f"a number between, not {count}. Leave {count} out of --counts, or hold out fewer values with "
                          f"task.{cache.task.name}.parameters=[..] and make their cache.")
     part = copy.copy(cache)
     part.split = cache.split | {name: drawn(cache, name, count, seed) for name in ("train", "val")}
@@ -95,7 +99,7 @@ def few_of(problem: Problem, splits: dict[str, Split], cache: Cache, part: Cache
     shown = dataclasses.replace(problem, train=problem.train[is_shown], train_parameters=problem.train_parameters[is_shown],
                                 train_inputs=inputs)
     val = splits["val"]
-    return shown, Split(*(part[is_chosen] for part in (val.given, val.truth, val.parameters, val.groups)))
+    return shown, Split(*(rows[is_chosen] for rows in (val.given, val.truth, val.parameters, val.groups)))
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------------
@@ -233,8 +237,7 @@ def measure(config: Config, args: argparse.Namespace, row: str, count: int, seed
 def fill(config: Config, args: argparse.Namespace) -> None:
     """Measure what is asked for and not there; every result is written when it is found."""
     (folder, fingerprint), cache = parent_of(config, args.parent, args.task), open_cache(config, args.task)
-    fewest, most = max(1, len(cache.parameter_values)), len(cache.split["train"])
-    counts = args.counts or [count for count in COUNTS if fewest <= count <= most]
+    counts = args.counts or [count for count in COUNTS if count in counts_of(cache)]
     for count in counts:
         few(cache, count, 0)   # refused before anything is measured
     common = {"task": args.task} | settings_of(config, args, cache, folder, fingerprint)

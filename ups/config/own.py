@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
-from ups.config.shown import TIMES, UNEVEN, coordinate, matches, measure, step_in, tidy, value_in, wrong
-from ups.config.words import CALLED, WORDS, check_words
+from ups.config.shown import (
+    TIMES,
+    UNEVEN,
+    coordinate,
+    even_step,
+    matches,
+    measure,
+    step_in,
+    tidy,
+    value_in,
+    wrong,
+)
+from ups.config.words import WORDS, check_words, meant
 from ups.lazy import np
 from ups.tasks import TASKS, Place
 
@@ -146,10 +157,9 @@ def _places(key: str, layout: Any, store: "Store") -> list[Place]:
         if repeated:
             raise wrong(f"{key}.layout.{name}", f"it names {repeated[0]} twice", "each axis once",
                         "Correct the words.")
-        if strange := [axis for axis in axes if axis.lower() in {*CALLED, *WORDS} and axis not in WORDS]:
+        if strange := [axis for axis in axes if meant(axis) != axis]:
             raise wrong(f"{key}.layout.{name}", f"it names an axis {strange[0]!r}", f"one of "
-                        f"{', '.join(WORDS)}, or a name of an axis of space", f"Write "
-                        f"{CALLED.get(strange[0].lower(), strange[0].lower())}.")
+                        f"{', '.join(WORDS)}, or a name of an axis of space", f"Write {meant(strange[0])}.")
         own = re.sub(r"\W+", "_", str(name).removesuffix("/*").rsplit("/", 1)[-1]).strip("_") or "u"
         fields = tuple(entry.get("fields") or (own,))
         if isinstance(entry.get("fields"), str) or not all(re.fullmatch(r"\w+", str(f)) for f in fields):
@@ -278,13 +288,7 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
             raise wrong(f"{key}.layout", f"the axis called time has {frames} frames and the array {place} in "
                         f"{store.path} {len(t)} times", "as many (or one more)",
                         f"Are the words in the order of the axes? {store.listing()}.")
-        steps = np.diff(t[:frames])
-        if not (steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean()):
-            raise wrong(f"{key}.dt", f"{place} in {store.path} has steps of {steps.min():g} to "
-                                     f"{steps.max():g}",
-                        "equal, increasing ones", "Resample the frames to one step, or leave uneven ones out "
-                        f"({key}.first_frame).")
-        shown = tidy((t[frames - 1] - t[0]) / (frames - 1))
+        shown = tidy(even_step(key, store, place, t[:frames]))
     if isinstance(dt, str) or not dt:
         if shown is None:
             raise wrong(f"{key}.dt", "it is missing, and the file "

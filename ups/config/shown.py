@@ -98,11 +98,28 @@ def coordinate(store: "Store", places: Sequence[Place],
     return None
 
 
+def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
+    """Whether another coordinate, of one row or of several, has as many steps as `values` and the same."""
+    allowed = UNEVEN * np.ptp(values) / max(1, len(values) - 1)
+    return other.shape[-1:] == values.shape and not (
+        np.abs(other - other[..., :1] - values + values[0]) > allowed).any()
+
+
+def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> float:
+    """The step of the times at `place`. Raises ValueError where they do not rise evenly."""
+    steps = np.diff(times)
+    if not (steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean()):
+        raise wrong(f"{key}.dt", f"{place} in {store.path} has steps of {steps.min():g} to "
+                                 f"{steps.max():g}",
+                    "equal, increasing ones", "Resample the frames to one step, or leave uneven ones out "
+                    f"({key}.first_frame).")
+    return float((times[-1] - times[0]) / (len(times) - 1))
+
+
 def common_row(store: "Store", place: str, rows: "np.ndarray") -> "np.ndarray":
     """The first row of a coordinate that is stored for every trajectory. Raises ValueError where they differ
     by more than where they begin."""
-    since, step = rows - rows[:, :1], np.ptp(rows[0]) / max(1, rows.shape[1] - 1)
-    if different := np.flatnonzero((np.abs(since - since[0]) > UNEVEN * step).any(1)).tolist():
+    if different := [number for number, row in enumerate(rows) if not goes_on(rows[0], row)]:
         raise ValueError(f"{store.path}: row {different[0]} of {place} has other steps than row 0; expected "
                          "the same of every trajectory. Put trajectories of another step or grid into files "
                          "and a task of their own.")

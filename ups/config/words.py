@@ -24,6 +24,11 @@ SPACE = {*"xyzrs", "lat", "lon", "latitude", "longitude", "theta", "phi", "depth
          "column", "i", "j", "k"}   # usual names of axes of space; others need a domain of their own
 
 
+def meant(axis: str) -> str:
+    """What a name of an axis means."""
+    return CALLED.get(axis.lower(), axis.lower() if axis.lower() in WORDS else axis)
+
+
 def check_words(key: str, said: Mapping[str, Any], places: Sequence[Place], axes: Sequence[str],
                 store: "Store") -> None:
     """That no word stands for another axis than the file's own name of it, an axis of an unusual name has a
@@ -31,8 +36,8 @@ def check_words(key: str, said: Mapping[str, Any], places: Sequence[Place], axes
     for place in places:
         array = place.array.replace("*", (store.groups(place.array) or [""])[0])
         for word, stored in zip(place.axes, store.array(array).axes, strict=False):
-            meant = CALLED.get(stored.lower(), stored.lower())
-            if meant != word.lower() and meant in {axis.lower() for axis in place.axes}:
+            name = meant(stored).lower()
+            if name != word.lower() and name in {axis.lower() for axis in place.axes}:
                 raise wrong(f"{key}.layout.{place.array}", f"the file calls {stored} what it calls {word}",
                             f"the order in which {store.path} has its axes, "
                             f"{', '.join(store.array(array).axes)}", "Correct the order of the words.")

@@ -11,7 +11,7 @@ from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config.foreign import from_pdebench, from_well, is_well
 from ups.config.own import MOST_PARAMETERS
 from ups.config.shown import TIMES, coordinate
-from ups.config.words import CALLED, WORDS
+from ups.config.words import meant
 from ups.stored import Store, Stored, open_store
 from ups.tasks.own import JUMP, jumps
 
@@ -130,7 +130,7 @@ def _axes(store: Store, array: str) -> tuple[list[str], bool]:
     coordinates; else the usual order."""
     found = store.array(array)
     if found.axes:
-        return [_word(axis) for axis in found.axes], all(_word(axis) in (*SPACE, "time", "trajectory")
+        return [meant(axis) for axis in found.axes], all(meant(axis) in (*SPACE, "time", "trajectory")
                                                          for axis in found.axes)
     lengths = {axis: len(place[1]) for axis in SPACE if (place := coordinate(store, [], [axis]))}
     if times := coordinate(store, [], TIMES):
@@ -149,11 +149,6 @@ def _axes(store: Store, array: str) -> tuple[list[str], bool]:
         return ["trajectory", "time", *SPACE[:rank - 3], "component"], False
     return (["trajectory", "time", *SPACE[:rank - 2]] if 3 <= rank <= 5 else
             ["trajectory", "x"] if rank == 2 else ["trajectory", "time", *SPACE, "component"]), False
-
-
-def _word(axis: str) -> str:
-    """What a name of an axis means."""
-    return CALLED.get(axis.lower(), axis.lower() if axis.lower() in WORDS else axis)
 
 
 def _matched(array: Stored, lengths: dict[str, int]) -> list[str]:

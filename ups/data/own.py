@@ -16,7 +16,17 @@ import numpy as np
 from ups.boundary import along
 from ups.config.foreign import FOREIGN, is_well
 from ups.config.own import span
-from ups.config.shown import TIMES, UNEVEN, coordinate, matches, measure, step_in, value_in, wrong
+from ups.config.shown import (
+    TIMES,
+    coordinate,
+    even_step,
+    goes_on,
+    matches,
+    measure,
+    step_in,
+    value_in,
+    wrong,
+)
 from ups.data.pdebench import Trajectories
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
@@ -307,33 +317,22 @@ def _step(key: str, store: Store, task: Task, groups: Sequence[str], frames: int
         raise wrong(f"{key}.dt", f"{store.path} holds no times in "
                                  f"{place!r}", f"{frames} of them as in other files",
                     "Write the number itself, such as dt: 0.1.")
-    steps = np.diff(found[1][:frames])
-    if not (steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean()):
-        raise wrong(f"{key}.dt", f"{found[0]} in {store.path} has steps of {steps.min():g} to "
-                                 f"{steps.max():g}", "equal, increasing ones",
-                    "Resample the frames to one step, or leave that file out.")
     _require_common(key, store, task, groups, *found)
-    return float(steps.mean())
+    return even_step(key, store, found[0], found[1][:frames])
 
 
 def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], place: str,
                     values: np.ndarray) -> None:
     """Raise ValueError where the coordinate that the first group holds at `place` goes on otherwise in
     another group."""
-    for array in task.arrays if groups else ():
-        first, inner = array.array.rpartition("/")[0].replace("*", groups[0]), array.array.rpartition("/")[0]
-        if "*" not in array.array or not place.startswith(f"{first}/"):
-            continue
-        step = np.ptp(values) / max(1, len(values) - 1)
-        for group in groups[1:]:
-            other = f"{inner.replace('*', group)}{place.removeprefix(first)}"
-            there = np.asarray(store.read(other), np.float64) if store.array(other) is not None else values
-            is_long = there.shape[-1:] == values.shape
-            if not is_long or (np.abs(there - there[..., :1] - values + values[0]) > UNEVEN * step).any():
-                raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
-                            "one step and one grid in all groups",
-                            "Put groups of another one into a file and a task of their own.")
-        return
+    folders = [array.array.rpartition("/")[0] for array in task.arrays if "*" in array.array]
+    folder = next((name for name in folders if place.startswith(f"{name.replace('*', groups[0])}/")), None)
+    for group in groups[1:] if folder else ():
+        other = folder.replace("*", group) + place.removeprefix(folder.replace("*", groups[0]))
+        if store.array(other) is not None and not goes_on(values, np.asarray(store.read(other), np.float64)):
+            raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
+                        "one step and one grid in all groups",
+                        "Put groups of another one into a file and a task of their own.")
 
 
 def _require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) -> None:
@@ -351,12 +350,10 @@ def _require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) -
 
 
 def _require_domain(key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]) -> None:
-    """Raise ValueError where the coordinates of a file, or what a file of The Well says of its ends, are not
-    those of the task."""
+    """Raise ValueError where the coordinates of a file are not those of the task, or of one grid in all
+    groups."""
     ends = along(task.boundary, task.ndim)
     for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
         span(key, list(limits), axis, end, size, store, task.arrays)
-        if (found := coordinate(store, task.arrays, [axis])) is not None:
+        if groups and (found := coordinate(store, task.arrays, [axis])) is not None:
             _require_common(key, store, task, groups, *found)
-
-
