@@ -13,7 +13,7 @@ from bench.acceptance import Row, exact
 from ups.config import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation.gates import check_verdicts, ensemble_gates
-from ups.evaluation.rivals import Errors, draw_exactly, mean_exactly, rivals_of
+from ups.evaluation.rivals import CHEAP_ROLLOUTS, Errors, draw_exactly, mean_exactly, rivals_of
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
@@ -165,12 +165,30 @@ def test_errors_by_lead_are_those_of_reserved_rollouts_and_differ_between_member
     torch.testing.assert_close(members, kept)
 
 
+def test_noise_by_lead_has_the_mean_and_scale_of_the_errors_there_and_that_of_analogs_of_the_nearest(world):
+    """Refuses one spread for all leads, and for all starts."""
+    _, truth, ensembles = world
+    errors, rows, num = Errors(ensembles, 3), truth.rows, 4000
+    errors.left[1:] *= 0.1          # of the first reserved trajectory alone the errors are large
+    codec = ensembles.residuals.head.codec
+    alone = ensembles.residuals.operator.rollout(truth.given(rows, codec, CPU), truth.task.name, truth.cache.parameters[rows], 3)
+    found = codec.encode(codec.normalise(errors.draw_normal(None, rows[:1], 3, num)[0])) - alone[:1]
+    scale = errors.left.std(0)
+    torch.testing.assert_close(found.std(0), scale, rtol=0.1, atol=1e-4)
+    assert ((found.mean(0) - errors.left.mean(0)).abs() < 0.1 * scale + 1e-4).all()
+    assert torch.equal(errors.draw_normal(None, rows, 3, 2), errors.draw_normal(None, rows, 3, 2))
+    wide, narrow = (errors.draw_normal(lambda rows, count, which=which: torch.full((len(rows), count), which)
+                                       + torch.arange(count) % 2 * (1 if which else 0), rows[:1], 3, num).std(1).mean()
+                    for which in (0, 1))
+    assert wide < 1e-5 < narrow     # of one trajectory again and again there is no scale
+
+
 def test_only_a_task_with_a_known_law_has_exact_rivals(world, monkeypatch):
     _, truth, ensembles = world
     settings = SimpleNamespace(truth_members=4)
-    assert set(rivals_of(ensembles, settings, 2)) == {"dressed_leads", "analogs", "exact", "bayes_mean"}
+    assert set(rivals_of(ensembles, settings, 2)) == {*CHEAP_ROLLOUTS, "exact", "bayes_mean"}
     monkeypatch.setattr(truth, "task", TASKS["burgers1d"])
-    assert set(rivals_of(ensembles, settings, 2)) == {"dressed_leads", "analogs"}
+    assert set(rivals_of(ensembles, settings, 2)) == {*CHEAP_ROLLOUTS}
     assert TASKS["burgers1d_hidden"].draw is None and get_task("burgers1d_forced").hidden().draw is None
 
 

@@ -43,7 +43,8 @@ LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#
          "train_mean": ("#8a939c", (0, (4, 2)), ""), "codec_floor": ("#7a8a2e", (0, (1, 1.5)), ""),
          "dressed": ("#8a939c", (0, (4, 2)), "x"), "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
          "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1"), "dressed_leads": ("#882255", (0, (2, 1)), "2"),
-         "analogs": ("#d55e00", (0, (2, 1)), "3"), "exact": (INK, (0, (1, 1)), "*"),
+         "analogs": ("#d55e00", (0, (2, 1)), "3"), "normal_leads": ("#882255", (0, (1, 2)), "4"),
+         "normal_analogs": ("#d55e00", (0, (1, 2)), "|"), "exact": (INK, (0, (1, 1)), "*"),
          "bayes_mean": (INK, (0, (4, 1)), "_")}
 CYCLE = [LOOKS[name] for name in ("operator", "base", "student_1", "corrector", "rival", "student_2",
                                   "persistence")]   # of tasks

@@ -4,9 +4,11 @@
     bayes_mean         the mean of exact draws: no single forecast has a lower mean squared error
     dressed_leads      the operator's rollout + what its rollouts leave of reserved trajectories, at random
     analogs            the same of the reserved trajectories whose starts are most like the shown one
+    normal_leads       the operator's rollout + Gaussian noise of the mean and scale of these errors by lead
+    normal_analogs     the same of the NEAR trajectories whose starts are most like the shown one
 
-The last two are errors of whole rollouts, lead by lead, from the same frame on: nothing is fed back, so
-nothing can grow but what grew there. The distance of analogs is that of the latents last shown, which for a
+The last four are of whole rollouts, lead by lead, from the same frame on: nothing is fed back, so nothing
+can grow but what grew there. The distance of analogs is that of the latents last shown, which for a
 full-rank codec is that of the normalised fields; a parameter that models are told must agree.
 """
 
@@ -22,10 +24,12 @@ from ups.config import EvaluateConfig
 from ups.evaluation.ensemble import Ensembles
 from ups.evaluation.truth import Truth
 from ups.seeds import generator
+from ups.transfer import send
 
 BANK, BANK_BYTES = 512, 2**28     # reserved starts behind errors by lead
 EXACT = ("exact", "bayes_mean")
-CHEAP_ROLLOUTS = ("dressed_leads", "analogs")
+NEAR = 64                         # of them, to which a Gaussian of each start is fitted
+CHEAP_ROLLOUTS = ("dressed_leads", "analogs", "normal_leads", "normal_analogs")
 
 # rows, frames, members -> (rows, members, frames, C, *space)
 Forecasts = Callable[[Tensor, int, int], Tensor]
@@ -98,11 +102,28 @@ class Errors:
     def draw(self, choose: Callable[[Tensor, int], Tensor], rows: Tensor, num_frames: int,
              num_members: int) -> Tensor:
         """The operator's rollout with the chosen errors, physical units."""
-        parts = []
-        for some in self._parts(rows, num_frames * num_members):
-            z = self._rollout(some, num_frames)[:, None] + self.left[choose(some, num_members)]
-            parts.append(self.truth.task.predicted(self.source.head.physical(z)).cpu())
+        return torch.cat([self._with(some, self.left[choose(some, num_members)])
+                          for some in self._parts(rows, num_frames * num_members)])
+
+    @torch.no_grad()
+    def draw_normal(self, choose: Callable[[Tensor, int], Tensor] | None, rows: Tensor, num_frames: int,
+                    num_members: int) -> Tensor:
+        """The operator's rollout with noise of the mean and scale of each number in the NEAR chosen errors,
+        or in all, physical units."""
+        parts, every = [], (self.left.mean(0, keepdim=True), self.left.std(0, keepdim=True))
+        for some in self._parts(rows, num_frames * max(num_members, NEAR)):
+            near = self.left[choose(some, NEAR)] if choose else None
+            mean, scale = every if near is None else (near.mean(1, keepdim=True), near.std(1, keepdim=True))
+            noise = torch.stack([torch.randn(num_members, *self.left.shape[1:],
+                                             generator=generator(self.seed, "normal", row))
+                                 for row in some.tolist()])
+            parts.append(self._with(some, mean + scale * send(noise, self.device)))
         return torch.cat(parts)
+
+    def _with(self, rows: Tensor, errors: Tensor) -> Tensor:
+        """The operator's rollouts of rows with errors (rows, members, num_frames, *tokens, dim)."""
+        z = self._rollout(rows, errors.shape[2])[:, None] + errors
+        return self.truth.task.predicted(self.source.head.physical(z)).cpu()
 
 
 @torch.no_grad()
@@ -112,7 +133,9 @@ def rivals_of(ensembles: Ensembles, settings: EvaluateConfig, num_frames: int) -
     known = {"exact": partial(draw_exactly, truth, seed),
              "bayes_mean": partial(mean_exactly, truth, seed + 1, settings.truth_members)}
     return {"dressed_leads": partial(errors.draw, errors.random),
-            "analogs": partial(errors.draw, errors.nearest), **(known if truth.task.draw else {})}
+            "analogs": partial(errors.draw, errors.nearest),
+            "normal_leads": partial(errors.draw_normal, None),
+            "normal_analogs": partial(errors.draw_normal, errors.nearest), **(known if truth.task.draw else {})}
 
 
 def timed(forecasts: Forecasts, rows: Tensor, num_frames: int,
