@@ -33,7 +33,8 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
     cells_at_once: where it is not 0 the function gives several trajectories, (n, num_frames, channel,
     *space), and gets as many indices at a time as have about so many cells. cell_bytes: where it is not 0 it
     computes on torch's default device and takes about so much memory per cell; on a GPU it gets as many
-    indices as half of the free memory is enough for, and what this makes says so, `simulate.is_for_gpu`.
+    indices as half of the free memory is enough for. What this makes says so: `simulate.is_for_gpu`, and
+    `simulate.cells_at_once`.
     parameter_name: None for an equation without a parameter. What it makes raises ValueError for resolution <
     8, num_frames < 1, negative indices or seed, t_end not positive where there is more than one frame, and a
     parameter that is missing, superfluous or not a positive finite number.
@@ -72,7 +73,7 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
                                               parameter=parameter, t_end=t_end)
             return u
 
-        simulate.is_for_gpu = bool(cell_bytes)
+        simulate.is_for_gpu, simulate.cells_at_once = bool(cell_bytes), cells_at_once
         return simulate
 
     return decorate
