@@ -23,9 +23,15 @@ ARGS ?=
 TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))
 BUDGET ?= 300
 SEEDS ?= 0 1
-STAGES ?= operator diffusion consistency steady
 COMMA := ,
 SPACE := $(subst ,, )
+# as the configuration says, evaluate: {stages: [operator]} or a line each, else all but the rival
+OF_CONFIG = $(shell awk '{sub(/\#.*/, "")} /(^|[{ ])stages:/ {on = 1; sub(/.*stages:/, ""); if (!/\[/) next; \
+  sub(/.*\[/, ""); sub(/\].*/, ""); gsub(/,/, " "); print; exit} on {if (!/^ *- /) exit; print $$2}' '$(CONFIG)' 2>/dev/null)
+ALL := operator diffusion consistency steady
+ifndef STAGES
+STAGES := $(or $(strip $(OF_CONFIG)),$(ALL))
+endif
 export PYTHONUNBUFFERED := 1
 export UPS_CHAIN = data cache $(STAGES) report
 
@@ -173,6 +179,6 @@ clean-smoke:                  ## Delete the run, the data and the caches of make
 ##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
 ##   RUNS      folder of all runs (runs)
 ##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu2)
-##   STAGES    what the report is asked for: what is missing then fails (operator alone where no task is corrected, without
-##             steady where none is steady)
+##   STAGES    what is trained and the report is asked for: what is missing then fails (what CONFIG says,
+##             `evaluate: {stages: [..]}`, else operator, diffusion, consistency and steady, as far as there is a task for them)
 ##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used

@@ -37,8 +37,27 @@ def test_a_stage_knows_its_place_in_the_chain_of_make(monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_hands_the_chain_down_from_data_to_report():
-    command = ["make", "--eval", "chain: ; @echo $$UPS_CHAIN", "chain", "STAGES=operator steady"]
+@pytest.mark.parametrize(("given", "stages"), [
+    (["STAGES=operator steady"], "operator steady"), (["CONFIG=configs/small.yaml"], "operator diffusion consistency steady"),
+    (["CONFIG=configs/small_11task.yaml"], "operator"), (["CONFIG=configs/small_11task.yaml", "STAGES=operator steady"],
+                                                         "operator steady"),
+    (["CONFIG=configs/uncertain.yaml"], "operator diffusion consistency rival"),
+    ([], "operator diffusion consistency steady")])
+def test_make_hands_the_chain_down_from_data_to_report_with_the_stages_that_the_configuration_says(given, stages):
+    command = ["make", "--eval", "chain: ; @echo $$UPS_CHAIN", "chain", *given]
+    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "STAGES")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == f"data cache {stages} report", done.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("text", [
+    "evaluate:\n  members: 3\n  stages:   # some\n  - operator\n  - steady\n  members: 4\n",
+    "evaluate:\n  stages: [operator, steady]\n",
+    "# evaluate: {stages: [rival]}\nevaluate: {members: 3, stages: [operator,steady]}   # stages: [rival]\nrun: {name: a}\n"])
+def test_make_reads_the_stages_of_a_configuration_however_it_is_written(text, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    command = ["make", "--eval", "chain: ; @echo $$UPS_CHAIN", "chain", f"CONFIG={tmp_path / 'mine.yaml'}"]
     environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "STAGES")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "data cache operator steady report", done.stderr
