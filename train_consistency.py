@@ -1,7 +1,7 @@
 """Consistency student: the corrector's draw in one or two evaluations instead of 32.
 
-    y = end of the teacher's ODE from x at angle,   f = cos x - sin F
-    loss = sqrt(mean |f(x, angle, c) - y|^2 + d^2) - d
+    y = end of the teacher's ODE from x at angle (pi/2, or mid_angle on the way),   f = cos x - sin F
+    loss = sqrt(mean |f(x, angle, c) - y|^2 + d^2) - d, half of it in units of the residual
     the last steps: 0.5 of it and 0.5 (CRPS + energy score) of one-evaluation draws, kept if validation gains
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
@@ -19,6 +19,7 @@ import math
 from functools import partial
 
 from ups.generative.corrector import Corrector, load_corrector
+from ups.generative.diffusion import NOISE
 from ups.generative.draws import ways_of
 from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
@@ -31,7 +32,9 @@ from ups.generative.student import (
     pool_number,
     score_noise,
     scores,
+    sizes_of,
     solve,
+    turn_of,
     twin_of,
     validate,
     words_of,
@@ -49,7 +52,9 @@ def loss_of(student: Corrector, batches: Batches, pool: SolvedPool, num_members:
     half of it and half of the members' scores."""
     solved = pool.get(number, part, oldest)
     name = solved.condition.name
-    pair = endpoint_loss(student.velocity(solved.condition), solved.x, solved.angle, solved.y).mean()
+    x, angle = solved.pairs(step, student.description["mid_angle"])
+    pair = endpoint_loss(student.velocity(solved.condition), x, angle, solved.y,
+                         sizes_of(student, solved.condition)).mean()
     if step < tuned_from:
         return pair, {f"{name}/pair": pair}
     noise = score_noise(solved.r, solved.within, batches.size, num_members, batches.seed, step)
@@ -73,11 +78,13 @@ def main() -> None:
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks,
                            partial(ends_of, teacher, seed))
     batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
-    pool = SolvedPool(partial(solve, teacher, batches))
+    num_steps = teacher.description["sampler_steps"]
+    turn = turn_of(section.mid_angle, num_steps)
+    pool = SolvedPool(partial(solve, teacher, batches, turn))
 
     # ---- model: starts as the teacher
     run.seed_all()
-    student = run.attach(begun(run, twin_of(teacher, mid_angle=section.mid_angle), config))
+    student = run.attach(begun(run, twin_of(teacher, mid_angle=NOISE * (1 - turn / num_steps)), config))
     given = (student, batches, pool, section.members, tuned_from)
     run.probe(partial(loss_of, *given, train.steps - 1, batches.largest, 0), batches.share)   # as it is tuned
 

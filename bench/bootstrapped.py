@@ -22,16 +22,20 @@ from torch import Tensor
 from ups.config import Config, load_config
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.diffusion import Velocity, column, denoise, diffuse, draw_angles
+from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, draw_angles
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import (
+    NUM_TURNS,
     Solved,
     SolvedPool,
     endpoint_loss,
     ends_of,
     pool_number,
     pseudo_huber,
+    sizes_of,
     solve,
+    turn_of,
+    twin_of,
     validate,
     words_of,
 )
@@ -60,7 +64,9 @@ def consistency_loss(student: Velocity, frozen: Velocity, teacher: Velocity, r: 
 
 def endpoint(student: Corrector, teacher: Corrector, solved: Solved, share: float, draws: torch.Generator) -> Tensor:
     """The loss of train_consistency.py, as it is before the tuning phase."""
-    return endpoint_loss(student.velocity(solved.condition), solved.x, solved.angle, solved.y).mean()
+    step = int(torch.randint(NUM_TURNS, (), generator=draws))
+    x, angle = solved.pairs(step, student.description["mid_angle"])
+    return endpoint_loss(student.velocity(solved.condition), x, angle, solved.y, sizes_of(student, solved.condition)).mean()
 
 
 def bootstrapped(student: Corrector, teacher: Corrector, solved: Solved, share: float, draws: torch.Generator) -> Tensor:
@@ -83,8 +89,10 @@ def compare(config: Config, steps: int) -> dict[str, dict[str, dict]]:
     batches = Batches(residuals, size, seed, "consistency", ranks, offset=3)
 
     def trained(loss: Callable[..., Tensor]) -> Corrector:
-        student, pool = Corrector(teacher.description), SolvedPool(partial(solve, teacher, batches))
-        student.load_state_dict(teacher.state_dict())
+        num_steps = teacher.description["sampler_steps"]
+        turn = turn_of(section.mid_angle, num_steps)
+        student = twin_of(teacher, mid_angle=NOISE * (1 - turn / num_steps))
+        pool = SolvedPool(partial(solve, teacher, batches, turn))
         ema = EMA(student, section.optim.ema_decay)
 
         def loss_of(step: int) -> Tensor:

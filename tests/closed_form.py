@@ -221,7 +221,7 @@ def negated() -> None:
 
 def student_of_zero() -> None:
     loss = train_consistency.endpoint_loss
-    train_consistency.endpoint_loss = lambda student, x, angle, y: loss(student, x, angle, 0 * y)
+    train_consistency.endpoint_loss = lambda student, x, angle, y, size: loss(student, x, angle, 0 * y, size)
 
 
 def rival_of_others() -> None:

@@ -29,8 +29,8 @@ if __name__ == "__main__":
 
 from bench.bootstrapped import consistency_loss
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
-from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, diffusion_loss, draw_angles, sample
-from ups.generative.student import draw_members, draw_starts, endpoint_loss, ensemble_loss, sample_student
+from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, draw_angles, sample
+from ups.generative.student import NUM_TURNS, draw_members, endpoint_loss, ensemble_loss, sample_student, solve_path, turn_of
 from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
 from ups.seeds import generator
@@ -39,7 +39,8 @@ from ups.training.optim import EMA
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
 STEPS = 16            # of the sampler: 32 evaluations
-MID_ANGLE = 1.1
+TURN = turn_of(1.1, STEPS)
+MID_ANGLE = NOISE * (1 - TURN / STEPS)   # the student's second
 BATCH = 1024
 Generator = torch.Generator
 
@@ -467,14 +468,23 @@ class Pool:
     r: Tensor
 
 
+def turns(count: int) -> Tensor:
+    """Which of so many rows begin at MID_ANGLE in training, the others in noise."""
+    return torch.arange(count) % NUM_TURNS == 0
+
+
+def angles(is_mid: Tensor) -> Tensor:
+    return torch.where(is_mid, MID_ANGLE, NOISE)
+
+
 def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
     draws = stream(model.key, "pool", *keys)
     c, r = model.draw(count, draws)
-    angle = draw_starts(count, draws, model.log["largest"])
-    x = diffuse(r, normal(*r.shape, draws=draws), angle)
+    start, is_mid = normal(*r.shape, draws=draws), turns(count)
     parts = torch.arange(count).split(4096)   # a batch that stays in the processor's cache
-    y = torch.cat([sample(model.teacher.given(c[part]), x[part], STEPS, angle[part]) for part in parts])
-    return Pool(x, angle, c, y, r)
+    solved = [solve_path(model.teacher.given(c[part]), start[part], STEPS, TURN) for part in parts]
+    passed, y = (torch.cat(part) for part in zip(*solved, strict=True))
+    return Pool(torch.where(is_mid[:, None], passed, start), angles(is_mid), c, y, r)
 
 
 def distill(model: Model, pool: Pool, name: str, num_steps: int, target: str = "y", lr: float = 4e-3) -> Net:
@@ -614,7 +624,8 @@ def consistency(model: Model, num_steps: int, last_ratio: float = 0.9) -> Net:
         ratio = last_ratio * min(1.0, step / (0.75 * num_steps))
         step += 1
         c, r = model.draw(BATCH, draws)
-        angle = draw_starts(len(r), draws, model.log["largest"])
+        angle = draw_angles(len(r), draws, model.log["largest"])
+        angle[::2] = NOISE
         velocity = student.given(c)
         return consistency_loss(velocity, velocity, model.teacher.given(c), r, normal(*r.shape, draws=draws), angle, ratio)
 

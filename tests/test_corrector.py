@@ -29,11 +29,16 @@ from ups.generative.diffusion import NOISE, diffusion_loss, draw_angles, sample
 from ups.generative.fitting import refuse
 from ups.generative.student import (
     GAIN,
+    NUM_TURNS,
+    Solved,
     SolvedPool,
-    draw_starts,
+    endpoint_loss,
     ensemble_loss,
     gate,
     pool_number,
+    pseudo_huber,
+    solve_path,
+    turn_of,
     validate,
 )
 from ups.metrics.proper import energy_score, fair_crps
@@ -362,16 +367,50 @@ def flow(condition: Tensor) -> Callable:
 
 
 def test_the_end_of_a_batch_is_that_of_its_rows_one_at_a_time():
-    angle, x, condition = draw_starts(32, generator(0)), noise(32, 5), noise(32, 1, key=1)
+    angle, x, condition = draw_angles(32, generator(0)), noise(32, 5), noise(32, 1, key=1)
     found = sample(flow(condition), x, 6, angle)
     for row in range(32):
         alone = sample(flow(condition[row : row + 1]), x[row : row + 1], 6, float(angle[row]))
         torch.testing.assert_close(found[row : row + 1], alone, rtol=1e-5, atol=1e-6)
 
 
-def test_every_other_start_is_pure_noise():
-    angle = draw_starts(64, generator(0))
-    assert (angle[::2] == NOISE).all() and (angle[1::2] < NOISE).all() and angle.min() > 0
+@pytest.mark.parametrize(("mid_angle", "steps", "turn"), [(1.1, 16, 5), (1.1, 4, 1), (1.56, 16, 1), (0.01, 16, 15), (1.1, 1, 0)])
+def test_where_a_path_passes_the_second_angle_its_end_is_still_the_same(mid_angle, steps, turn):
+    x, condition = noise(32, 5), noise(32, 1, key=1)
+    assert turn_of(mid_angle, steps) == turn
+    passed, end = solve_path(flow(condition), x, steps, turn)
+    torch.testing.assert_close(end, sample(flow(condition), x, steps), rtol=0, atol=0)
+    rest = sample(flow(condition), passed, steps - turn, NOISE * (1 - turn / steps))
+    torch.testing.assert_close(end, rest, rtol=1e-4, atol=1e-5)
+
+
+def test_a_student_begins_in_noise_but_for_every_fourth_row_in_turn_wherever_the_row_is_trained():
+    start, passed, steps = noise(8, 3), noise(8, 3, key=1), range(2 * NUM_TURNS)
+    whole = Solved(None, start, slice(0, 8), start, passed, None)
+    halves = [Solved(None, start[part], part, start[part], passed[part], None) for part in (slice(0, 4), slice(4, 8))]
+    seen = torch.zeros(8)
+    for step in steps:
+        x, angle = whole.pairs(step, 1.1)
+        is_mid = angle < NOISE
+        assert is_mid.sum() == 2 and torch.equal(x, torch.where(is_mid[:, None], passed, start))
+        assert angle.dtype == torch.float32 and torch.equal(angle[is_mid], torch.full((2,), 1.1))
+        for place, both in enumerate(zip(*(half.pairs(step, 1.1) for half in halves), strict=True)):
+            assert torch.equal(torch.cat(both), (x, angle)[place])
+        seen += is_mid
+    assert (seen == 2).all()
+
+
+def test_the_pair_loss_weighs_white_numbers_and_their_size_alike():
+    """Refuses what counts white numbers alone, where an error that carries no size costs as much as one that is all."""
+    y, size = noise(6, 4), torch.tensor([2.0, 1e-3, 1e-3, 1e-3])
+
+    def loss_with(error, size):   # f = -F at pi/2
+        return endpoint_loss(lambda x, angle: -(y + error), 0 * y, torch.full((6,), NOISE), y, size)
+
+    small, large = torch.tensor([0.0, 1, 0, 0]), torch.tensor([1.0, 0, 0, 0])
+    torch.testing.assert_close(loss_with(small, 1.0), loss_with(large, 1.0))
+    assert (loss_with(large, size) > 2 * loss_with(small, size)).all()
+    torch.testing.assert_close(loss_with(large, 1.0), pseudo_huber(large.expand(6, 4)), rtol=1e-4, atol=1e-6)
 
 
 STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0, "variance": 0.8}

@@ -141,6 +141,20 @@ def test_draws_that_see_nothing_fail_also_where_no_cheap_ensemble_sees_more():
     assert failed(results_with(entry(), made)) == {"observed/t/prior"}
 
 
+def test_where_noise_alone_may_be_the_exact_law_equal_to_it_but_for_chance_is_enough():
+    """And a conditional Gaussian in the corrector's place is still refused, by exact draws."""
+    made = copy.deepcopy(entry())
+    versus = {"value": 1.0, "low": 0.98, "high": 1.02}
+    made["comparisons"]["corrector / dressed_conditional"]["crps"] = versus
+    assert "score/t/corrector" in failed(results_with(made))
+    leads = {end: [1.0, 1.2] for end in ("value", "low", "high")}
+    made["comparisons"]["corrector / exact"] = {"crps": versus, "crps_by_lead": leads}
+    names = failed(results_with(made))
+    assert "score/t/corrector" not in names and "exact/t/corrector" in names
+    versus["high"] = 1.06
+    assert "score/t/corrector" in failed(results_with(made))
+
+
 def test_the_teacher_in_the_students_place_fails_by_its_evaluations_and_a_far_student_by_its_score():
     twice = copy.deepcopy(entry())
     for model in ("student_1", "student_2"):

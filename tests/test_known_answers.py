@@ -13,7 +13,7 @@ import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
 from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
-from ups.generative.student import ALPHA, draw_starts, endpoint_loss
+from ups.generative.student import ALPHA, endpoint_loss
 from ups.metrics.ensembles import spread_skill
 from ups.metrics.proper import fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise
@@ -112,24 +112,36 @@ def test_the_trained_denoiser_is_the_gaussians(line):
     assert not known.judge_map(got, exact, problem.std, 0.05, "rms")
 
 
-def starts_of(model, *keys):
-    """(c, x, angle): half of them pure noise, as the student meets them."""
+def starts_of(model, *keys, angle=None):
+    """(c, x, angle): pure noise and the second angle, as the student meets them; or angles of one's own."""
     draws = stream(*keys)
     c, r = model.draw(4096, draws)
-    angle = draw_starts(len(r), draws)
+    angle = known.angles(known.turns(len(r))) if angle is None else angle
     return c, diffuse(r, normal(*r.shape, draws=draws), angle), angle
+
+
+def angles_of_training(*keys):
+    """4096 angles as a diffusion is trained at, every other one pure noise."""
+    angle = draw_angles(4096, stream(*keys))
+    angle[::2] = NOISE
+    return angle
 
 
 def test_teacher_and_student_follow_the_gaussian_flow(line):
     """The ODE's end is m + s (x - m) / sqrt(s^2 + sigma^2) in sigma, and m + s x from pure noise."""
     model, student = line
     mean, std = model.problem.mean, model.problem.std
-    c, x, angle = starts_of(model, "T3")
-    cos, sin = angle.double().cos()[:, None], angle.double().sin()[:, None]
-    exact = mean + std * (x.double() - mean * cos) / (std**2 * cos**2 + sin**2).sqrt()
-    velocity = known.gaussian_velocity(mean, std)
+
+    def end_of(x, angle):
+        cos, sin = angle.double().cos()[:, None], angle.double().sin()[:, None]
+        return mean + std * (x.double() - mean * cos) / (std**2 * cos**2 + sin**2).sqrt()
+
+    c, x, angle = starts_of(model, "T3", angle=angles_of_training("T3", "angle"))
+    velocity, exact = known.gaussian_velocity(mean, std), end_of(x, angle)
     torch.testing.assert_close(sample(velocity, x.double(), 256, angle.double()), exact, rtol=0, atol=1e-3 * std)
     assert not known.judge_map(sample(model.teacher.given(c), x, STEPS, angle), exact, std, 0.03, "rms")
+    c, x, angle = starts_of(model, "T3", "student")
+    exact = end_of(x, angle)
     with torch.no_grad():
         assert not known.judge_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
         assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms")   # undistilled
@@ -146,7 +158,7 @@ def quantiles():
 def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
     mixture = known.Mixture.draw(stream("T4"))
     draws = stream("T4", "starts")
-    angle = draw_starts(4096, draws).double().clamp(max=NOISE)
+    angle = angles_of_training("T4", "angle").double().clamp(max=NOISE)
     x = diffuse(mixture.sample(4096, draws), normal(4096, 1, draws=draws), angle.float()).double()
     exact = mixture.endpoint(x, angle)
     errors = [float((sample(mixture.velocity, x, num, angle) - exact).abs().mean()) for num in (32, 64, 128)]
@@ -155,9 +167,11 @@ def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
 
 def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
     model, student = quantiles
-    c, x, angle = starts_of(model, "T4", "learnt")
+    c, x, angle = starts_of(model, "T4", "learnt", angle=angles_of_training("T4", "learnt angle"))
     exact = model.problem.mixture.endpoint(x, angle)
     assert not known.judge_map(sample(model.teacher.given(c), x, STEPS, angle), exact, 1, 0.05, "absolute")
+    c, x, angle = starts_of(model, "T4", "learnt", "student")
+    exact = model.problem.mixture.endpoint(x, angle)
     with torch.no_grad():
         assert not known.judge_map(denoise(student.given(c), x, angle), exact, 1, 0.05, "absolute")
         assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute")   # undistilled
@@ -465,7 +479,7 @@ def test_both_losses_reach_every_weight_with_finite_gradients(bimodal):
     model, _ = bimodal
     draws = stream("gradient")
     c, r = model.draw(64, draws)
-    noise, angle = normal(*r.shape, draws=draws), draw_starts(64, draws)
+    noise, angle = normal(*r.shape, draws=draws), angles_of_training("gradient", "angle")[:64]
     x = diffuse(r, noise, angle)
     y = sample(model.teacher.given(c), x, STEPS, angle)
     velocity = model.teacher.given(c)

@@ -384,8 +384,8 @@ def deuteranope(colour):
 
 def test_lines_that_share_a_figure_are_told_apart_without_green_and_without_colour():
     together = [["truth", "operator", "base", "fno", "unet", "persistence", "codec_floor"],
-                ["operator", "corrector", "student_1", "student_2", "rival", "dressed", "dressed_conditional",
-                 "dressed_resampled", "dressed_leads", "analogs", "exact", "bayes_mean"]]
+                ["operator", "corrector", "student_1", "student_2", "rival", "dressed", "dressed_conditional", "dressed_waves",
+                 "dressed_resampled", "dressed_leads", "analogs", "normal_leads", "normal_analogs", "exact", "bayes_mean"]]
     for names in together:
         looks = {name: figures.line(name, 30) for name in names}
         drawn = [(str(look["linestyle"]), look["marker"]) for look in looks.values()]

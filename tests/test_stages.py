@@ -393,7 +393,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
     residuals = TransientResiduals(operator, cache)
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
-    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "num_conditions": 6 * 4}
+    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "tokens": [8], "num_conditions": 6 * 4}
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
     r, tokens, *_ = residuals.draw("reserved", places, starts, None)
     z = cache.batch(cache.split["reserved"][places], starts + 1, 5)   # starts count from train_from
@@ -557,8 +557,8 @@ def shown(source: TransientResiduals, count: int = 5) -> tuple[Tensor, Tensor, T
 
 @torch.no_grad()
 def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
-    assert ensembles.names == ["operator", "dressed", "dressed_conditional", "dressed_resampled", "rival", "corrector",
-                               "student_1", "student_2"]
+    assert ensembles.names == ["operator", "dressed", "dressed_conditional", "dressed_waves", "dressed_resampled", "rival",
+                               "corrector", "student_1", "student_2"]
     tokens, facts, noise, second = shown(ensembles.residuals)
     draw = partial(ensembles.residual, tokens=tokens, facts=facts, noise=noise, second=second)
     networks = {stage: load_corrector(chain / "smoke" / stage) for stage in ("diffusion", "consistency", "rival")}
@@ -573,10 +573,13 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     condition = networks["diffusion"].heads[HIDDEN].condition(tokens, facts)
     scale = head.r_std * condition.log_scale.exp()
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
+    assert head.waves.std.std() > 0.1
+    torch.testing.assert_close(draw("dressed_waves"), head.r_mean + scale * (condition.mean + head.waves.coloured(noise)))
     ends = {"corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)}
     for stage, name in (("consistency", "student_1"), ("rival", "rival")):   # f = cos x - sin F at pi/2
         ends[name] = -networks[stage].velocity(condition)(noise, torch.full((5,), math.pi / 2))
-    mid, student = config.consistency.mid_angle, networks["consistency"].velocity(condition)
+    mid, student = networks["consistency"].description["mid_angle"], networks["consistency"].velocity(condition)
+    assert mid == pytest.approx(3 / 8 * math.pi)   # on the teacher's path of four steps, the nearest to 1.1
     x = math.cos(mid) * ends["student_1"] + math.sin(mid) * second
     ends["student_2"] = math.cos(mid) * x - math.sin(mid) * student(x, torch.full((5,), mid))
     for name, end in ends.items():
@@ -608,8 +611,8 @@ def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_l
 @torch.no_grad()
 def test_evaluations_are_counted_as_they_are_made(ensembles, config):
     tokens, facts, noise, second = shown(ensembles.residuals)
-    expected = {"operator": 0, "dressed": 0, "dressed_conditional": 0, "dressed_resampled": 0, "rival": 1, "student_1": 1,
-                "student_2": 2, "corrector": 2 * config.diffusion.sampler_steps}
+    expected = {"operator": 0, "dressed": 0, "dressed_conditional": 0, "dressed_waves": 0, "dressed_resampled": 0, "rival": 1,
+                "student_1": 1, "student_2": 2, "corrector": 2 * config.diffusion.sampler_steps}
     for name, count in expected.items():
         ensembles.calls.clear()
         ensembles.residual(name, tokens, facts, noise, second)
@@ -634,7 +637,8 @@ def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
     torch.testing.assert_close(found[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["dressed", "dressed_conditional", "dressed_resampled", "rival", "corrector", "student_2"])
+@pytest.mark.parametrize("model", ["dressed", "dressed_conditional", "dressed_waves", "dressed_resampled", "rival", "corrector",
+                                   "student_2"])
 def test_members_do_not_depend_on_the_batch_and_follow_the_seed(ensembles, hidden, config, monkeypatch, model):
     rows = hidden.cache.split["test"][:3]
     together = rollouts(ensembles, model, rows, 3, 3)

@@ -3,6 +3,7 @@
     operator (B0)              z_pred alone
     dressed (B1)               z_pred + N(mean_k, std_k^2)
     dressed_conditional (B2)   z_pred + N of the conditional mean and scale
+    dressed_waves              the same with the waves of residuals, all that is linear in the corrector
     dressed_resampled (B3)     z_pred + a residual of a reserved trajectory, drawn at random, whole
     rival (B4)                 one evaluation of a network trained by scores, without a teacher
     corrector                  the diffusion, 2 sampler_steps evaluations
@@ -33,7 +34,7 @@ from ups.seeds import generator
 
 BANK = 1024           # residuals that B3 draws from
 TIMED = 5             # calls behind a time per state
-CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_resampled")
+CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_waves", "dressed_resampled")
 
 
 def load_samplers(run_dir: Path, stages: Iterable[str], device: torch.device) -> dict[str, Sampler]:
@@ -99,7 +100,9 @@ class Ensembles:
         known = condition if shown is None else replace(condition, tokens=condition.tokens[shown],
                                                         facts=condition.facts[shown])
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
-        if model != "dressed_conditional":
+        if model == "dressed_waves":
+            noise = self.head.waves.coloured(noise)
+        elif model != "dressed_conditional":
             options = {"num_steps": num_steps} if num_steps else {}
             noise = self.samplers[model].whitened(known.rows(every), noise, second, **options)
         return self.head.unwhiten(noise, condition.rows(every))

@@ -34,8 +34,8 @@ from ups.evaluation.figures import (
 )
 from ups.evaluation.tables import NAMES, label, ordered
 
-FEATURED = ("corrector", "exact", "student_1", "dressed_conditional", "student_2", "rival", "dressed",
-            "dressed_resampled", "dressed_leads", "analogs", "normal_leads", "normal_analogs")
+FEATURED = ("corrector", "exact", "student_1", "dressed_waves", "student_2", "rival", "dressed_conditional",
+            "dressed", "dressed_resampled", "dressed_leads", "analogs", "normal_leads", "normal_analogs")
 NUM_LINES = 8       # members drawn as lines
 LEADS = 3
 LEAD_PANELS = (("CRPS", "crps_by_lead", "log"), ("nRMSE of the ensemble mean", "nrmse_mean_by_lead", "log"),

@@ -135,7 +135,8 @@ def rivals_of(ensembles: Ensembles, settings: EvaluateConfig, num_frames: int) -
     return {"dressed_leads": partial(errors.draw, errors.random),
             "analogs": partial(errors.draw, errors.nearest),
             "normal_leads": partial(errors.draw_normal, None),
-            "normal_analogs": partial(errors.draw_normal, errors.nearest), **(known if truth.task.draw else {})}
+            "normal_analogs": partial(errors.draw_normal, errors.nearest),
+            **(known if truth.task.draw else {})}
 
 
 def timed(forecasts: Forecasts, rows: Tensor, num_frames: int,

@@ -20,7 +20,8 @@ COSTS = (   # what a model is measured to cost
 )
 NAMES = {   # of the models, in the order in which they are shown
     "operator": "UPS operator", "base": "base alone", "dressed": "+ noise",
-    "dressed_conditional": "+ conditional noise", "dressed_resampled": "+ drawn residual",
+    "dressed_conditional": "+ conditional noise", "dressed_waves": "+ conditional waves",
+    "dressed_resampled": "+ drawn residual",
     "linear_posterior": "linear posterior, pushed", "unconditional": "any solution",
     "dressed_leads": "+ errors by lead", "analogs": "+ errors of analogs", "normal_leads": "+ noise by lead",
     "normal_analogs": "+ noise of analogs", "exact": "exact draws", "bayes_mean": "mean of exact draws",

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearPosterior
+from ups.generative.waves import Waves
 from ups.models.backbone import TaskNetwork, backbone_of, zero_linear
 from ups.models.warm import take_maps
 from ups.precision import autocast
@@ -37,6 +38,8 @@ MAX_FACTS = 8
 FREQUENCIES = (1, 2, 4, 8, 16)
 # |h| stays below: a coefficient known to 1e-4 of its marginal spread is known
 LARGEST_LOG_SCALE = math.log(1e4)
+# of a head's tensors
+FITTED = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian", "waves")
 STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
 
 
@@ -86,10 +89,10 @@ class Condition:
 class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
-    description: name, dim (of r), num_conditions (C), for a steady task guess (what `LinearPosterior` is
-    built from), start and by (which the stage chooses). Statistics are buffers that `fit_head` fills, but
-    marginal_mean and _std: those of residuals as they occur (training prefers where they are large), for
-    dressing without conditions.
+    description: name, dim (of r), num_conditions (C), for a task in time tokens (per axis), for a steady one
+    guess (what `LinearPosterior` is built from), start and by (which the stage chooses). Statistics are
+    buffers that `fit_head` fills, but marginal_mean and _std: those of residuals as they occur (training
+    prefers where they are large), for dressing without conditions.
     """
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
@@ -103,6 +106,7 @@ class CorrectorHead(nn.Module):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
         self.guess = LinearPosterior(**description["guess"]) if "guess" in description else None
+        self.waves = Waves(description["tokens"], dim, self.boundary) if "tokens" in description else None
         self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
@@ -141,6 +145,11 @@ class CorrectorHead(nn.Module):
     def largest(self) -> float:
         """largest_std, read once, when it is fitted: no step waits for the device to say it."""
         return float(self.largest_std)
+
+    @property
+    def fitted(self) -> dict[str, Tensor]:
+        """What `fit_head` fills: statistics, conditional mean and scale."""
+        return {key: value for key, value in self.state_dict().items() if key.startswith(FITTED)}
 
     def take(self, parent: "CorrectorHead") -> str:
         """Take over the maps of another head of this task; statistics and Gaussian are those of its own
@@ -186,7 +195,8 @@ class CorrectorHead(nn.Module):
 
 
 class Corrector(TaskNetwork):
-    """All corrected tasks in one network; description: see `TaskNetwork` and `CorrectorHead`."""
+    """All corrected tasks in one network; description: see `TaskNetwork` and `CorrectorHead`; is_map: it
+    draws at once, as students do, and is no velocity to follow."""
 
     def __init__(self, description: dict[str, Any]):
         super().__init__(description, CorrectorHead)
@@ -196,9 +206,10 @@ class Corrector(TaskNetwork):
         self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
 
     def velocity(self, condition: Condition) -> Velocity:
-        """F(x, angle) of these conditions; float32 in and out, the trunk in bf16 where `precision` says
-        so."""
+        """F(x, angle) of these conditions, over what is linear in it where residuals have waves; float32 in
+        and out, the trunk in bf16 where `precision` says so."""
         head = self.heads[condition.name]
+        over = head.waves and (head.waves.map if self.description.get("is_map") else head.waves.flow)
 
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
             phase = angle[:, None] * self.frequencies
@@ -208,7 +219,8 @@ class Corrector(TaskNetwork):
             tokens = torch.cat([x.float(), condition.tokens], -1)
             with autocast(self.precision, x.device):
                 hidden = self.backbone(head.into(tokens), vector, head.boundary, condition.name)
-            return head.out(hidden.float())
+            rest = head.out(hidden.float())
+            return over(x.float(), angle, rest) if over else rest
 
         return evaluate
 
@@ -263,6 +275,8 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
         head.gaussian_out.weight[: len(factor)].div_(factor[:, None])
         head.gaussian_out.bias[: len(factor)].div_(factor)
         white = white / factor
+        if head.waves is not None:   # of states as they are trained on: what an error adds can be drawn, too
+            head.waves.fit(torch.cat([head.shown(*draw(step))[0] for step in range(len(probe))]))
         head.largest_std.copy_(largest_mode(white))
         held_out = [head.shown(*part) for part in validation]
         val, r_val = torch.cat([white for white, _ in held_out]), [r for r, *_ in validation]

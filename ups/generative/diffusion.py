@@ -13,7 +13,7 @@ Euler or Heun in sigma lose or add 5 to 12 % (reference: table in docs/results.m
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -74,17 +74,25 @@ def denoise(velocity: Velocity, x: Tensor, angle: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = NOISE) -> Tensor:
-    """The end at angle 0 of dx/dangle = F from x (batch, ...) at `start` ((batch,) or one): midpoint rule,
-    uniform angles.
+def path(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = NOISE) -> Iterator[Tensor]:
+    """The states at num_steps + 1 angles, `start` first and 0 last, of dx/dangle = F from x (batch, ...) at
+    `start` ((batch,) or one): midpoint rule, uniform angles.
 
     2 num_steps evaluations. The state stays in float32 (float64 if x is). Angles in (0, pi/2].
     """
     start = torch.as_tensor(start, dtype=x.dtype, device=x.device).expand(x.shape[0])
     step = start / num_steps
+    yield x
     for i in range(num_steps):
         beat()
         angle = start - i * step
         middle = x - column(step / 2, x) * velocity(x, angle).to(x.dtype)
         x = x - column(step, x) * velocity(middle, angle - step / 2).to(x.dtype)
+        yield x
+
+
+def sample(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = NOISE) -> Tensor:
+    """The end of `path`."""
+    for state in path(velocity, x, num_steps, start):
+        x = state
     return x

@@ -68,8 +68,7 @@ def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, se
     head.marginal_std.copy_(r.std(0))
     facts = fit_head(head, draw, validation(residuals, seed, size), steps, section.optim,
                      (residuals.windows("reserved")[0], residuals.windows("val")[0]))
-    kept = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian")
-    return facts, {key: value for key, value in head.state_dict().items() if key.startswith(kept)}
+    return facts, head.fitted
 
 
 def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> None:

@@ -70,6 +70,7 @@ class StateConditions:
         self.device = self.head.scale.device
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
         self.description: dict[str, Any] = {**self.head.task.description, "dim": bundle * dim,
+                                            "tokens": list(self.head.codec.tokens),
                                             "num_conditions": (history + 1 + bundle) * dim}
 
     def predict(self, z: Tensor, known: Known,
@@ -378,15 +379,17 @@ class Batches:
                                                 is_disturbed=True, is_begun=True)
         return *network.heads[batch.task].shown(*drawn), batch.within(part)
 
-    def noised(self, network: Corrector, step: int, part: slice, noises: int = 1,
-               angles: Callable[..., Tensor] = draw_angles) -> Noised:
-        """The rows `part` of the share, each under `noises` noises and `angles` as `draw_angles` draws
-        them."""
+    def noise(self, like: Tensor, within: slice, step: int, noises: int = 1) -> Tensor:
+        """`noises` of each row of `like` (rows, ...), which lie `within` the global batch of a step."""
+        noise = torch.randn(self.size, noises, *like.shape[1:],
+                            generator=generator(self.seed, self.stream, "noise", step))
+        return send(noise[within].flatten(0, 1), like.device)
+
+    def noised(self, network: Corrector, step: int, part: slice, noises: int = 1) -> Noised:
+        """The rows `part` of the share, each under `noises` noises and as many angles."""
         r, condition, within = self.shown(network, step, part)
         again = torch.arange(len(r), device=r.device).repeat_interleave(noises)
-        angle = angles(self.size * noises, generator(self.seed, self.stream, "angle", step),
-                       network.heads[condition.name].largest).view(self.size, noises)
-        noise = torch.randn(self.size, noises, *r.shape[1:],
-                            generator=generator(self.seed, self.stream, "noise", step))
-        condition, noise = condition.rows(again), send(noise[within].flatten(0, 1), r.device)
+        angle = draw_angles(self.size * noises, generator(self.seed, self.stream, "angle", step),
+                            network.heads[condition.name].largest).view(self.size, noises)
+        condition, noise = condition.rows(again), self.noise(r, within, step, noises)
         return Noised(condition, r[again], condition.begin(noise), angle[within].flatten(), within)

@@ -2,32 +2,32 @@
 
 Endpoint distillation: the student f(x, angle) = cos(angle) x - sin(angle) F(x, angle) regresses the end y of
 the teacher's probability-flow ODE that starts in x. y is a function of x, so the regression has no spread to
-average
-over: f cannot end as the conditional mean (that is the trap of regressing r itself), and nothing is
+average over: f cannot end as the conditional mean (that is the trap of regressing r itself), and nothing is
 bootstrapped, so no error accumulates (the trap of consistency training at small budgets:
-bench/bootstrapped.py). Half of the starts are pure noise, the only point a one-step sampler visits; the
-others serve the second step. Knowledge distillation on ODE pairs is Luhman and Luhman 2021 (arXiv
-2101.02388); starts along the path are ours.
+bench/bootstrapped.py). A path begins in pure noise, the only point a one-step sampler visits, and where it
+passes `mid_angle` it serves the second step, to which its end belongs as well: one solution, two pairs.
+Knowledge distillation on ODE pairs is Luhman and Luhman 2021 (arXiv 2101.02388); the second is ours.
 
 `scores` is what the tuning phase adds, and what the rival learns from alone (Lang et al. 2024, arXiv
 2412.15832).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.generative.corrector import Condition, Corrector, Drawn
-from ups.generative.diffusion import NOISE, Velocity, denoise, diffuse, draw_angles, sample
-from ups.generative.residuals import Batches, Noised, Residuals, summed
+from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, path, sample
+from ups.generative.residuals import Batches, Residuals, summed
 from ups.metrics.proper import energy_score, fair_crps
 from ups.seeds import generator
 from ups.transfer import send
 
 STREAM = "consistency"   # of the random numbers
+NUM_TURNS = 4         # steps in which a row begins at mid_angle once
 HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
 ALPHA = 0.95          # of the almost fair CRPS (Lang et al. 2024): keeps two equal members from being free
 TINY = 1e-12          # squared distance to which equal draws are lifted, for a gradient
@@ -61,21 +61,28 @@ def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0,
 
 
 def twin_of(network: Corrector, **facts: float) -> Corrector:
-    """Another network with the same weights and description, to train on; facts: added to the description."""
-    twin = Corrector(network.description | facts)
+    """A network with the same weights that draws at once; facts: added to the description."""
+    twin = Corrector(network.description | facts | {"is_map": True})
     twin.load_state_dict(network.state_dict())
     return twin
+
+
+def fresh_of(network: Corrector) -> Corrector:
+    """A network with the statistics, conditional mean and scale of this one that draws at once: by what is
+    linear alone, until it is trained."""
+    fresh = Corrector(network.description | {"is_map": True})
+    for name, head in network.heads.items():
+        fresh.heads[name].load_state_dict(head.fitted, strict=False)
+    return fresh
 
 
 # ---------------------------------------------------------------- pairs solved by the teacher
 
 
-def draw_starts(count: int, generator: torch.Generator | None = None, largest_std: float = 1.0) -> Tensor:
-    """Angles (count,) at which the student learns: every other one pi/2, the rest as in diffusion
-    training."""
-    angle = draw_angles(count, generator, largest_std)
-    angle[::2] = NOISE
-    return angle
+def turn_of(mid_angle: float, num_steps: int) -> int:
+    """The step, of a path of `num_steps` of them, that begins nearest to `mid_angle`: neither the first nor
+    past the last."""
+    return min(max(round((1 - mid_angle / NOISE) * num_steps), 1), num_steps - 1)
 
 
 def pseudo_huber(difference: Tensor) -> Tensor:
@@ -83,26 +90,49 @@ def pseudo_huber(difference: Tensor) -> Tensor:
     return (difference.square().flatten(1).mean(1) + HUBER**2).sqrt() - HUBER
 
 
-def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor) -> Tensor:
-    """pseudo_huber(f(x, angle) - y) per row (batch,); y = the end of the teacher's ODE from the same x."""
-    return pseudo_huber(denoise(student, x, angle) - y)
+def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor,
+                  size: Tensor | float = 1.0) -> Tensor:
+    """Half pseudo_huber(f(x, angle) - y) and half the same of `size` times the difference, per row (batch,);
+    y = the end of the teacher's ODE from the same x, size: of each number in the units in which draws are
+    judged. White alone, a network learns what carries no size; in units alone, the few that do."""
+    difference = denoise(student, x, angle) - y
+    return 0.5 * (pseudo_huber(difference) + pseudo_huber(size * difference))
+
+
+def solve_path(teacher: Velocity, start: Tensor, num_steps: int, turn: int) -> tuple[Tensor, Tensor]:
+    """(where the teacher's path from `start` at pi/2 is as step `turn` begins, its end)."""
+    passed = state = start
+    for i, state in enumerate(path(teacher, start, num_steps)):
+        passed = state if i == turn else passed
+    return passed, state
 
 
 @dataclass(frozen=True)
-class Solved(Noised):
-    """Rows with starts x at their angles and the ends y of the teacher's ODE from there."""
+class Solved:
+    """Residuals r~ under their conditions, and the teacher's path from noise: its start at pi/2, where it
+    passes the student's mid_angle, and its end y. within: as of `Noised`."""
 
-    x: Tensor
+    condition: Condition
+    r: Tensor
+    within: slice
+    start: Tensor
+    passed: Tensor
     y: Tensor
 
+    def pairs(self, step: int, mid_angle: float) -> tuple[Tensor, Tensor]:
+        """(x, angle) of the rows in a step of training: every fourth at mid_angle, the rest in noise."""
+        places = torch.arange(self.within.start, self.within.stop, device=self.r.device)
+        is_mid = (places + step) % NUM_TURNS == 0
+        return (torch.where(column(is_mid, self.r), self.passed, self.start),
+                torch.where(is_mid, mid_angle, NOISE))
 
-def solve(teacher: Corrector, batches: Batches, number: int, part: slice) -> Solved:
-    """The rows `part` of this rank's share of the batch `number`."""
-    given = batches.noised(teacher, number, part, angles=draw_starts)
-    given = replace(given, angle=send(given.angle, given.r.device))
-    x = diffuse(given.r, given.noise, given.angle)
-    y = sample(teacher.velocity(given.condition), x, teacher.description["sampler_steps"], given.angle)
-    return Solved(**vars(given), x=x, y=y)
+
+def solve(teacher: Corrector, batches: Batches, turn: int, number: int, part: slice) -> Solved:
+    """The rows `part` of this rank's share of the batch `number`; turn: of `turn_of`."""
+    r, condition, within = batches.shown(teacher, number, part)
+    start = condition.begin(batches.noise(r, within, number))
+    passed, y = solve_path(teacher.velocity(condition), start, teacher.description["sampler_steps"], turn)
+    return Solved(condition, r, within, start, passed, y)
 
 
 def pool_number(step: int, pool_batches: int, seed: int) -> tuple[int, int]:
@@ -164,6 +194,12 @@ def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: in
     noise = torch.randn(size, num_members, *like.shape[1:],
                         generator=generator(seed, STREAM, "members", step))
     return send(noise[rows], like.device)
+
+
+def sizes_of(student: Corrector, condition: Condition) -> Tensor:
+    """What a whitened number is worth in `_sized`, (batch, *tokens, dim)."""
+    head = student.heads[condition.name]
+    return head.r_std * condition.log_scale.exp() / head.r_std.square().mean().sqrt()
 
 
 def _sized(student: Corrector, condition: Condition, r: Tensor) -> Tensor:

@@ -1,0 +1,91 @@
+"""What is linear in a draw: the flow, and the map from noise, of a Gaussian with the covariance of residuals.
+
+Where shifted residuals are as likely, waves of different length along the token axes are uncorrelated: the
+covariance of the D numbers of a token is a Hermitian matrix for every wave, and its eigenvectors give numbers
+that are uncorrelated altogether, of standard deviations s (proper orthogonal decomposition of every wave). Of
+N(0, s^2), with x = cos(angle) r + sin(angle) noise and v = s^2 cos^2 + sin^2,
+
+    velocity of the flow   F = x sin cos (1 - s^2) / v          spread of the rest of F given x:  s / sqrt(v)
+    end of the flow        y = x s / sqrt(v)
+
+(ups/generative/diffusion.py). A network over it learns the rest, in units of that spread: what a residual
+never does no draw does, and before a step is trained draws have the residuals' spectrum. Along walls waves
+are those of `ups.spectral.FieldTransform`, and this is an approximation that the network has to make good.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ups.spectral import FieldTransform
+
+LARGEST = 2**22   # numbers in the eigenvectors of all waves; with more each number of a token is left alone
+LEAST = 1e-3      # of the largest standard deviation: what is smaller is noise of the codec
+SMALLEST_SINE = 1e-3
+
+
+class Waves(nn.Module):
+    """Of residuals (batch, *tokens, dim), whitened number by number; std (waves, dim) is one until `fit`."""
+
+    def __init__(self, tokens: Sequence[int], dim: int, boundary: str):
+        super().__init__()
+        self.transform = FieldTransform(tuple(tokens), boundary)
+        num = self.transform.modes
+        self.register_buffer("std", torch.ones(num, dim))
+        self.is_mixed = num * dim**2 <= LARGEST
+        if self.is_mixed:
+            eye = torch.eye(dim).expand(num, dim, dim)
+            self.register_buffer("mix", torch.view_as_real(eye.to(torch.complex64)).clone()
+                                 if self.transform.is_complex else eye.clone())
+
+    @torch.no_grad()
+    def fit(self, r: Tensor) -> None:
+        """Fill std and eigenvectors from residuals (n, *tokens, dim)."""
+        r_hat = self._waves(r.double()).movedim(1, 0)                          # (waves, n, dim)
+        second = r_hat.mT.conj() @ r_hat / len(r)
+        if self.is_mixed:   # conj: of rows r_hat this is the transposed covariance
+            second, mix = torch.linalg.eigh(second)
+            self.mix.copy_(torch.view_as_real(mix) if mix.is_complex() else mix)
+            variance = second
+        else:
+            variance = second.diagonal(dim1=1, dim2=2).real
+        std = variance.clamp_min(0).sqrt()
+        self.std.copy_(std.clamp_min(LEAST * float(std.max())).clamp_min(1e-12))
+
+    def flow(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
+        """The velocity F of a diffusion from the network's `rest`; x and rest (batch, *tokens, dim)."""
+        cos, sin, variance = self._at(angle)
+        linear = sin * cos * (1 - self.std.square()) / variance
+        return self._joined(x, linear, rest, self.std / variance.sqrt())
+
+    def map(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
+        """The F of a student, whose draw is cos(angle) x - sin(angle) F."""
+        cos, sin, variance = self._at(angle)
+        spread = self.std / variance.sqrt()
+        return self._joined(x, (cos - spread) / sin.clamp_min(SMALLEST_SINE), rest, spread)
+
+    def coloured(self, noise: Tensor) -> Tensor:
+        """Draws of the Gaussian itself from white noise."""
+        return self._joined(noise, self.std, noise, torch.zeros_like(self.std))
+
+    def _at(self, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+        return cos, sin, self.std.square() * cos.square() + sin.square()
+
+    def _joined(self, x: Tensor, linear: Tensor, rest: Tensor, spread: Tensor) -> Tensor:
+        x_hat, rest_hat = self._mixed(self._waves(x)), self._mixed(self._waves(rest))
+        found = linear * x_hat + spread * rest_hat
+        if self.is_mixed:
+            found = (found.movedim(1, 0) @ self._eigenvectors(found).mT.conj()).movedim(0, 1)
+        return self.transform.inverse(found.movedim(1, -1)).movedim(1, -1)
+
+    def _waves(self, x: Tensor) -> Tensor:
+        """(batch, waves, dim)."""
+        return self.transform(x.movedim(-1, 1)).movedim(-1, 1)
+
+    def _mixed(self, x_hat: Tensor) -> Tensor:
+        return (x_hat.movedim(1, 0) @ self._eigenvectors(x_hat)).movedim(0, 1) if self.is_mixed else x_hat
+
+    def _eigenvectors(self, like: Tensor) -> Tensor:
+        return (torch.view_as_complex(self.mix) if self.transform.is_complex else self.mix).to(like)
