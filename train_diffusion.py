@@ -1,6 +1,7 @@
 """Diffusion corrector: what the operator leaves, as a distribution given what it saw.
 
     r = z_next - O(z),  r~ = whitened r,  x = cos(angle) r~ + sin(angle) noise
+    F = its linear part, of a Gaussian with the waves of residuals + the network's in units of the rest
     loss = mean |F(x, angle, c) - (cos(angle) noise - sin(angle) r~)|^2
 
 Reads:  RUN/operator/ (finished), cache/TASK.h5 of every task with reserved trajectories, which the operator
@@ -11,8 +12,9 @@ model.safetensors, done.json.
     accelerate launch --config_file accelerate_configs/cpu.yaml train_diffusion.py --config configs/small.yaml
     python train_diffusion.py --config configs/small.yaml --dry-run
 
-Expected (configs/small.yaml): a loss well below 1 (1 is a Gaussian of the right scale); calibration is in the
-report. At the end its ensembles are judged on validation, as those of the next stages: the best one serves.
+Expected (configs/small.yaml): a loss well below 1 (1 is white noise of the right scale; it begins at that of a
+Gaussian with the residuals' waves); calibration is in the report. At the end its ensembles are judged on
+validation, as those of the next stages: the best one serves.
 """
 
 from functools import partial

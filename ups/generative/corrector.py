@@ -5,8 +5,9 @@ predictor saw.
 
 mean_k, std_k: per task and coefficient. m, h: a small network's conditional mean and log-scale, fitted by
 maximum likelihood before the diffusion and then frozen; they alone are the baseline N(mean, scale^2) that the
-diffusion must beat. r~ is then white with unit variance, whatever the size of r, which is what the angles of
-ups/generative/diffusion.py are made for. Conditions c are tokens (batch, *tokens, C) (states and prediction)
+diffusion must beat. r~ then has unit variance in every number, whatever the size of r, which is what the
+angles of ups/generative/diffusion.py are made for; what is linear in F given the waves of r~ is in closed
+form (ups/generative/waves.py). Conditions c are tokens (batch, *tokens, C) (states and prediction)
 and facts (batch, K) (parameters, time step, observation).
 """
 
