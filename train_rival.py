@@ -1,7 +1,7 @@
 """Rival of the student: the same network, trained by scores alone, without a teacher's draws, to compare.
 
     loss = CRPS + energy score of a few one-evaluation draws against what the operator left
-    it starts with the corrector's conditional mean and scale, and nothing else of it
+    it starts as the corrector
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
 Writes: RUN/rival/: state/, metrics.jsonl, model.safetensors, done.json. Shown in a report whose
@@ -20,7 +20,7 @@ from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.draws import ways_of
 from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
-from ups.generative.student import ends_of, fresh_of, metrics_of, score_noise, scores, validate, words_of
+from ups.generative.student import ends_of, metrics_of, score_noise, scores, twin_of, validate, words_of
 from ups.models.operator import load_operator
 from ups.setup import begun, opened, started
 from ups.training.ranks import main_guard
@@ -51,9 +51,9 @@ def main() -> None:
     held_out = held_out_of(residuals, seed, section.train.validate_trajectories, run.ranks,
                            partial(ends_of, corrector, seed))
 
-    # ---- model: untrained, but for mean and scale
+    # ---- model: starts as the corrector
     run.seed_all()
-    network = run.attach(begun(run, fresh_of(corrector), config))
+    network = run.attach(begun(run, twin_of(corrector), config))
     run.probe(partial(loss_of, network, batches, section.members, batches.largest), batches.share)
 
     # ---- loop
