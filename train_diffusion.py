@@ -12,7 +12,7 @@ model.safetensors, done.json.
     accelerate launch --config_file accelerate_configs/cpu.yaml train_diffusion.py --config configs/small.yaml
     python train_diffusion.py --config configs/small.yaml --dry-run
 
-Expected (configs/small.yaml): a loss well below 1 (1 is white noise of the right scale; it begins at that of a
+Expected (configs/small.yaml): a loss well below 1 (1 is white noise of the right scale; it begins as a
 Gaussian with the residuals' waves); calibration is in the report. At the end its ensembles are judged on
 validation, as those of the next stages: the best one serves.
 """
