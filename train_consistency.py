@@ -19,7 +19,6 @@ import math
 from functools import partial
 
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.diffusion import NOISE
 from ups.generative.draws import ways_of
 from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
@@ -34,8 +33,7 @@ from ups.generative.student import (
     scores,
     sizes_of,
     solve,
-    turn_of,
-    twin_of,
+    student_of,
     validate,
     words_of,
 )
@@ -78,13 +76,11 @@ def main() -> None:
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks,
                            partial(ends_of, teacher, seed))
     batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
-    num_steps = teacher.description["sampler_steps"]
-    turn = turn_of(section.mid_angle, num_steps)
-    pool = SolvedPool(partial(solve, teacher, batches, turn))
+    pool = SolvedPool(partial(solve, teacher, batches, section.mid_angle))
 
     # ---- model: starts as the teacher
     run.seed_all()
-    student = run.attach(begun(run, twin_of(teacher, mid_angle=NOISE * (1 - turn / num_steps)), config))
+    student = run.attach(begun(run, student_of(teacher, section.mid_angle), config))
     given = (student, batches, pool, section.members, tuned_from)
     run.probe(partial(loss_of, *given, train.steps - 1, batches.largest, 0), batches.share)   # as it is tuned
 

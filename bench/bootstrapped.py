@@ -22,7 +22,7 @@ from torch import Tensor
 from ups.config import Config, load_config
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, draw_angles
+from ups.generative.diffusion import Velocity, column, denoise, diffuse, draw_angles
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.generative.student import (
     NUM_TURNS,
@@ -34,8 +34,7 @@ from ups.generative.student import (
     pseudo_huber,
     sizes_of,
     solve,
-    turn_of,
-    twin_of,
+    student_of,
     validate,
     words_of,
 )
@@ -89,10 +88,8 @@ def compare(config: Config, steps: int) -> dict[str, dict[str, dict]]:
     batches = Batches(residuals, size, seed, "consistency", ranks, offset=3)
 
     def trained(loss: Callable[..., Tensor]) -> Corrector:
-        num_steps = teacher.description["sampler_steps"]
-        turn = turn_of(section.mid_angle, num_steps)
-        student = twin_of(teacher, mid_angle=NOISE * (1 - turn / num_steps))
-        pool = SolvedPool(partial(solve, teacher, batches, turn))
+        student = student_of(teacher, section.mid_angle)
+        pool = SolvedPool(partial(solve, teacher, batches, section.mid_angle))
         ema = EMA(student, section.optim.ema_decay)
 
         def loss_of(step: int) -> Tensor:

@@ -132,7 +132,7 @@ def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tup
     teacher = Corrector({"model": MODEL, "precision": "bf16", "sampler_steps": 2,
                          "tasks": [source.description for source in residuals.values()]})
     batches = Batches(residuals, SIZE, 0, fitting.STREAM, SimpleNamespace(rank=0, world=1))
-    student, pool = twin_of(teacher, mid_angle=1.0), SolvedPool(partial(solve, teacher, batches, 1))
+    student, pool = twin_of(teacher, mid_angle=1.0), SolvedPool(partial(solve, teacher, batches, 1.0))
     # what a start looks up is known, as is what decides on the schedule: from here on nothing is asked
     for head in teacher.heads.values():
         assert head.largest >= 0

@@ -110,10 +110,10 @@ class Errors:
                     num_members: int) -> Tensor:
         """The operator's rollout with noise of the mean and scale of each number in the NEAR chosen errors,
         or in all, physical units."""
-        parts, every = [], (self.left.mean(0, keepdim=True), self.left.std(0, keepdim=True))
+        parts = []
         for some in self._parts(rows, num_frames * max(num_members, NEAR)):
-            near = self.left[choose(some, NEAR)] if choose else None
-            mean, scale = every if near is None else (near.mean(1, keepdim=True), near.std(1, keepdim=True))
+            near = self.left[choose(some, NEAR)] if choose else self.left[None]
+            mean, scale = near.mean(1, keepdim=True), near.std(1, keepdim=True)
             noise = torch.stack([torch.randn(num_members, *self.left.shape[1:],
                                              generator=generator(self.seed, "normal", row))
                                  for row in some.tolist()])

@@ -71,9 +71,16 @@ def twin_of(network: Corrector, **facts: float) -> Corrector:
 
 
 def turn_of(mid_angle: float, num_steps: int) -> int:
-    """The step, of a path of `num_steps` of them, that begins nearest to `mid_angle`: neither the first nor
-    past the last."""
+    """The step, of a path of `num_steps` of them, that begins nearest to `mid_angle`, after the first where
+    there are more."""
     return min(max(round((1 - mid_angle / NOISE) * num_steps), 1), num_steps - 1)
+
+
+def student_of(teacher: Corrector, mid_angle: float) -> Corrector:
+    """The teacher's twin whose second evaluation is where the teacher's own path passes, next to
+    `mid_angle`."""
+    num_steps = teacher.description["sampler_steps"]
+    return twin_of(teacher, mid_angle=NOISE * (1 - turn_of(mid_angle, num_steps) / num_steps))
 
 
 def pseudo_huber(difference: Tensor) -> Tensor:
@@ -118,11 +125,11 @@ class Solved:
                 torch.where(is_mid, mid_angle, NOISE))
 
 
-def solve(teacher: Corrector, batches: Batches, turn: int, number: int, part: slice) -> Solved:
-    """The rows `part` of this rank's share of the batch `number`; turn: of `turn_of`."""
+def solve(teacher: Corrector, batches: Batches, mid_angle: float, number: int, part: slice) -> Solved:
+    """The rows `part` of this rank's share of the batch `number`, for `student_of` this mid_angle."""
     r, condition, within = batches.shown(teacher, number, part)
-    start = condition.begin(batches.noise(r, within, number))
-    passed, y = solve_path(teacher.velocity(condition), start, teacher.description["sampler_steps"], turn)
+    start, num_steps = condition.begin(batches.noise(r, within, number)), teacher.description["sampler_steps"]
+    passed, y = solve_path(teacher.velocity(condition), start, num_steps, turn_of(mid_angle, num_steps))
     return Solved(condition, r, within, start, passed, y)
 
 

@@ -43,11 +43,10 @@ class Waves(nn.Module):
     def fit(self, r: Tensor) -> None:
         """Fill std and eigenvectors from residuals (n, *tokens, dim)."""
         r_hat = self._waves(r.double()).movedim(1, 0)                          # (waves, n, dim)
-        second = r_hat.mT.conj() @ r_hat / len(r)
-        if self.is_mixed:   # conj: of rows r_hat this is the transposed covariance
-            second, mix = torch.linalg.eigh(second)
+        second = r_hat.mH @ r_hat / len(r)
+        if self.is_mixed:
+            variance, mix = torch.linalg.eigh(second)
             self.mix.copy_(torch.view_as_real(mix) if mix.is_complex() else mix)
-            variance = second
         else:
             variance = second.diagonal(dim1=1, dim2=2).real
         std = variance.clamp_min(0).sqrt()
@@ -67,7 +66,7 @@ class Waves(nn.Module):
 
     def coloured(self, noise: Tensor) -> Tensor:
         """Draws of the Gaussian itself from white noise."""
-        return self._joined(noise, self.std, noise, torch.zeros_like(self.std))
+        return self._back(self.std * self._mixed(self._waves(noise)))
 
     def _at(self, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
@@ -75,9 +74,12 @@ class Waves(nn.Module):
 
     def _joined(self, x: Tensor, linear: Tensor, rest: Tensor, spread: Tensor) -> Tensor:
         x_hat, rest_hat = self._mixed(self._waves(x)), self._mixed(self._waves(rest))
-        found = linear * x_hat + spread * rest_hat
+        return self._back(linear * x_hat + spread * rest_hat)
+
+    def _back(self, found: Tensor) -> Tensor:
+        """Of what `_mixed` gives, (batch, *tokens, dim)."""
         if self.is_mixed:
-            found = (found.movedim(1, 0) @ self._eigenvectors(found).mT.conj()).movedim(0, 1)
+            found = (found.movedim(1, 0) @ self._eigenvectors(found).mH).movedim(0, 1)
         return self.transform.inverse(found.movedim(1, -1)).movedim(1, -1)
 
     def _waves(self, x: Tensor) -> Tensor:
