@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluate import train_seconds
-from ups.evaluation.tables import NAMES
+from ups.evaluation.tables import label, markdown
 
 TRAINED_BY = {"rival": ("rival",), "corrector": ("diffusion",), "student_1": ("diffusion", "consistency"),
               "student_2": ("diffusion", "consistency")}
@@ -84,7 +84,7 @@ def row(runs: list[Run], task: str, model: str, other: str) -> list[str]:
                                               spread_over([worst(part["crps_by_lead"]) for part in versus])]
     ratios = [value for part in rows for value in part["ssr_by_lead"]]
     trained = [sum(run["seconds"][stage] for stage in TRAINED_BY[model]) for run in runs] if model in TRAINED_BY else []
-    return [NAMES.get(model, model), *crps, "-" if None in ratios else f"{min(ratios):.2f} to {max(ratios):.2f}",
+    return [label(model), *crps, "-" if None in ratios else f"{min(ratios):.2f} to {max(ratios):.2f}",
             *(mean([part.get(key) for part in rows]) for key in ("evaluations_per_state", "networks_per_state")), mean(trained)]
 
 
@@ -94,7 +94,7 @@ def long_row(runs: list[Run], task: str, model: str) -> list[str]:
     errors, plain = ([found[name]["spectrum_error"] for found in (long["climate"] for long in longs)]
                      for name in (model, "operator"))
     ratios = [None if None in pair else pair[0] / pair[1] for pair in zip(errors, plain, strict=True)]
-    return [NAMES.get(model, model), mean([float(long["blown_up"].get(model, 0)) for long in longs]), mean(errors), mean(ratios),
+    return [label(model), mean([float(long["blown_up"].get(model, 0)) for long in longs]), mean(errors), mean(ratios),
             mean([found["memory"] for found in climates])]
 
 
@@ -104,19 +104,15 @@ def table(runs: list[Run]) -> str:
     parts = []
     for task, entry in runs[0]["ensembles"].items():
         other = "exact" if "exact" in entry["models"] else "operator"
-        lines = [[cell.format("exact draws'" if other == "exact" else "the operator's") for cell in HEAD],
-                 *(row(runs, task, model, other) for model in entry["models"] if model != other)]
+        head = [cell.format("exact draws'" if other == "exact" else "the operator's") for cell in HEAD]
+        lines = [row(runs, task, model, other) for model in entry["models"] if model != other]
         title = (f"{task}: {entry['num_trajectories']} initial conditions, {len(entry['times'])} leads, {entry['members']} "
                  f"members, {len(runs)} runs, seeds {', '.join(str(run['protocol']['seed']) for run in runs)}")
-        parts += [title, markdown(lines)]
+        parts += [title, "\n".join(markdown(head, lines))]
         if climate := entry["checks"]["long"].get("climate"):
             parts += [f"Rollouts of {entry['checks']['long']['frames']} frames:",
-                      markdown([[*LONG_HEAD], *(long_row(runs, task, model) for model in climate)])]
+                      "\n".join(markdown(LONG_HEAD, [long_row(runs, task, model) for model in climate]))]
     return "\n\n".join(parts)
-
-
-def markdown(lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]))
 
 
 def main() -> int:

@@ -30,7 +30,16 @@ if __name__ == "__main__":
 from bench.bootstrapped import consistency_loss
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, draw_angles, sample
-from ups.generative.student import NUM_TURNS, draw_members, endpoint_loss, ensemble_loss, sample_student, solve_path, turn_of
+from ups.generative.student import (
+    NUM_TURNS,
+    Solved,
+    draw_members,
+    endpoint_loss,
+    ensemble_loss,
+    sample_student,
+    solve_path,
+    turn_of,
+)
 from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
 from ups.seeds import generator
@@ -468,23 +477,19 @@ class Pool:
     r: Tensor
 
 
-def turns(count: int) -> Tensor:
-    """Which of so many rows begin at MID_ANGLE in training, the others in noise."""
-    return torch.arange(count) % NUM_TURNS == 0
-
-
-def angles(is_mid: Tensor) -> Tensor:
-    return torch.where(is_mid, MID_ANGLE, NOISE)
+def angles(count: int) -> Tensor:
+    """Where so many rows of a student's training begin: every fourth at MID_ANGLE, the others in noise."""
+    return torch.where(torch.arange(count) % NUM_TURNS == 0, MID_ANGLE, NOISE)
 
 
 def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
     draws = stream(model.key, "pool", *keys)
     c, r = model.draw(count, draws)
-    start, is_mid = normal(*r.shape, draws=draws), turns(count)
+    start = normal(*r.shape, draws=draws)
     parts = torch.arange(count).split(4096)   # a batch that stays in the processor's cache
     solved = [solve_path(model.teacher.given(c[part]), start[part], STEPS, TURN) for part in parts]
     passed, y = (torch.cat(part) for part in zip(*solved, strict=True))
-    return Pool(torch.where(is_mid[:, None], passed, start), angles(is_mid), c, y, r)
+    return Pool(*Solved(None, r, slice(0, count), start, passed, y).pairs(0, MID_ANGLE), c, y, r)
 
 
 def distill(model: Model, pool: Pool, name: str, num_steps: int, target: str = "y", lr: float = 4e-3) -> Net:

@@ -116,7 +116,7 @@ def starts_of(model, *keys, angle=None):
     """(c, x, angle): pure noise and the second angle, as the student meets them; or angles of one's own."""
     draws = stream(*keys)
     c, r = model.draw(4096, draws)
-    angle = known.angles(known.turns(len(r))) if angle is None else angle
+    angle = known.angles(len(r)) if angle is None else angle
     return c, diffuse(r, normal(*r.shape, draws=draws), angle), angle
 
 

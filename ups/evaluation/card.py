@@ -10,7 +10,7 @@ from typing import Any
 from ups.evaluation.bench_rows import NETWORKS
 from ups.evaluation.figures_ensemble import case_name
 from ups.evaluation.gates import BASELINES
-from ups.evaluation.tables import is_interval, label, number, ordered
+from ups.evaluation.tables import is_interval, label, markdown, number, ordered
 from ups.files import remove, write_atomic
 
 CARD, IMAGES = "README.md", "images"
@@ -101,8 +101,8 @@ def _geometry(domain: Sequence, boundary: str | Sequence[str]) -> tuple[str, str
 
 
 def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
-    lines = [list(map(_text, line)) for line in (head, *rows)]
-    return [f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])]
+    head, *lines = [list(map(_text, line)) for line in (head, *rows)]
+    return markdown(head, lines)
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from ups.config import read_command, run_script
-from ups.evaluation.tables import is_interval, number, value_of
+from ups.evaluation.tables import is_interval, markdown, number, value_of
 from ups.files import read_record
 
 OPTIONS = {"--runs": {"default": "runs", "help": "folder of all runs"}, "--metric": {"default": "nrmse"},
@@ -81,8 +81,7 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
               *_settings(row), number(row["training"].get("parameters")),
               number(row["training"].get("seconds")),
               str(row["environment"].get("git_revision") or "–")[:10]] for row in ranked]
-    return "\n".join([f"{horizon} ({settings})", "",
-                      *(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))])
+    return "\n".join([f"{horizon} ({settings})", "", *markdown(head, cells)])
 
 
 def _settings(row: dict) -> list[str]:

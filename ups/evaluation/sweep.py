@@ -21,7 +21,7 @@ from typing import Any
 
 from ups.config import load_config, read_command, run_script
 from ups.evaluation.leaderboard import figure, mean_of
-from ups.evaluation.tables import number
+from ups.evaluation.tables import markdown, number
 from ups.files import value_hash, write_atomic
 
 OPTIONS = {"--config": {"default": "configs/small.yaml"},
@@ -78,7 +78,7 @@ def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int
     rows.sort(key=lambda row: mean(row[2][0]) if row[1] and None not in row[2][0] else float("inf"))
     head = ["setting", f"seeds of {len(seeds)}", "nRMSE (geometric mean)", *tasks]
     lines = [[" ".join(setting), str(count), *map(_spread, scores)] for setting, count, scores in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    return "\n".join(markdown(head, lines))
 
 
 def _spread(values: Sequence[float | None]) -> str:

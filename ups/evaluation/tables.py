@@ -3,7 +3,7 @@
 import html
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ups.metrics.intervals import Metric
@@ -44,6 +44,11 @@ def value_of(found: Any) -> float | None:
 
 def label(model: str) -> str:
     return NAMES.get(model, model)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
 
 
 def ordered(models: Collection[str]) -> list[str]:
