@@ -1,7 +1,7 @@
 """Rival of the student: the same network, trained by scores alone, without a teacher's draws, to compare.
 
     loss = CRPS + energy score of a few one-evaluation draws against what the operator left
-    it starts as the corrector
+    it starts as the corrector or, fresh, from what of it is linear in a draw
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
 Writes: RUN/rival/: state/, metrics.jsonl, model.safetensors, done.json. Shown in a report whose
@@ -20,7 +20,16 @@ from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.draws import ways_of
 from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
-from ups.generative.student import ends_of, metrics_of, score_noise, scores, twin_of, validate, words_of
+from ups.generative.student import (
+    ends_of,
+    fresh_of,
+    metrics_of,
+    score_noise,
+    scores,
+    twin_of,
+    validate,
+    words_of,
+)
 from ups.models.operator import load_operator
 from ups.setup import begun, opened, started
 from ups.training.ranks import main_guard
@@ -51,9 +60,10 @@ def main() -> None:
     held_out = held_out_of(residuals, seed, section.train.validate_trajectories, run.ranks,
                            partial(ends_of, corrector, seed))
 
-    # ---- model: starts as the corrector
+    # ---- model
     run.seed_all()
-    network = run.attach(begun(run, twin_of(corrector), config))
+    start = {"corrector": twin_of, "fresh": fresh_of}[section.start]
+    network = run.attach(begun(run, start(corrector), config))
     run.probe(partial(loss_of, network, batches, section.members, batches.largest), batches.share)
 
     # ---- loop

@@ -136,6 +136,14 @@ def test_a_corrector_trained_falsely_is_caught(run_in, u, fake):
     assert "skewness" in names(world.judge_left(u, drawn))
 
 
+@pytest.mark.parametrize("start", ["corrector", "fresh"])
+def test_a_fresh_rival_has_the_spread_of_the_corrector_and_not_the_law_that_it_learnt(run_in, chain, u, start):
+    config = run_in(("operator", "diffusion"), "train_rival", "rival.train.steps=1", f"rival.start={start}")
+    missed = names(world.judge_left(u, world.draw_left(world.ensembles_of(config), u, MEMBERS)["rival"]))
+    assert "std" not in missed if start == "fresh" else True
+    assert ({"skewness", "between"} <= missed) == (start == "fresh"), missed
+
+
 @pytest.mark.parametrize(("fake", "script", "more", "model", "criterion"), [
     (world.student_of_zero, "train_consistency", ("consistency.tune_fraction=0", "consistency.train.steps=150"),
      "student_1", "std"),

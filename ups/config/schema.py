@@ -232,7 +232,7 @@ class DiffusionConfig(SteadyConfig):
 
 
 @dataclass(frozen=True)
-class RivalConfig:
+class ScoredConfig:
     init: str
     optim: OptimConfig
     train: TrainConfig
@@ -240,7 +240,12 @@ class RivalConfig:
 
 
 @dataclass(frozen=True)
-class ConsistencyConfig(RivalConfig):
+class RivalConfig(ScoredConfig):
+    start: Literal["corrector", "fresh"]
+
+
+@dataclass(frozen=True)
+class ConsistencyConfig(ScoredConfig):
     pool_batches: Annotated[int, Bound(lambda value: value > 0 and value % 4 == 0,
         "a multiple of 4: a quarter is replaced at a time")]
     mid_angle: Annotated[float, Bound(lambda value: 0 < value < 1.57, "an angle in (0, 1.57)", "Use 1.1.")]

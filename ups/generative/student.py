@@ -67,6 +67,15 @@ def twin_of(network: Corrector, **facts: float) -> Corrector:
     return twin
 
 
+def fresh_of(network: Corrector) -> Corrector:
+    """A network with the statistics, conditional mean, scale and waves of this one that draws at once: by
+    what is linear alone, until it is trained."""
+    fresh = Corrector(network.description | {"is_map": True})
+    for name, head in network.heads.items():
+        fresh.heads[name].load_state_dict(head.fitted, strict=False)
+    return fresh
+
+
 # ---------------------------------------------------------------- pairs solved by the teacher
 
 
