@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "", null)
 DEFAULTS: dict[str, Any] = {
-    "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "dt": 0.0, "times": "",
-    "parameters": None, "positive": [], "conserved": [], "bounded": [], "symmetries": [], "vector": [],
+    "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
+    "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [], "symmetries": [], "vector": [],
     "hidden": False,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
@@ -80,7 +80,11 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         fields = [field for place in places for field in place.fields]
         said["boundary"] = _boundary(key, said["boundary"], axes)
         ends = said["boundary"].split(",") * (len(axes) if "," not in said["boundary"] else 1)
-        said["domain"] = {axis: span(key, said["domain"], axis, end, sizes[axis], store, places)
+        if isinstance(said["domain"], Mapping):
+            said["coordinates"] = said["coordinates"] | {
+                axis: name for axis, name in said["domain"].items() if isinstance(name, str)}
+        said["domain"] = {axis: span(key, said["domain"], axis, end, sizes[axis], store, places,
+                                     said["coordinates"].get(axis, ""))
                           for axis, end in zip(axes, ends, strict=True)}
         is_steady = "time" not in sizes
         said |= _time(key, said, store, places, sizes, is_steady)
@@ -120,7 +124,8 @@ def facts(settings: Any) -> dict[str, Any]:
     return {"arrays": [{"array": place.array, "axes": place.axes, "fields": place.fields}
                        for place in settings.layout.values()],
             "axes": list(settings.domain), "boundary": settings.boundary,
-            "domain": list(settings.domain.values()), "inputs": settings.inputs,
+            "domain": list(settings.domain.values()), "coordinates": settings.coordinates,
+            "inputs": settings.inputs,
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden}
@@ -217,13 +222,14 @@ def _boundary(key: str, said: Any, axes: Sequence[str]) -> str:
 
 
 def span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
-          places: Sequence[Place]) -> list[float]:
-    """(low, high) of an axis, as said and checked against its coordinate, or as that shows it. Cells lie
-    between them: of a grid whose points lie on both walls, half a cell is added on each side.
+          places: Sequence[Place], called: str = "") -> list[float]:
+    """(low, high) of an axis, as said and checked against its coordinate (`called` otherwise than the axis,
+    where that was said), or as that shows it. Cells lie between them: of a grid whose points lie on both
+    walls, half a cell is added on each side.
     """
     given = said.get(axis) if isinstance(said, Mapping) else said
-    asked = given if isinstance(given, str) else ""
-    found, given = coordinate(store, places, [asked or axis]), None if asked else given
+    asked, given = (given, None) if isinstance(given, str) else (called, given)
+    found = coordinate(store, places, [asked or axis])
     named = [name for name in store.names() if store.array(name).shape == (size,)]
     example = f"Write domain: [0, 1], or domain: {{{axis}: {named[0] if named else '[0, 1]'}, ..}}" + (
         ", the array of its coordinates." if named else ".")

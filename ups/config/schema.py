@@ -126,6 +126,7 @@ class OwnTaskConfig(TaskConfig):
     inputs: list[str]
     boundary: str
     domain: dict[str, list[float]]
+    coordinates: dict[str, str]
     dt: Annotated[float, Bound(lambda value: value >= 0, "0 or more")]
     times: str
     positive: list[str]

@@ -352,8 +352,9 @@ def _require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) -
 def _require_domain(key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]) -> None:
     """Raise ValueError where the coordinates of a file are not those of the task, or of one grid in all
     groups."""
-    ends = along(task.boundary, task.ndim)
+    # models published before know of no other names
+    ends, names = along(task.boundary, task.ndim), task.own.get("coordinates", {})
     for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
-        span(key, list(limits), axis, end, size, store, task.arrays)
-        if groups and (found := coordinate(store, task.arrays, [axis])) is not None:
+        span(key, list(limits), axis, end, size, store, task.arrays, names.get(axis, ""))
+        if groups and (found := coordinate(store, task.arrays, [names.get(axis, axis)])) is not None:
             _require_common(key, store, task, groups, *found)
