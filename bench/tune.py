@@ -37,7 +37,7 @@ from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.evaluation.bench_rows import FOLDER
-from ups.models.backbone import BOX, VOLUME
+from ups.models.backbone import BOX, PLANE, VOLUME
 from ups.models.bases import BASES
 from ups.tasks import get_task
 
@@ -109,9 +109,10 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
         if "transport" in change[f"{key}.base"] and not now.reach:   # over three eighths of the grid, as its check proposes
             change[f"{key}.reach"] = 3 * min(space) // 8
     patches = [{f"{key}.patch": size} for size in PATCHES if size != now.patch and not any(n % size for n in space)]
-    modes = [{"modes": 8}, {"modes": 32}] if problem.ndim < VOLUME else [{"modes": BOX - 1}]   # where more change nothing
+    modes = [{"modes": 8}, {"modes": 32}] if problem.ndim < VOLUME else [{"modes": BOX[VOLUME] - 1}]   # more change nothing
+    mixing = [{"kind": "box"}] if problem.ndim == PLANE else []
     sizes = [{f"operator.model.{name}": value for name, value in change.items()} for change in (
-        {"width": 64, "depth": 3}, {"width": 128, "depth": 3}, {"depth": 2}, {"depth": 6}, *modes,
+        {"width": 64, "depth": 3}, *mixing, {"width": 128, "depth": 3}, {"depth": 2}, {"depth": 6}, *modes,
         {"kernel_size": 3}, {"kernel_size": 15 if kernel < 15 else 7})]
     rates = [{name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM} for factor in (0.5, 2.0)]
     batches = [batch_of(size) for size in (batch // 2, 2 * batch) if size]

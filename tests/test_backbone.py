@@ -118,11 +118,12 @@ def test_axes_may_be_swapped_before_or_after(boundary):
                                backbone(x, condition, boundary).transpose(1, 2), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("sizes", "modes"), [((6, 7, 8), 3), ((4, 7, 5), 3), ((9, 9, 9), 4)])
+@pytest.mark.parametrize(("sizes", "modes"), [((6, 7, 8), 3), ((4, 7, 5), 3), ((9, 9, 9), 4), ((16, 8), 8), ((15, 15), 8)])
 def test_periodic_box_mixing_is_a_complex_matrix_per_wave_vector(sizes, modes):
     """Against the FFT, of all waves that the tokens hold: those of 4 tokens are 0, 1 and -1."""
-    mixing, x = BoxMixing(6, modes, along(PERIODIC, 3)), noise(2, *sizes, 6)
-    x_hat = torch.fft.fftn(x, dim=(1, 2, 3))
+    mixing, x = BoxMixing(6, modes, along(PERIODIC, len(sizes))), noise(2, *sizes, 6)
+    axes = tuple(range(1, 1 + len(sizes)))
+    x_hat = torch.fft.fftn(x, dim=axes)
     y_hat, num = torch.zeros_like(x_hat), 0
     for k, weight in zip(mixing.k, torch.complex(*mixing.weight.detach()), strict=True):
         if all(abs(wave) <= (n - 1) // 2 for wave, n in zip(k, sizes, strict=True)):
@@ -131,9 +132,9 @@ def test_periodic_box_mixing_is_a_complex_matrix_per_wave_vector(sizes, modes):
             if any(k):
                 y_hat[:, *opposite] = x_hat[:, *opposite] @ weight.conj()
             else:   # the mean of a real field: the imaginary part has nothing to act on
-                y_hat[:, 0, 0, 0] = x_hat[:, 0, 0, 0] @ weight.real.to(weight.dtype)
+                y_hat[:, *k] = x_hat[:, *k] @ weight.real.to(weight.dtype)
     assert 2 * num - 1 == math.prod(min(2 * modes - 1, 2 * ((n - 1) // 2) + 1) for n in sizes)
-    y = torch.fft.ifftn(y_hat, dim=(1, 2, 3))
+    y = torch.fft.ifftn(y_hat, dim=axes)
     torch.testing.assert_close(mixing(x), y.real, rtol=0, atol=1e-5)
     assert float(y.imag.abs().max()) < 1e-5
 
@@ -255,6 +256,26 @@ def test_the_backbone_takes_any_grid_and_boundary_and_keeps_the_shape(grid, boun
     x = noise(2, *grid, 8)
     y = flat(len(grid), boundary)(x, noise(2, 8, seed=1), boundary)
     assert y.shape == x.shape and y.isfinite().all()
+
+
+def test_a_box_mixes_the_axes_of_a_plane_together_and_is_flat_along_a_line():
+    """Of waves along both axes only a weight of their own tells (1, 1) from (1, 2) and (2, 1), whatever those do."""
+    model = ModelConfig("flat", 8, 1, 4, 3, 2.0)
+    line, plane = ({"t": along(PERIODIC, ndim)} for ndim in (1, 2))
+    torch.manual_seed(0)
+    flat_line = BACKBONES["flat"](model, line)
+    torch.manual_seed(0)
+    for name, value in BACKBONES["box"](model, line).state_dict().items():
+        assert torch.equal(value, flat_line.state_dict()[name]), name
+    x = noise(2, 8, 8, 8)
+    for kind, num_waves in (("flat", 28), ("box", 2)):   # one mode along either axis; one wave and its opposite
+        block = BACKBONES[kind](model, plane).blocks[0]
+        mixing = block.own["t"].mixing or block.spectral
+        with torch.no_grad():
+            mixing.weight.zero_()
+            mixing.weight[:, 1 if kind == "flat" else mixing.k.index((1, 1))] = 1.0
+            y = mixing(x, PERIODIC) if kind == "flat" else mixing(x)
+        assert int((torch.fft.fft2(y, dim=(1, 2)).abs().sum((0, 3)) > 1e-4).sum()) == num_waves
 
 
 def test_the_configuration_and_the_table_name_the_same_kinds():

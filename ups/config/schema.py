@@ -156,7 +156,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    kind: Literal["flat"]   # a row of ups/models/backbone.py
+    kind: Literal["flat", "box"]   # a row of ups/models/backbone.py
     width: Annotated[int, Positive]
     depth: Annotated[int, Positive]
     modes: Annotated[int, Positive]

@@ -3,8 +3,9 @@
 Global mixing is a spectral convolution along each axis in turn, summed (factorised Fourier operator, Tran et
 al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not), in three dimensions one along all
 axes together, of fewer modes (Fourier neural operator, Li et al. 2021, arXiv 2010.08895): error of a minute
-of cfd3d 0.17 for the sum's 0.75, where in two dimensions both do as well (docs/log.md). Local mixing is a
-depthwise convolution along each axis, and a gated MLP (Shazeer 2020, arXiv 2002.05202) mixes channels.
+of cfd3d 0.17 for the sum's 0.75. In two dimensions a model's kind says which: it depends on the equation
+(docs/log.md). Local mixing is a depthwise convolution along each axis, and a gated MLP (Shazeer 2020, arXiv
+2002.05202) mixes channels.
 AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters, time step and boundary.
 
 What mixes tokens along axes is shared by the tasks; what is done at a token, the MLP and the modulation, and
@@ -16,6 +17,7 @@ spectral mixing on one level measured better than a U-shape with attention on ev
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +29,8 @@ from ups.spectral import box, box_rows, cosine, fourier_pairs
 from ups.tasks import Task, described_task
 
 ANY = "any"   # of a network of one task that needs no name
-VOLUME = 3    # dimensions in which all axes are mixed together
-BOX = 3       # modes along an axis there; 4 are not better at equal time
+PLANE, VOLUME = 2, 3
+BOX = {PLANE: 8, VOLUME: 3}   # most modes along an axis where all are mixed together; 4 in 3D are no better
 Ends = tuple[str, ...]   # the boundary of each axis of a task
 
 
@@ -172,11 +174,12 @@ class Pointwise(nn.Module):
 class Block(nn.Module):
     """x += gate * mixing(norm x), then x += gate * MLP(norm x + local), gates and shifts set by the
     condition; mixing along axes is shared, the rest is each task's own, where it is pointwise begins as the
-    first's."""
+    first's. joint: the dimensions from which on all axes are mixed together."""
 
-    def __init__(self, width: int, modes: int, kernel_size: int, mlp_ratio: float, tasks: Mapping[str, Ends]):
+    def __init__(self, width: int, modes: int, kernel_size: int, mlp_ratio: float, tasks: Mapping[str, Ends],
+                 joint: int = VOLUME):
         super().__init__()
-        is_shared = any(len(ends) < VOLUME for ends in tasks.values())
+        is_shared = any(len(ends) < joint for ends in tasks.values())
         self.spectral = SpectralMixing(width, modes) if is_shared else None
         self.local = LocalMixing(width, kernel_size)
         first = Pointwise(width, mlp_ratio)
@@ -184,8 +187,8 @@ class Block(nn.Module):
         for task, own in self.own.items():
             # for Muon, see ups/training/optim.py
             own.up.weight.is_hidden_matrix = own.down.weight.is_hidden_matrix = True
-            is_volume = len(tasks[task]) == VOLUME
-            own.mixing = BoxMixing(width, min(modes, BOX), tasks[task]) if is_volume else None
+            ends = tasks[task]
+            own.mixing = BoxMixing(width, min(modes, BOX[len(ends)]), ends) if len(ends) >= joint else None
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         own, shape = self.own[task], (x.shape[0], *[1] * (x.ndim - 2), -1)
@@ -201,13 +204,13 @@ class FlatBackbone(nn.Module):
     """Blocks over tokens, all on one level: x (batch, *tokens, width), a condition (batch, width), a boundary
     and one of its tasks to (batch, *tokens, width).
 
-    tasks: of each the boundary of each axis.
+    tasks: of each the boundary of each axis; joint: as of a block.
     """
 
-    def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends]):
+    def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends], joint: int = VOLUME):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(model.width, model.modes, model.kernel_size, model.mlp_ratio, tasks)
-                                    for _ in range(model.depth))
+        self.blocks = nn.ModuleList(Block(model.width, model.modes, model.kernel_size, model.mlp_ratio, tasks,
+                                          joint) for _ in range(model.depth))
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         for block in self.blocks:
@@ -216,7 +219,8 @@ class FlatBackbone(nn.Module):
 
 
 # Every kind is made from a ModelConfig and the ends of tasks, and called as FlatBackbone is.
-BACKBONES: dict[str, type[nn.Module]] = {"flat": FlatBackbone}
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "flat": FlatBackbone, "box": partial(FlatBackbone, joint=PLANE)}
 
 
 def backbone_of(model: ModelConfig, task: Task) -> nn.Module:
