@@ -67,9 +67,11 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     }
     order = torch.argsort(torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf,
                                            posinf=torch.inf))
-    shown = {"median error": rows[order[len(order) // 2]], "worst error": rows[order[-1]]}
-    return entry, [{**sample_of(operator, truth, row[None], device), "times": times.numpy(), "label": label}
-                   for label, row in shown.items()]
+    median_and_worst = rows[order[[len(order) // 2, -1]]]
+    shown = [sample for some in cache.parts(median_and_worst, cache.num_frames, settings.batch_size)
+             for sample in samples_of(operator, truth, some, device)]
+    return entry, [{**sample, "times": times.numpy(), "label": label}
+                   for label, sample in zip(("median error", "worst error"), shown, strict=True)]
 
 
 def drift(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
@@ -89,25 +91,33 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
               device: torch.device) -> tuple[dict[str, Tensor], float]:
     """Model -> predicted frames (n, T, C, *space), physical units: operator, its base alone, and the codec of
     the truth; and the seconds that the operator's took, decoding included."""
-    name, num_frames, head = truth.task.name, truth.num_frames, operator.head(truth.task.name)
-    given = truth.given(rows, head.input_codec, device)
-    parameters = truth.cache.parameters[rows]
-    begun = time.perf_counter()
-    u_pred = head.physical(operator.rollout(given, name, parameters, num_frames)).cpu()
+    head, begun = operator.head(truth.task.name), time.perf_counter()
+    u_pred = rolled_out(operator, truth, rows, device)
     seconds = time.perf_counter() - begun
-    base = u_pred      # the operator is its base where validation has switched the network off
-    if head.is_network_used:
-        base = head.physical(operator.rollout(given, name, parameters, num_frames, part="base")).cpu()
+    # the operator is its base where validation has switched the network off
+    base = rolled_out(operator, truth, rows, device, "base") if head.is_network_used else u_pred
     codec = head.physical(truth.scored(rows, head.codec, device)).cpu()
     found = {"operator": u_pred, "base": base, "codec_floor": codec}
     return {model: truth.task.predicted(u) for model, u in found.items()}, seconds
 
 
-def sample_of(operator: Operator, truth: Truth, row: Tensor, device: torch.device) -> dict[str, Any]:
-    """One trajectory (row: (1,)) as `ups.evaluation.figures` draws it."""
+def rolled_out(operator: Operator, truth: Truth, rows: Tensor, device: torch.device,
+               part: str = "full") -> Tensor:
+    """The frames (n, T, C, *space) that a part of the operator predicts, physical units, what is given
+    included."""
+    head = operator.head(truth.task.name)
+    given = truth.given(rows, head.input_codec, device)
+    return head.physical(operator.rollout(given, truth.task.name, truth.cache.parameters[rows],
+                                          truth.num_frames, part=part)).cpu()
+
+
+def samples_of(operator: Operator, truth: Truth, rows: Tensor, device: torch.device) -> list[dict[str, Any]]:
+    """Trajectories as `ups.evaluation.figures` draws them; rolled out together: where bases take many small
+    steps a few rows cost as much as one."""
     task, cache = truth.task, truth.cache
-    known = zip(task.parameters, cache.parameters[row][0].tolist(), strict=False)
-    inputs = {task.inputs[0]: truth.inputs(row)[0, 0, 0].numpy()} if task.is_steady else {}
-    return {**cache.scene(), "inputs": inputs, "u_ref": truth.future(row)[0].numpy(),
-              "u_pred": forecasts(operator, truth, row, device)[0]["operator"][0].numpy(),
-              "parameter": ", ".join(f"{key} = {value:g}" for key, value in known) or None}
+    u_ref, u_pred = truth.future(rows), task.predicted(rolled_out(operator, truth, rows, device))
+    return [{**cache.scene(), "inputs": {task.inputs[0]: truth.inputs(row[None])[0, 0, 0].numpy()}
+             if task.is_steady else {}, "u_ref": u_ref[place].numpy(), "u_pred": u_pred[place].numpy(),
+             "parameter": ", ".join(f"{key} = {value:g}" for key, value in zip(
+                 task.parameters, cache.parameters[row].tolist(), strict=False)) or None}
+            for place, row in enumerate(rows)]
