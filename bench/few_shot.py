@@ -48,6 +48,7 @@ from bench.score import Errors, Split, load, rollout, summary
 from bench.tune import train_rival
 from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
 from ups.data.cache import Cache, open_cache
+from ups.evaluation.tables import markdown
 from ups.files import value_hash, write_json
 from ups.forecaster import Forecaster
 from ups.models.choose import base_settings as settings_of_base
@@ -278,12 +279,11 @@ def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
     mean = {key: float(torch.tensor(values, dtype=torch.float64).log().mean().exp()) for key, values in found.items()}
     task, counts = common["task"], sorted({count for _, count in mean})
     bases, known = ", ".join(common["bases"]), ", ".join(common["known"])
+    rows = [[row, *(f"{mean[row, count]:.3g} ({len(found[row, count])})" if (row, count) in mean
+                    else "" if (row == "zero_shot") != (count == 0) else "not run" for count in counts)]
+            for row in ("base", *ROWS) if any((row, count) in mean for count in counts)]
     lines = [f"{task}, bases {bases}; {common['budget_s']:g} s each; a parent of {known}:", "",
-             f"| {task} | {' | '.join(f'N = {count}' for count in counts)} |", f"|{' --- |' * (len(counts) + 1)}"]
-    for row in [row for row in ("base", *ROWS) if any((row, count) in mean for count in counts)]:
-        cells = [f"{mean[row, count]:.3g} ({len(found[row, count])})" if (row, count) in mean
-                 else "" if (row == "zero_shot") != (count == 0) else "not run" for count in counts]
-        lines.append(f"| {row} | {' | '.join(cells)} |")
+             *markdown([task, *(f"N = {count}" for count in counts)], rows)]
     both = [count for count in counts if {("full", count), ("scratch", count)} <= mean.keys()]
     harmed = [str(count) for count in both if mean["full", count] > mean["scratch", count]]
     if both:
