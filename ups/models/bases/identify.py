@@ -31,6 +31,7 @@ FRAMES = 2              # that the integrator is to hit from every start
 HELD_OUT = 16           # trajectories and frames that judge a fit
 SHARPNESS = 1, 2, 3     # of the windows' weights
 SLOW = 0.01             # of the mean square of the change: below it a window counts by its change
+ALIKE = 2.0             # times the best regression's error is as good, with fewer terms: few windows say little of many
 SIZES = 1.5, 3.0        # times what the whole library leaves is what the first terms may leave
 HIGHER = 0.1, 3.0       # least left, and times less with higher derivatives: they mimic a difference's error
 MOST_STEPS = 32         # a frame
@@ -171,9 +172,9 @@ class Identification:
             total = total + (x @ x.mT).sum(1)
         return total
 
-    def cores(self) -> list[tuple[float, Model, list[list[int]]]]:
+    def core(self) -> tuple[float, Model, list[list[int]]] | None:
         """The first few terms, by several regressions: error on what is held out, model, and the library of
-        every channel; the best first, none if persistence is better."""
+        every channel; the fewest that are about as good as the best. None if persistence is better."""
         s, dt = self.seen, self.settings["dt"]
         once, twice = (s[:, 2] - s[:, 0]).flatten(2), (s[:, 2] - 2 * s[:, 1] + s[:, 0]).flatten(2)
         first, second = (x.square().mean(2).clamp_min(1e-16) for x in (once, twice))
@@ -196,16 +197,17 @@ class Identification:
                     tried.append((self.error(model, self.held), model, own))
         holding = [one for one in tried if one[0] < self.still]
         if holding:
-            return sorted(holding, key=lambda one: one[0])
+            best = min(error for error, *_ in holding)
+            return min((one for one in holding if one[0] <= ALIKE * best), key=lambda one: len(one[1].unknowns))
         # nothing holds so long: what is closest over the next frames, where persistence has 0.5
         close = [(self.error(model, self.shot, is_bounded=True), model, own) for error, model, own in tried
                  if math.isfinite(error)]
         close = [one for one in close if one[0] < 0.5]
         if not close:
-            return []
+            return None
         _, model, own = min(close, key=lambda one: one[0])
         model = self.steadied(model)
-        return [(self.error(model, self.held), model, own)]
+        return self.error(model, self.held), model, own
 
     # --------------------------------------------------------------------------------- Gauss and Newton
 
@@ -239,10 +241,12 @@ class Identification:
         return total
 
     def descended(self, model: Model, most: int = 8) -> Model:
-        """After Levenberg's and Marquardt's steps, until one gains less than a hundredth."""
+        """After Levenberg's and Marquardt's steps, until one gains less than a hundredth, or loses over the
+        longer frames of what is held out: few windows say little of many terms."""
         error, damping = self.error(model, self.shot, is_bounded=True), 1e-3
+        longer = self.error(model, self.held)
         for _ in range(most):
-            before, (a, length) = error, scaled(self.shooting(model))
+            best, before, (a, length) = model, error, scaled(self.shooting(model))
             for _ in range(3):
                 damped = a[:-1, :-1] + damping * torch.eye(len(a) - 1, dtype=a.dtype, device=a.device)
                 step = torch.linalg.solve(damped, a[:-1, -1]) * length[-1] / length[:-1]
@@ -252,6 +256,9 @@ class Identification:
                     model, error, damping = tried, now, damping / 10
                     break
                 damping *= 10
+            then, longer = longer, self.error(model, self.held)
+            if not longer <= then and math.isfinite(then):
+                return best
             if error > 0.99 * before:
                 break
         return model
@@ -275,18 +282,12 @@ class Identification:
 
     def model(self) -> Model | None:
         """The equation of this parameter value, or None where no terms are better than persistence."""
-        cores = self.cores()
-        if not cores:
+        core = self.core()
+        if core is None:
             return None
-        # few windows say little of many terms: where the fit to them is worse over longer, fewer terms
-        for begun, first, among in cores:
-            model, libraries = self.steadied(self.timed(self.descended(first))), among
-            error = self.error(model, self.held)
-            if error < begun:
-                break
-        else:
-            error, model, libraries = cores[0]
-        before = math.inf
+        _, first, libraries = core
+        model, before = self.steadied(self.timed(self.descended(first))), math.inf
+        error = self.error(model, self.held)
         for _ in range(MOST_GROWTHS):
             wider = self.grown(model, libraries) if error < GREW * before else model
             if wider.unknowns == model.unknowns:
