@@ -68,7 +68,7 @@ def test_coordinates_of_every_file_are_those_of_the_domain(tmp_path):
                                                            r"from 0 to 206.25")
     for name, scale in (("a", 1), ("b", 10)):
         write(tmp_path / f"{name}.h5", u=waves(), xgrid=scale * 22 / X * np.arange(X))
-    refused(tmp_path, section(tmp_path, domain={"x": "xgrid"}), r"that of x is \[0.0, 22.0\], and xgrid in \S+b.h5 runs from 0 to")
+    refused(tmp_path, section(tmp_path, domain={"x": "xgrid"}), r"of x is \[0.0, 22.0\], and xgrid in \S+b.h5 runs from 0 to")
     write(tmp_path / "b.h5", u=waves(), x=22 / X * np.arange(X))
     refused(tmp_path, section(tmp_path, domain={"x": "xgrid"}), r"\S+b.h5 holds no array 'xgrid' of coordinates")
     write(tmp_path / "b.h5", u=waves(), xgrid=22 / X * np.arange(X))

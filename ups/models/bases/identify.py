@@ -31,7 +31,6 @@ FRAMES = 2              # that the integrator is to hit from every start
 HELD_OUT = 16           # trajectories and frames that judge a fit
 SHARPNESS = 1, 2, 3     # of the windows' weights
 SLOW = 0.01             # of the mean square of the change: below it a window counts by its change
-ALIKE = 2.0             # times the best regression's error is as good, with fewer terms: few windows say little of many
 SIZES = 1.5, 3.0        # times what the whole library leaves is what the first terms may leave
 HIGHER = 0.1, 3.0       # least left, and times less with higher derivatives: they mimic a difference's error
 MOST_STEPS = 32         # a frame
@@ -174,7 +173,8 @@ class Identification:
 
     def core(self) -> tuple[float, Model, list[list[int]]] | None:
         """The first few terms, by several regressions: error on what is held out, model, and the library of
-        every channel; the fewest that are about as good as the best. None if persistence is better."""
+        every channel; of the least product of error and number of terms, as few windows say little of many.
+        None if persistence is better."""
         s, dt = self.seen, self.settings["dt"]
         once, twice = (s[:, 2] - s[:, 0]).flatten(2), (s[:, 2] - 2 * s[:, 1] + s[:, 0]).flatten(2)
         first, second = (x.square().mean(2).clamp_min(1e-16) for x in (once, twice))
@@ -197,8 +197,7 @@ class Identification:
                     tried.append((self.error(model, self.held), model, own))
         holding = [one for one in tried if one[0] < self.still]
         if holding:
-            best = min(error for error, *_ in holding)
-            return min((one for one in holding if one[0] <= ALIKE * best), key=lambda one: len(one[1].unknowns))
+            return min(holding, key=lambda one: one[0] * len(one[1].unknowns))
         # nothing holds so long: what is closest over the next frames, where persistence has 0.5
         close = [(self.error(model, self.shot, is_bounded=True), model, own) for error, model, own in tried
                  if math.isfinite(error)]
