@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "", null)
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
-    "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [], "symmetries": [], "vector": [],
-    "hidden": False,
+    "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
+    "symmetries": [], "vector": [], "hidden": False,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
