@@ -2,6 +2,7 @@
 entry of results.json under "tasks" and the trajectories that the report shows."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ups.evaluation.gates import BASELINES
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
 from ups.metrics.intervals import Scores, compare, merge
-from ups.models.operator import Operator
+from ups.models.operator import Operator, Part
 from ups.tasks import Task
 
 COMPARED = ("nrmse", "crmse")
@@ -91,33 +92,36 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
               device: torch.device) -> tuple[dict[str, Tensor], float]:
     """Model -> predicted frames (n, T, C, *space), physical units: operator, its base alone, and the codec of
     the truth; and the seconds that the operator's took, decoding included."""
-    head, begun = operator.head(truth.task.name), time.perf_counter()
-    u_pred = rolled_out(operator, truth, rows, device)
+    head = operator.head(truth.task.name)
+    given = truth.given(rows, head.input_codec, device)
+    begun = time.perf_counter()
+    u_pred = rolled_out(operator, truth, rows, given)
     seconds = time.perf_counter() - begun
     # the operator is its base where validation has switched the network off
-    base = rolled_out(operator, truth, rows, device, "base") if head.is_network_used else u_pred
+    base = rolled_out(operator, truth, rows, given, "base") if head.is_network_used else u_pred
     codec = head.physical(truth.scored(rows, head.codec, device)).cpu()
     found = {"operator": u_pred, "base": base, "codec_floor": codec}
     return {model: truth.task.predicted(u) for model, u in found.items()}, seconds
 
 
-def rolled_out(operator: Operator, truth: Truth, rows: Tensor, device: torch.device,
-               part: str = "full") -> Tensor:
-    """The frames (n, T, C, *space) that a part of the operator predicts, physical units, what is given
-    included."""
-    head = operator.head(truth.task.name)
-    given = truth.given(rows, head.input_codec, device)
-    return head.physical(operator.rollout(given, truth.task.name, truth.cache.parameters[rows],
-                                          truth.num_frames, part=part)).cpu()
+def rolled_out(operator: Operator, truth: Truth, rows: Tensor, given: Tensor, part: Part = "full") -> Tensor:
+    """The frames (n, T, C, *space) that a part of the operator predicts from `given` latents, physical units,
+    still fields included."""
+    name = truth.task.name
+    z = operator.rollout(given, name, truth.cache.parameters[rows], truth.num_frames, part)
+    return operator.head(name).physical(z).cpu()
 
 
-def samples_of(operator: Operator, truth: Truth, rows: Tensor, device: torch.device) -> list[dict[str, Any]]:
+def samples_of(operator: Operator, truth: Truth, rows: Tensor,
+               device: torch.device) -> Iterator[dict[str, Any]]:
     """Trajectories as `ups.evaluation.figures` draws them; rolled out together: where bases take many small
     steps a few rows cost as much as one."""
     task, cache = truth.task, truth.cache
-    u_ref, u_pred = truth.future(rows), task.predicted(rolled_out(operator, truth, rows, device))
-    return [{**cache.scene(), "inputs": {task.inputs[0]: truth.inputs(row[None])[0, 0, 0].numpy()}
-             if task.is_steady else {}, "u_ref": u_ref[place].numpy(), "u_pred": u_pred[place].numpy(),
-             "parameter": ", ".join(f"{key} = {value:g}" for key, value in zip(
-                 task.parameters, cache.parameters[row].tolist(), strict=False)) or None}
-            for place, row in enumerate(rows)]
+    given = truth.given(rows, operator.head(task.name).input_codec, device)
+    u_ref, u_pred = truth.future(rows), task.predicted(rolled_out(operator, truth, rows, given))
+    for place, row in enumerate(rows):
+        known = zip(task.parameters, cache.parameters[row].tolist(), strict=False)
+        inputs = {task.inputs[0]: truth.inputs(row[None])[0, 0, 0].numpy()} if task.is_steady else {}
+        yield {**cache.scene(), "inputs": inputs, "u_ref": u_ref[place].numpy(),
+               "u_pred": u_pred[place].numpy(),
+               "parameter": ", ".join(f"{key} = {value:g}" for key, value in known) or None}

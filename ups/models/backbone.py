@@ -9,7 +9,7 @@ of cfd3d 0.17 for the sum's 0.75. In two dimensions a model's kind says which: i
 AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters, time step and boundary.
 
 What mixes tokens along axes is shared by the tasks; what is done at a token, the MLP and the modulation, and
-mixing in three dimensions are each task's own: error of one model of eleven tasks over eleven models' at
+mixing along all axes together are each task's own: error of one model of eleven tasks over eleven models' at
 equal time 0.97, all shared 1.24 (docs/results.md). Flat, without token merging or attention: at equal time
 spectral mixing on one level measured better than a U-shape with attention on every task tried.
 """

@@ -171,10 +171,10 @@ class Identification:
             total = total + (x @ x.mT).sum(1)
         return total
 
-    def core(self) -> tuple[float, Model, list[list[int]]] | None:
-        """The first few terms, by several regressions: error on what is held out, model, and the library of
-        every channel; of the least product of error and number of terms, as few windows say little of many.
-        None if persistence is better."""
+    def core(self) -> tuple[Model, list[list[int]]] | None:
+        """The first few terms, by several regressions, and the library of every channel: of the least product
+        of the error on what is held out and the number of terms, as few windows say little of many. None if
+        persistence is better."""
         s, dt = self.seen, self.settings["dt"]
         once, twice = (s[:, 2] - s[:, 0]).flatten(2), (s[:, 2] - 2 * s[:, 1] + s[:, 0]).flatten(2)
         first, second = (x.square().mean(2).clamp_min(1e-16) for x in (once, twice))
@@ -197,7 +197,7 @@ class Identification:
                     tried.append((self.error(model, self.held), model, own))
         holding = [one for one in tried if one[0] < self.still]
         if holding:
-            return min(holding, key=lambda one: one[0] * len(one[1].unknowns))
+            return min(holding, key=lambda one: one[0] * len(one[1].unknowns))[1:]
         # nothing holds so long: what is closest over the next frames, where persistence has 0.5
         close = [(self.error(model, self.shot, is_bounded=True), model, own) for error, model, own in tried
                  if math.isfinite(error)]
@@ -205,8 +205,7 @@ class Identification:
         if not close:
             return None
         _, model, own = min(close, key=lambda one: one[0])
-        model = self.steadied(model)
-        return self.error(model, self.held), model, own
+        return self.steadied(model), own
 
     # --------------------------------------------------------------------------------- Gauss and Newton
 
@@ -255,6 +254,8 @@ class Identification:
                     model, error, damping = tried, now, damping / 10
                     break
                 damping *= 10
+            if model is best:
+                break
             then, longer = longer, self.error(model, self.held)
             if not longer <= then and math.isfinite(then):
                 return best
@@ -284,7 +285,7 @@ class Identification:
         core = self.core()
         if core is None:
             return None
-        _, first, libraries = core
+        first, libraries = core
         model, before = self.steadied(self.timed(self.descended(first))), math.inf
         error = self.error(model, self.held)
         for _ in range(MOST_GROWTHS):
