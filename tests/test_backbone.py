@@ -11,7 +11,16 @@ from torch import nn
 
 from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.config import ModelConfig
-from ups.models.backbone import ANY, BACKBONES, Block, BoxMixing, FlatBackbone, LocalMixing, SpectralMixing
+from ups.models.backbone import (
+    ANY,
+    BACKBONES,
+    Block,
+    BoxMixing,
+    FlatBackbone,
+    LocalBackbone,
+    LocalMixing,
+    SpectralMixing,
+)
 
 MODEL = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]
@@ -256,6 +265,23 @@ def test_the_backbone_takes_any_grid_and_boundary_and_keeps_the_shape(grid, boun
     x = noise(2, *grid, 8)
     y = flat(len(grid), boundary)(x, noise(2, 8, seed=1), boundary)
     assert y.shape == x.shape and y.isfinite().all()
+
+
+def test_a_local_backbone_sees_so_far_and_no_farther_and_begins_as_nothing():
+    torch.manual_seed(0)
+    backbone, x, condition = LocalBackbone(MODEL, 2), noise(2, 21, 21, 8), noise(2, 8, seed=1)
+    assert torch.equal(backbone(x, condition, PERIODIC), nn.functional.rms_norm(x, (8,)))
+    for point in backbone.points:
+        nn.init.normal_(point.modulation.weight, std=0.3)
+        nn.init.normal_(point.modulation.bias, std=0.3)
+    x.requires_grad_(True)
+    y = backbone(x, condition, PERIODIC)
+    assert (y - nn.functional.rms_norm(x, (8,))).abs().max() > 0.1
+    y[0, 10, 10].square().sum().backward()
+    seen = x.grad.abs().amax(-1) > 0   # two tokens to either side, twice
+    assert seen[0, 10].nonzero().flatten().tolist() == seen[0, :, 10].nonzero().flatten().tolist() == list(range(6, 15))
+    assert not seen[1].any() and not seen[0, :6].any() and not seen[0, 15:].any()
+    assert all(getattr(p.weight, "is_hidden_matrix", False) for point in backbone.points for p in (point.up, point.down))
 
 
 def test_a_box_mixes_the_axes_of_a_plane_together_and_is_flat_along_a_line():

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from ups.generative.corrector import (
     MAX_FACTS,
     Corrector,
     CorrectorHead,
+    Drawn,
     fit_head,
     gaussian_nll,
     largest_mode,
@@ -99,6 +101,28 @@ def test_whitening_and_its_inverse_are_those_of_the_formula(name):
     assert torch.equal(condition.mean, mean) and log_scale.abs().max() > 0.01 < mean.abs().max()
     by_hand = ((r - head.r_mean) / head.r_std - log_scale.exp() * mean) / log_scale.exp()
     torch.testing.assert_close(white, by_hand, rtol=1e-3, atol=1e-4)
+
+
+def test_mean_and_scale_on_the_operators_trunk_are_a_small_head_and_leave_its_features_as_they_are():
+    torch.manual_seed(0)
+    facts, deep = {"name": "burgers1d_hidden", "dim": 3, "num_conditions": 21}, replace(MODEL, depth=3)
+    own, head = CorrectorHead(facts, deep), CorrectorHead(facts | {"num_features": 16}, deep)
+    sizes = [sum(weight.numel() for weight in part.gaussian.parameters()) for part in (own, head)]
+    assert sizes[1] < 0.5 * sizes[0]
+
+    def draw(step: int) -> Drawn:   # the last feature says the mean, and varies by a thousandth of the others
+        tokens = noise(64, 8, 21, key=step)
+        r = tokens[..., -1:] + 0.1 * noise(64, 8, 3, key=-step - 1)
+        tokens[..., -1] *= 1e-3
+        return Drawn(r, tokens, torch.zeros(64, 2))
+
+    fit_head(head, draw, [draw(10**6)], 20, OPTIM, (640, 64))
+    assert torch.equal(head.c_std[-16:], torch.ones(16)) and not head.c_mean[-16:].any()
+    assert (head.c_std[:5] - 1).abs().max() < 0.1 and head.c_mean[:5].all()
+    _, tokens, facts = draw(5)[:3]
+    before = head.condition(tokens, facts).mean
+    tokens[..., -8] += 1.0
+    assert (head.condition(tokens, facts).mean - before).abs().max() > 1e-3
 
 
 def test_the_rows_of_a_condition_are_the_conditions_of_those_rows():

@@ -155,6 +155,23 @@ def test_before_training_and_where_the_network_is_not_used_the_operator_is_its_b
     assert torch.equal(trained(latents(trained, name), name, values(name)), base)
 
 
+@torch.no_grad()
+def test_what_the_trunk_makes_of_a_state_comes_with_the_same_prediction_also_where_the_base_serves_alone():
+    operator = build(describe("burgers1d", "transport", history=3))
+    z, head = latents(operator, "burgers1d", 2, 3), operator.heads["burgers1d"]
+    known = head.known(values("burgers1d"))
+    seen, features = operator.predict_seen(z, "burgers1d", known)
+    full, base = operator.predict(z, "burgers1d", known)
+    assert torch.equal(seen, full) and features.shape == (2, *head.codec.tokens, operator.width)
+    change = head.scale[known.index].view(-1, 1, 1, 1) * head.out(features).unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
+    torch.testing.assert_close(base + change, full)
+    head.description["network_share"] = 0.0
+    alone, still = operator.predict_seen(z, "burgers1d", known)
+    assert torch.equal(alone, base) and torch.equal(still, features)
+    with pytest.raises(ValueError, match="expected its history of 3"):
+        operator.predict_seen(z[:, :2], "burgers1d", known)
+
+
 def test_the_network_sees_every_frame_the_parameters_the_task_and_the_base():
     operator = build(describe("burgers1d", "transport", history=3))
     z, head = latents(operator, "burgers1d", 1, 3).requires_grad_(), operator.heads["burgers1d"]

@@ -22,13 +22,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import CorrectorHead, load_corrector
 from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises, ways_of
 from ups.generative.residuals import TransientResiduals, schedule_of
+from ups.models.backbone import ANY, task_of
 from ups.models.windows import symmetry
 from ups.seeds import generator
 
@@ -49,12 +50,18 @@ def resampled(bank: Tensor, noise: Tensor) -> Tensor:
     return bank[(torch.special.ndtr(noise.double()) * len(bank)).long().clamp_max(len(bank) - 1)]
 
 
+def _num_weights(network: nn.Module, task: str = "") -> int:
+    """Of those that all tasks share, and the task's own."""
+    return sum(weight.numel() for name, weight in network.named_parameters()
+               if task_of(name) in (None, ANY, task))
+
+
 class Ensembles:
     """Every way to draw the residual of one task: `names`, those of CHEAP first.
 
     residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them. is_conserved:
     rollouts keep what the equation keeps. calls: since it was cleared, "draw" of networks that draw, "every"
-    of these, of the Gaussian that gives mean and scale, and of the operator.
+    of these and of the operator, and of the Gaussian that gives mean and scale by its weights over theirs.
     """
 
     def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int,
@@ -65,17 +72,19 @@ class Ensembles:
         self.head = self.corrector.heads[residuals.name]
         self.calls: Counter[str] = Counter()
         for network in {id(sampler.network): sampler.network for sampler in samplers.values()}.values():
-            network.backbone.register_forward_hook(partial(self._count, ("draw", "every")))
-            network.heads[residuals.name].gaussian.register_forward_hook(partial(self._count, ("every",)))
-        residuals.operator.backbone.register_forward_hook(partial(self._count, ("every",)))
+            gaussian = network.heads[residuals.name].gaussian
+            network.backbone.register_forward_hook(partial(self._count, {"draw": 1, "every": 1}))
+            share = _num_weights(gaussian) / _num_weights(network.backbone, residuals.name)
+            gaussian.register_forward_hook(partial(self._count, {"every": share}))
+        residuals.operator.backbone.register_forward_hook(partial(self._count, {"every": 1}))
         self.names = [*CHEAP, *samplers]
         batch = Schedule({residuals.name: residuals.windows("reserved")}, BANK, seed + 4).batch(0)
         parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
         self.bank = torch.cat([residuals.draw("reserved", rows, starts, generator(seed, "bank", i))[0]
                                for i, (rows, starts) in enumerate(parts)])
 
-    def _count(self, kinds: tuple[str, ...], *_: object) -> None:
-        self.calls.update(kinds)
+    def _count(self, calls: dict[str, float], *_: object) -> None:
+        self.calls.update(calls)
 
     def head_of(self, model: str) -> CorrectorHead:
         """The head that draws, or of the cheap ways the corrector's, which has their mean and scale."""

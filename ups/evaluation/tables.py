@@ -14,7 +14,7 @@ COSTS = (   # what a model is measured to cost
            "operator aside", best=None),
     Metric("networks_per_state", "networks per state",
            "calls of every network per predicted state and member: of the one that draws, of the "
-           "Gaussian that gives mean and scale, of the operator", best=None),
+           "operator, and of the Gaussian that gives mean and scale by its share of weights", best=None),
     Metric("ms_per_state", "ms per state",
            "wall-clock time per predicted state and member, operator and decoding included", best=None),
 )

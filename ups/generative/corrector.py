@@ -25,7 +25,7 @@ from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.observation import LinearPosterior
 from ups.generative.waves import Waves
-from ups.models.backbone import TaskNetwork, backbone_of, zero_linear
+from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_linear
 from ups.models.warm import take_maps
 from ups.precision import autocast
 from ups.tasks import described_task
@@ -41,6 +41,7 @@ FREQUENCIES = (1, 2, 4, 8, 16)
 LARGEST_LOG_SCALE = math.log(1e4)
 # of a head's tensors
 FITTED = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian", "waves")
+GAUSSIAN_DEPTH = 2               # of the mean and scale on the operator's trunk
 STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
 
 
@@ -90,7 +91,8 @@ class Condition:
 class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
-    description: name, dim (of r), num_conditions (C), for a task in time tokens (per axis), for a steady one
+    description: name, dim (of r), num_conditions (C), for a task in time tokens (per axis) and num_features
+    (the last of C, of the operator's trunk, on which the Gaussian is then a small head), for a steady one
     guess (what `LinearPosterior` is built from), start and by (which the stage chooses). Statistics are
     buffers that `fit_head` fills, but marginal_mean and _std: those of residuals as they occur (training
     prefers where they are large), for dressing without conditions.
@@ -111,7 +113,8 @@ class CorrectorHead(nn.Module):
         self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
-        self.gaussian = backbone_of(model, task)
+        self.gaussian = (LocalBackbone(model, GAUSSIAN_DEPTH) if description.get("num_features")
+                         else backbone_of(model, task))
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
         self.out = zero_linear(model.width, dim)
@@ -251,6 +254,9 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
     head.c_std.copy_(tokens.std(0).clamp_min(1e-6))
+    if num_features := head.description.get("num_features", 0):   # of unit size, however little they vary
+        head.c_mean[-num_features:] = 0.0
+        head.c_std[-num_features:] = 1.0
 
     fitted = nn.ModuleList(head.gaussian_parts)
     fitted.requires_grad_(True)

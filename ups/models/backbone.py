@@ -10,7 +10,7 @@ AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters, 
 
 What mixes tokens along axes is shared by the tasks; what is done at a token, the MLP and the modulation, and
 mixing along all axes together are each task's own: error of one model of eleven tasks over eleven models' at
-equal time 0.97, all shared 1.24 (docs/results.md). Flat, without token merging or attention: at equal time
+equal time 0.96, all shared 1.24 (docs/results.md). Flat, without token merging or attention: at equal time
 spectral mixing on one level measured better than a U-shape with attention on every task tried.
 """
 
@@ -158,13 +158,19 @@ class LocalMixing(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """What a block does at a token: a gated MLP, and shifts, scales and gates from the condition."""
+    """What a block does at a token: a gated MLP, and shifts, scales and gates of its updates from the
+    condition."""
 
-    def __init__(self, width: int, mlp_ratio: float):
+    def __init__(self, width: int, mlp_ratio: float, updates: int = 2):
         super().__init__()
         hidden = int(width * mlp_ratio)
         self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        self.modulation = zero_linear(width, 6 * width)
+        self.modulation = zero_linear(width, 3 * updates * width)
+        self.for_muon()
+
+    def for_muon(self) -> None:
+        """Say so of the hidden matrices, which a copy forgets (ups/training/optim.py)."""
+        self.up.weight.is_hidden_matrix = self.down.weight.is_hidden_matrix = True
 
     def forward(self, h: Tensor) -> Tensor:
         gate, value = self.up(h).chunk(2, -1)
@@ -185,8 +191,7 @@ class Block(nn.Module):
         first = Pointwise(width, mlp_ratio)
         self.own = nn.ModuleDict({task: copy.deepcopy(first) for task in tasks})
         for task, own in self.own.items():
-            # for Muon, see ups/training/optim.py
-            own.up.weight.is_hidden_matrix = own.down.weight.is_hidden_matrix = True
+            own.for_muon()
             ends = tasks[task]
             own.mixing = BoxMixing(width, min(modes, BOX[len(ends)]), ends) if len(ends) >= joint else None
 
@@ -215,6 +220,24 @@ class FlatBackbone(nn.Module):
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         for block in self.blocks:
             x = block(x, condition, boundary, task)
+        return nn.functional.rms_norm(x, x.shape[-1:])
+
+
+class LocalBackbone(nn.Module):
+    """Blocks without global mixing, for one task: a small head on what another backbone has mixed so."""
+
+    def __init__(self, model: ModelConfig, depth: int):
+        super().__init__()
+        self.local = nn.ModuleList(LocalMixing(model.width, model.kernel_size) for _ in range(depth))
+        self.points = nn.ModuleList(Pointwise(model.width, model.mlp_ratio, 1) for _ in range(depth))
+
+    def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
+        """As FlatBackbone."""
+        for local, point in zip(self.local, self.points, strict=True):
+            shift, scale, gate = (m.view(x.shape[0], *[1] * (x.ndim - 2), -1)
+                                  for m in point.modulation(condition).chunk(3, -1))
+            h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale) + shift
+            x = x + gate * point(h + local(h, boundary))
         return nn.functional.rms_norm(x, x.shape[-1:])
 
 

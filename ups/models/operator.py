@@ -83,6 +83,23 @@ class Operator(TaskNetwork):
         For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for a task, token
         grid or number of frames that is not the trained one; by shapes alone: nothing waits for the device.
         """
+        head = self._checked(z, task, known)
+        z_base = head.predict_base(z, known)
+        if part == "base" or not head.is_network_used:
+            return z_base, z_base
+        return self._changed(head, z, z_base, known, self._features(head, z, z_base, known)), z_base
+
+    def predict_seen(self, z: Tensor, task: str, known: Known) -> tuple[Tensor, Tensor]:
+        """The prediction (batch, bundle, *tokens, dim), as `predict` gives it, and what the trunk makes of
+        the state, (batch, *tokens, width): also where the base serves alone."""
+        head = self._checked(z, task, known)
+        z_base = head.predict_base(z, known)
+        features = self._features(head, z, z_base, known)
+        full = self._changed(head, z, z_base, known, features) if head.is_network_used else z_base
+        return full, features.float()
+
+    def _checked(self, z: Tensor, task: str, known: Known) -> TaskHead:
+        """The head of the task, of whose shapes all is."""
         head = self.head(task)
         codec, (frames, *found) = head.input_codec, z.shape[1:]
         if frames != head.history:
@@ -94,17 +111,21 @@ class Operator(TaskNetwork):
                              f"and as many rows: it was trained on a grid of {codec.space} cells. Give the "
                              "field to ups.load(..).forecast(.., resample=True), or train on the other "
                              "grid.")
-        z_base = head.predict_base(z, known)
-        if part == "base" or not head.is_network_used:
-            return z_base, z_base
-        scale = head.scale[known.index].view(-1, *[1] * (z.ndim - 1))
+        return head
+
+    def _features(self, head: TaskHead, z: Tensor, z_base: Tensor, known: Known) -> Tensor:
         history = z.movedim(1, -2).flatten(-2)
         with autocast(self.precision, z.device):
             x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
-            out = head.out(self.backbone(x, self._condition(head, known.standard), head.task.boundary, task))
+            return self.backbone(x, self._condition(head, known.standard), head.task.boundary, head.name)
+
+    def _changed(self, head: TaskHead, z: Tensor, z_base: Tensor, known: Known, features: Tensor) -> Tensor:
+        """The base's prediction with the network's change to it."""
+        scale = head.scale[known.index].view(-1, *[1] * (z.ndim - 1))
+        with autocast(self.precision, z.device):
+            out = head.out(features)
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-        z_full = z_base + head.description["network_share"] * scale * change
-        return head.restore(z_full, z[:, -1]), z_base
+        return head.restore(z_base + head.description["network_share"] * scale * change, z[:, -1])
 
     def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
         """One call from raw parameters (batch, P): (batch, bundle, *tokens, dim)."""
