@@ -17,6 +17,8 @@ from test_choose import make_caches
 from test_operator import overrides_of, train
 
 import evaluate
+import prepare_cache
+import prepare_data
 import ups
 from ups import travel
 from ups.config import ROOT, load_config
@@ -58,9 +60,8 @@ def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
     assert "| burgers1d | u | 64 | 0 to 1 | periodic | 0.0" in text and "Nu 0.05 to 0.1 |" in text
     for name, task in results["tasks"].items():
         error = task["models"]["operator"]["nrmse"]
-        row = re.search(rf"^\| {name} \| {task['num_frames_predicted']} \| {task['num_trajectories']} \| (\S+) \[", text, re.M)
-        assert row and float(row[1].replace("×10⁻", "e-").translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789"))) \
-            == pytest.approx(error["value"], rel=1e-2), name
+        assert f"\n| {name} | {task['num_frames_predicted']} | {task['num_trajectories']} | " in text
+        assert error_in_card(text, name) == pytest.approx(error["value"], rel=1e-2), name
     assert "| seed | 0 |" in text and "generate, seed 2022" in text and "gates of this stage passed" in text
     for picture in re.findall(r"\]\((\S+)\)", text.split("## What was measured")[1]):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
@@ -129,6 +130,32 @@ def test_weights_from_elsewhere_are_judged_on_other_data_in_their_own_codec(home
     u_ref = truth.future(truth.rows)
     error = ((u_pred - u_ref).square().mean(-1) / u_ref.square().mean(-1)).sqrt().mean()
     assert results["tasks"]["burgers1d"]["models"]["operator"]["nrmse"]["value"] == pytest.approx(float(error), rel=1e-4)
+
+
+def error_in_card(text: str, task: str) -> float:
+    """nRMSE of a task in the table of a card."""
+    row = re.search(rf"^\| {task} \| \d+ \| \d+ \| (\S+) \[", text, re.M)
+    return float(row[1].replace("×10⁻", "e-").translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")))
+
+
+def test_the_published_weights_are_on_new_data_what_their_card_says(tmp_path, monkeypatch):
+    """Trajectories that nobody trained on, by README's command; the card is of these weights."""
+    path, folder = ROOT / "configs" / "pretrained.yaml", ROOT / "pretrained" / "operator"
+    more = ["data.tasks=[advection1d,burgers1d]", "data.seed=7", f"data.root={tmp_path}/data", f"cache.root={tmp_path}/cache",
+            f"run.root={tmp_path}/runs", "task.advection1d.num_trajectories=40", "task.burgers1d.num_trajectories=40",
+            "evaluate.num_bootstrap=20", f"evaluate.weights={ROOT / 'pretrained'}"]
+    arguments = ["--config", str(path), *more]
+    assert prepare_data.main([*arguments, "--workers", "1"]) == 0 and prepare_cache.main(arguments) == 0
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    monkeypatch.setattr(evaluate.report, "write_report", lambda *_: None)
+    evaluate.main()
+    found = json.loads((tmp_path / "runs" / "pretrained" / "report" / "results.json").read_text())
+    text, model = (folder / "README.md").read_text(encoding="utf-8"), ups.load(ROOT / "pretrained")
+    assert [*model.tasks] == load_config(path).data.tasks == re.findall(r"^\| (\w+) \| \d+ \| \d+ \|", text, re.M)
+    for name in ("advection1d", "burgers1d"):
+        models = found["tasks"][name]["models"]
+        assert models["operator"]["nrmse"]["value"] == pytest.approx(error_in_card(text, name), rel=1.0), name
+    assert models["operator"]["nrmse"]["value"] < 0.5 * models["base"]["nrmse"]["value"]
 
 
 @pytest.mark.parametrize(("weights", "text"), [
