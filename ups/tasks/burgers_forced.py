@@ -80,5 +80,5 @@ FAMILY = (
          unknown="white noise drives it", is_stationary=True,
          num_frames=41, resolution=128, num_trajectories=2000, conserved=("u",), simulate=simulate,
          draw=functools.partial(draws, evolve),
-         defaults={"parameters": [0.01], "reserve": 0.5}),
+         defaults={"parameters": [0.01], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]}),
 )

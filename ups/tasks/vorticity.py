@@ -100,5 +100,5 @@ FAMILY = (
          unknown="white noise drives it", is_stationary=True, t_end=4.0, num_frames=41, resolution=32,
          num_trajectories=1000, conserved=("omega",), simulate=simulate,
          draw=functools.partial(draws, evolve),
-         defaults={"parameters": [0.02], "reserve": 0.5}),
+         defaults={"parameters": [0.02], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]}),
 )

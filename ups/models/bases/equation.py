@@ -8,10 +8,13 @@ from torch import Tensor
 
 from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Base, Known, Samples
+from ups.models.bases.drift import Drift
 from ups.models.bases.identify import Identification, Model, terms_of
 from ups.models.bases.terms import WAVE, Term, Terms, written
 from ups.progress import note
 from ups.spectral import FieldTransform
+
+NOISY = 0.7   # of persistence's error one frame ahead, above which a frame is taken for noise
 
 
 class Equation(Base):
@@ -124,16 +127,35 @@ class Equation(Base):
     @classmethod
     def fit(cls, samples: Samples,
             settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], "Equation"]]:
-        """One candidate, or none where no equation of some parameter value is better than persistence on
-        training trajectories that it was not fitted on."""
+        """Two candidates at most: the equation, and its drift where a frame is mostly noise to that. None
+        where, for some parameter value, neither is better than persistence on training trajectories that it
+        was not fitted on."""
         found: list[Identification] = []
-        models: list[Model] = []
+        quiet: list[Model | None] = []
         for value in range(settings["num_values"]):
             note(f"{samples.name}: the equation of parameter value {value + 1} of {settings['num_values']}")
             found.append(Identification(cls, samples, settings, value))
-            models.append(found[-1].model())
-            if models[-1] is None:
-                return
+            quiet.append(found[-1].model())
+            if quiet[-1] is None:
+                break
+        if None not in quiet:
+            yield cls.of(quiet, found, samples, settings, "equation of {} terms")
+        if any(model is None or one.error(model, one.held[:, :2]) > NOISY
+               for one, model in zip(found, quiet, strict=True)):
+            noisy = []
+            for value in range(settings["num_values"]):
+                note(f"{samples.name}: the drift of parameter value {value + 1} of {settings['num_values']}")
+                if value == len(found):
+                    found.append(Identification(cls, samples, settings, value))
+                noisy.append(Drift(found[value], samples, value).model())
+                if noisy[-1] is None:
+                    return
+            yield cls.of(noisy, found, samples, settings, "drift of {} terms")
+
+    @classmethod
+    def of(cls, models: list[Model], found: list[Identification], samples: Samples, settings: dict[str, Any],
+           words: str) -> tuple[str, dict[str, Any], "Equation"]:
+        """(words with the number of terms, settings, base) of what was found for every parameter value."""
         terms, weight = terms_of(models, found[0].library)
         own = {**settings, "terms": terms, "num_steps": max(model.num_steps for model in models),
                "is_stiff": any(model.is_stiff for model in models)}
@@ -142,4 +164,4 @@ class Equation(Base):
         for name, value in (("weight", weight), ("mean", codec.mean), ("std", codec.std),
                             ("low", torch.stack(low).amin(0)), ("high", torch.stack(high).amax(0))):
             getattr(base, name).copy_(value)
-        yield f"equation of {len(terms)} terms", own, base
+        return words.format(len(terms)), own, base

@@ -65,13 +65,13 @@ class Identification:
         draw, rows = generator(samples.seed, samples.name, "equation", value), samples.rows(value)
         rows = rows[torch.randperm(len(rows), generator=draw)]
         held = rows[: min(HELD_OUT, max(1, len(rows) // 8))]
-        seen, self.cells = rows[len(held) :] if len(rows) > 1 else rows, math.prod(settings["space"])
+        self.rows, self.cells = rows[len(held) :] if len(rows) > 1 else rows, math.prod(settings["space"])
 
         def states(rows: Tensor, count: int, length: int) -> Tensor:
             return samples.states(rows[torch.arange(count) % len(rows)], length, draw)
 
-        self.seen = states(seen, self.count(NUM_REGRESSED, MOST_REGRESSED), 3)
-        self.shot = states(seen, self.count(NUM_SHOT, MOST_SHOT), 1 + FRAMES)
+        self.seen = states(self.rows, self.count(NUM_REGRESSED, MOST_REGRESSED), 3)
+        self.shot = states(self.rows, self.count(NUM_SHOT, MOST_SHOT), 1 + FRAMES)
         self.held = states(held, len(held), 1 + HELD_OUT)
         self.std = samples.head.codec.std.double().view(-1, *[1] * len(settings["space"]))
         r = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)

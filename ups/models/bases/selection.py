@@ -60,3 +60,17 @@ def forwards(a: Tensor, columns: list[int], most: int, least: float = 0.0) -> li
             break
         columns.append(int(gain.argmax()))
     return columns
+
+
+def significant(a: Tensor, columns: list[int], least: float, most: int = 0) -> list[int]:
+    """What is left of `columns` when one after another goes whose weight is less than `least` times its
+    standard error, `most` at most if given; what is to be explained has noise of variance 1."""
+    a, length = scaled(a)
+    first = len(columns)
+    while columns and not (most and len(columns) <= first - most):
+        inverse = torch.linalg.inv(_among(a, columns))
+        sure = (inverse @ a[columns, -1]).square() / inverse.diagonal() * length[-1] ** 2
+        if float(sure.min()) >= least**2:
+            break
+        columns = [column for place, column in enumerate(columns) if place != int(sure.argmin())]
+    return columns

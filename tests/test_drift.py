@@ -1,0 +1,115 @@
+"""The equation that is found where noise drives it (ups/models/bases/drift.py): against the equation that made the data, the
+law's own mean, and what is found when modes are not weighed or both frames of a pair explain the second."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_equation import UX, UXX, Trajectories, coefficients, found
+
+from ups.models.bases import drift
+from ups.models.bases.base import Known
+from ups.models.bases.drift import Drift
+from ups.models.bases.equation import Equation
+from ups.models.bases.identify import Identification
+from ups.models.bases.selection import significant
+from ups.seeds import generator
+from ups.tasks import TASKS
+
+NU, CELLS, FRAMES, DT = 0.02, 64, 21, 0.05
+
+
+def states(seed: int, count: int, num_frames: int = 1) -> torch.Tensor:
+    return TASKS["burgers1d_forced"].simulate(range(count), seed=seed, resolution=CELLS, num_frames=num_frames, parameter=NU,
+                                              t_end=DT * (num_frames - 1))
+
+
+@pytest.fixture(scope="module")
+def u() -> torch.Tensor:
+    """Burgers' equation driven by white noise, (trajectories, time, 1, x)."""
+    return states(0, 160, FRAMES).double()
+
+
+@pytest.fixture(scope="module")
+def data(u) -> Trajectories:
+    return Trajectories(u, DT, 1.0)
+
+
+@pytest.fixture(scope="module")
+def base(data) -> Equation:
+    names = [(name, one) for name, _, one in found(data)]
+    assert names[-1][0].startswith("drift of ")
+    return names[-1][1]
+
+
+def excess(base: Equation, u: torch.Tensor) -> float:
+    """Of new states, the base's error one frame ahead beyond what noise leaves, over the variance of that noise."""
+    task, starts = TASKS["burgers1d_forced"], u[:, 0]
+    draws = task.draw(starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT)[:, :, 0].double()
+    known = Known(torch.zeros(len(starts), 1), torch.zeros(len(starts), dtype=torch.long))
+    mean, std = base.mean.view(-1, 1), base.std.view(-1, 1)
+    now = base(((starts.float() - mean) / std)[:, None], known).double() * std + mean
+    noise = draws.var(1)
+    return float(((now - draws.mean(1)).square() - noise / 64).mean() / noise.mean())
+
+
+def test_the_equation_under_white_noise_is_found(base):
+    weights = coefficients(base)
+    assert weights[UX] == pytest.approx(-1.0, abs=0.06) and weights[UXX] == pytest.approx(NU, rel=0.1)
+
+
+def test_its_forecast_is_the_mean_of_the_law(base):
+    """A hundredth of the noise's variance is 0.5 % of CRPS."""
+    still = Equation(**{"num_values": 1, "num_channels": 1, "space": [CELLS], "boundary": "periodic"})
+    assert excess(base, states(1, 64)) < 0.002 < 0.1 < excess(still, states(1, 64))
+
+
+def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
+    """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to explain."""
+    one = Identification(Equation, data.samples, data.own, 0)
+    _, _, fooled = Equation.of([one.core()[0]], [one], data.samples, data.own, "{}")
+    assert excess(fooled, states(1, 64)) > 100 * excess(base, states(1, 64))
+
+
+def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
+    """Noise is in 8 of 32 x 32 modes; where every mode counts the same, these decide."""
+    simulate = TASKS["vorticity2d_forced"].simulate
+    u = simulate(range(100), seed=0, resolution=32, num_frames=11, parameter=0.02, t_end=1.0)
+    data = Trajectories(u, 0.1, 2 * math.pi)
+    data.own["vorticity"] = [0]
+    one = Identification(Equation, data.samples, data.own, 0)
+
+    def off() -> float:
+        """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
+        _, _, base = Equation.of([Drift(one, data.samples, 0).model()], [one], data.samples, data.own, "{}")
+        by_flow = [abs(weight) for (_, factors), weight in coefficients(base).items() if len(factors) == 2]
+        assert len(by_flow) == 2
+        return max(abs(weight - 1) for weight in by_flow)
+
+    weighed = off()
+    monkeypatch.setattr(Drift, "trusted", lambda self, left: torch.ones_like(left) / left.mean().sqrt())
+    assert weighed < 0.03 < off()
+
+
+def test_quiet_data_are_not_asked_for_a_drift(monkeypatch):
+    """What the next frame holds beyond the equation is less than half of the change."""
+    monkeypatch.setattr(drift.Drift, "model", lambda _: pytest.fail("asked"))
+    x = torch.arange(64, dtype=torch.float64) / 64
+    phases = torch.rand(16, 1, 1, generator=generator(0, "phases"), dtype=torch.float64)
+    t = 0.02 * torch.arange(12, dtype=torch.float64)[:, None]
+    u = torch.sin(2 * torch.pi * (x - t + phases)) + 0.3 * torch.cos(4 * torch.pi * (x - t + 2 * phases))
+    assert len(found(Trajectories(u[:, :, None], 0.02, 1.0))) == 1
+
+
+def test_a_weight_within_its_error_goes_and_one_beyond_stays():
+    """Columns of noise beside two that count: of unit residuals a weight's standard error is 1 / its column's length."""
+    draw = generator(0, "columns")
+    x = torch.randn(8, 4000, generator=draw, dtype=torch.float64)
+    y = 0.5 * x[2] + 0.3 * x[5] + torch.randn(4000, generator=draw, dtype=torch.float64)
+    rows = torch.cat([x, y[None]])
+    a = rows @ rows.T
+    assert significant(a, list(range(8)), 12.0) == [2, 5]
+    assert significant(a, list(range(8)), 25.0) == [2]
+    assert significant(a, list(range(8)), 12.0, most=2)[:1] and len(significant(a, list(range(8)), 12.0, most=2)) == 6
