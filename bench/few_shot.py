@@ -258,8 +258,9 @@ def fill(config: Config, args: argparse.Namespace) -> None:
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """Per task and settings, errors on test by row and count, geometric means over seeds (how many); what pretraining saves, and
-    where it harms."""
+    """Per task and settings, errors on test by row and count, geometric means over seeds (how many), after a comma those of the
+    median over trajectories, which one start far from all that were shown does not rule; what pretraining saves, and where it
+    harms."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         common = {key: value for key, value in entry["key"].items() if key not in ("row", "count", "seed")}
@@ -270,17 +271,25 @@ def table(entries: list[dict[str, Any]]) -> str:
 def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
     """The table of one task under one set of settings."""
     found: dict[tuple[str, int], list[float]] = {}
+    medians: dict[tuple[str, int], list[float]] = {}
     for entry in entries:
         key, result = entry["key"], entry["result"]
         if result is not None:
             found.setdefault((key["row"], key["count"]), []).append(result["error"])
+            medians.setdefault((key["row"], key["count"]), []).append(result["median"])
             if key["row"] == "scratch":
                 found.setdefault(("base", key["count"]), []).append(result["base"])
-    mean = {key: float(torch.tensor(values, dtype=torch.float64).log().mean().exp()) for key, values in found.items()}
+    mean, median = ({key: float(torch.tensor(values, dtype=torch.float64).log().mean().exp()) for key, values in part.items()}
+                    for part in (found, medians))
     task, counts = common["task"], sorted({count for _, count in mean})
     bases, known = ", ".join(common["bases"]), ", ".join(common["known"])
-    rows = [[row, *(f"{mean[row, count]:.3g} ({len(found[row, count])})" if (row, count) in mean
-                    else "" if (row == "zero_shot") != (count == 0) else "not run" for count in counts)]
+
+    def cell(key: tuple[str, int]) -> str:
+        if key not in mean:
+            return "" if (key[0] == "zero_shot") != (key[1] == 0) else "not run"
+        return f"{mean[key]:.3g}" + (f", {median[key]:.2g}" if key in median else "") + f" ({len(found[key])})"
+
+    rows = [[row, *(cell((row, count)) for count in counts)]
             for row in ("base", *ROWS) if any((row, count) in mean for count in counts)]
     lines = [f"{task}, bases {bases}; {common['budget_s']:g} s each; a parent of {known}:", "",
              *markdown([task, *(f"N = {count}" for count in counts)], rows)]
@@ -291,7 +300,8 @@ def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
                   else f"No negative transfer at N = {', '.join(map(str, both))}."]
     for row in ("full", "scratch"):
         if {(row, 16), ("fno", 256)} <= mean.keys():
-            lines.append(f"{row} from 16 over an FNO from 256: {mean[row, 16] / mean['fno', 256]:.2f}.")
+            lines.append(f"{row} from 16 over an FNO from 256: {mean[row, 16] / mean['fno', 256]:.2g}, of the medians "
+                         f"{median[row, 16] / median['fno', 256]:.2g}.")
     return "\n".join([*lines, ""])
 
 
