@@ -74,7 +74,7 @@ class StateConditions:
         self.description: dict[str, Any] = {**self.head.task.description, "dim": bundle * dim,
                                             "tokens": list(self.head.codec.tokens),
                                             "num_conditions": (history + 1 + bundle) * dim + operator.width,
-                                             "num_features": operator.width}
+                                            "num_features": operator.width}
 
     def predict(self, z: Tensor, known: Known,
                 error: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:

@@ -60,20 +60,20 @@ class Drift:
         return torch.where(self.power > least, left.clamp_min(least).rsqrt(), 0.0)
 
     def columns(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The library's terms at the first frames (rows, terms, numbers) and their differences over a step
-        (rows, C, numbers)."""
+        """What the library's terms at the first frames do in a frame's time (rows, terms, numbers), and what
+        happened (rows, C, numbers)."""
         every = torch.arange(self.found.cells, device=self.pairs.device)
         for s in self.pairs.split(self.at_once):
             beat()
-            values = self.found.whole(s[:, 0], every)
-            yield self.modes(values.unflatten(-1, self.space)), self.modes(s[:, 1] - s[:, 0]) / self.dt
+            values = self.dt * self.found.whole(s[:, 0], every)
+            yield self.modes(values.unflatten(-1, self.space)), self.modes(s[:, 1] - s[:, 0])
 
     def equations(self) -> Tensor:
         """Normal equations (C, terms + 1, terms + 1) of whitened differences."""
         total: Tensor | float = 0.0
         for x, y in self.columns():
             columns = torch.cat([x[:, None].expand(-1, y.shape[1], -1, -1), y[:, :, None]], 2)
-            columns = (columns * (self.dt * self.trust[:, None])).permute(1, 2, 0, 3).flatten(2)
+            columns = (columns * self.trust[:, None]).permute(1, 2, 0, 3).flatten(2)
             total = total + columns @ columns.mT
         return total
 
@@ -84,7 +84,7 @@ class Drift:
             values = torch.stack([solve(a, every) for a in self.equations()])   # (C, terms)
             left = sum((y - torch.einsum("ct,rtm->rcm", values, x)).square().sum(0)
                        for x, y in self.columns())
-            self.trust = self.trusted(left * self.dt**2 / len(self.pairs))
+            self.trust = self.trusted(left / len(self.pairs))
         unknowns, values = [], []
         for channel, a in enumerate(self.equations()):
             kept = significant(a, every, SURE)
