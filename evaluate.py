@@ -8,7 +8,7 @@ README.md, beside the weights of every stage. Exit status 1, with the reasons, w
 is no done.json).
 
     python evaluate.py --config configs/small.yaml
-    python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_hidden]"
+    python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_forced]"
     python evaluate.py --config configs/small.yaml --dry-run
 
 Expected (configs/small.yaml): the numbers are in the README.

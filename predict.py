@@ -9,7 +9,7 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
         weights, rows, members and parameters.
 
     python predict.py --run runs/small --task burgers1d --input my.h5 --output out.h5 --frames 30
-    python predict.py --run runs/small --task burgers1d_hidden --input my.h5 --output out.h5 --frames 10
+    python predict.py --run runs/small --task burgers1d_forced --input my.h5 --output out.h5 --frames 10
     --members 16
 """
 

@@ -1,6 +1,6 @@
 """How the corrector's training states are disturbed, and whether it sees the change before: chosen on validation.
 
-    python -m bench.disturbance --config configs/small.yaml --task burgers1d_hidden --steps 450 --seeds 0 1
+    python -m bench.disturbance --config configs/small.yaml --task burgers1d_forced --steps 450 --seeds 0 1
 
 Needs the task's cache (`make cache`). Trains one operator for the task and, for every variant and seed, a corrector of the
 configured length (train_operator.py and train_diffusion.py as they are, under bench/out/disturbance/). Scores rollouts of
@@ -99,7 +99,7 @@ def scored_apart(args: argparse.Namespace, overrides: list[str], variant: str) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/small.yaml")
-    parser.add_argument("--task", default="burgers1d_hidden")
+    parser.add_argument("--task", default="burgers1d_forced")
     parser.add_argument("--steps", type=int, default=450, help="of the operator, for this task alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)

@@ -6,9 +6,9 @@
 
 Reads RUN/report/results.json and RUN/STAGE/metrics.jsonl. Of every task and model: fair CRPS over that of exact draws (over the
 operator's where no law is known), over all leads and at the worst one, as the mean over runs and the widest interval over
-initial conditions of any; the least and the largest spread/skill of any lead of any run; evaluations of the network that draws
-and of all networks per state; seconds of training, a student's with its teacher's. Of chaos the long rollouts. Exit status 1
-where runs were judged on other data, trajectories, leads or members, or two of them have the same seed.
+initial conditions of any; the least and the largest spread/skill of any lead of any run, of exact draws too; evaluations of the
+network that draws and of all networks per state; seconds of training, a student's with its teacher's. Of chaos the long
+rollouts. Exit status 1 where runs were judged on other data, trajectories, leads or members, or two have the same seed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def table(runs: list[Run]) -> str:
     for task, entry in runs[0]["ensembles"].items():
         other = "exact" if "exact" in entry["models"] else "operator"
         head = [cell.format("exact draws'" if other == "exact" else "the operator's") for cell in HEAD]
-        lines = [row(runs, task, model, other) for model in entry["models"] if model != other]
+        lines = [row(runs, task, model, other) for model in entry["models"] if model != other or other == "exact"]
         title = (f"{task}: {entry['num_trajectories']} initial conditions, {len(entry['times'])} leads, {entry['members']} "
                  f"members, {len(runs)} runs, seeds {', '.join(str(run['protocol']['seed']) for run in runs)}")
         parts += [title, "\n".join(markdown(head, lines))]

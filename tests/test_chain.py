@@ -226,8 +226,8 @@ def test_a_rollout_tells_the_network_what_was_drawn_and_what_was_given(root, cha
     operator, cache = load_operator(config.run_dir / "operator"), open_cache(config, NOISY)
     sampler, told = load_samplers(config.run_dir, ["consistency"], world.CPU)["student_1"], []
     predict = StateConditions.predict
-    monkeypatch.setattr(StateConditions, "predict", lambda self, z, known, error=0.0: told.append(error) or predict(
-        self, z, known, error))
+    monkeypatch.setattr(StateConditions, "predict", lambda self, z, known, error=0.0, **last: told.append(error) or predict(
+        self, z, known, error, **last))
 
     def rolled(error: float) -> torch.Tensor:
         told.clear()

@@ -38,11 +38,14 @@ def judged(request):
     mean = draw(3, 32).mean(1, keepdim=True)
     shown = {"exact": draw(1), "again": again, "wide": mean + 2 * (again - mean), "narrow": mean + 0.5 * (again - mean),
              "mean": mean, "blind": again.roll(1, 0), "operator": 1.5 * mean, "bayes_mean": mean}
-    scores = {name: score_ensemble(drawn, u[:, 1:], task.boundary) for name, drawn in shown.items()}
+    law = draw(4, 32)
+    scores = {name: score_ensemble(drawn, u[:, 1:], task.boundary, draws=law) for name, drawn in shown.items()}
     versus = {f"{name} / exact": compare_ensembles(rows, scores["exact"], 200, 0) for name, rows in scores.items()}
     versus["operator / bayes_mean"] = compare_ensembles(scores["operator"], scores["bayes_mean"], 200, 0)
+    checks = {times: {"ssr_of_law": summarise_ensemble(score_ensemble(
+        shown["exact"], mean[:, 0] + times * (u[:, 1:] - mean[:, 0]), task.boundary), 200, 0)["ssr"]} for times in (1, 2)}
     return task.name, {"models": {name: summarise_ensemble(rows, 200, 0) for name, rows in scores.items()},
-                       "comparisons": versus}
+                       "comparisons": versus, "checks": checks}
 
 
 def as_corrector(entry: dict, name: str) -> dict:
@@ -63,7 +66,7 @@ def missed(entry: dict, name: str) -> set[str]:
 def test_exact_draws_pass_and_their_mean_is_the_best_single_forecast(judged):
     _, entry = judged
     found = entry["comparisons"]["again / exact"]["crps_by_lead"]
-    assert all(0.93 < value < 1.07 for value in found["value"])
+    assert all(0.96 < value < 1.04 for value in found["value"])
     assert all(0.9 < ssr < 1.1 for ssr in entry["models"]["again"]["ssr_by_lead"])
     errors = {name: row["nrmse_mean"]["value"] for name, row in entry["models"].items()}
     assert errors["mean"] < 1.01 * min(errors.values()) and errors["operator"] > 1.05 * errors["mean"]
@@ -86,6 +89,16 @@ def test_the_gate_beside_exact_draws(judged, model, passed):
     cheap = as_corrector(judged[1], model)
     del cheap["comparisons"]["corrector / exact"]
     assert not any(row["name"].startswith("exact") for row in ensemble_gates("diffusion", "t", cheap, SETTINGS))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_data_of_another_noise_are_refused_where_draws_of_the_law_judge_in_their_place(judged, times):
+    """Scores over draws of the law do not see what the data hold."""
+    made = as_corrector(judged[1], "again")
+    made = made | {"models": made["models"] | {"exact": {}}, "checks": judged[1]["checks"][times]}
+    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", made, SETTINGS)}
+    assert rows["law/t"]["passed"] == (times == 1), rows["law/t"]
+    assert rows["exact/t/corrector"]["passed"]
 
 
 def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_the_error_that_chance_leaves(judged):

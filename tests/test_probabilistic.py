@@ -21,7 +21,7 @@ from ups.metrics.ensembles import (
     summarise_ensemble,
 )
 from ups.metrics.intervals import merge, pairing
-from ups.metrics.proper import energy_distance, energy_score, fair_crps
+from ups.metrics.proper import energy_distance, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import spectrum_error
 
 SIGMAS = 5  # standard errors allowed to a random number
@@ -346,6 +346,24 @@ def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_cas
 # ---------------------------------------------------------------------------------------------------------- whole ensembles
 
 
+@pytest.mark.parametrize("members", [1, 6])
+def test_scores_over_draws_of_the_law_are_the_means_of_scores_of_each(generator, members):
+    """And what looks at whole fields or ranks stays with the one truth."""
+    x, u_ref = ensemble(generator, n=3, space=(6, 8), members=members)
+    draws = torch.randn(3, 5, *u_ref.shape[1:], generator=generator)
+    torch.testing.assert_close(expected_crps(x.double(), draws.double()),
+                               torch.stack([fair_crps(x.double(), y.double()) for y in draws.unbind(1)]).mean(0))
+    found, one = score_ensemble(x, u_ref, "periodic", draws=draws), score_ensemble(x, u_ref, "periodic")
+    each = [score_ensemble(x, y, "periodic") for y in draws.unbind(1)]
+    for name, value in found.items():
+        by_law = name in ("crps", "squared_error")
+        torch.testing.assert_close(value, torch.stack([scores[name] for scores in each]).mean(0) if by_law else one[name],
+                                   equal_nan=True)
+    assert not torch.allclose(found["crps"], one["crps"])
+    broken = torch.where(torch.arange(members)[:, None, None, None, None] == 0, math.nan, x)
+    assert score_ensemble(broken, u_ref, "periodic", draws=draws)["crps"].isinf().all()
+
+
 @pytest.mark.parametrize("boundary, space", [("periodic", (20,)), ("no_flux", (12, 8)), ("periodic", (6, 4, 8))])
 def test_merged_batches_equal_one_scoring(boundary, space, generator, monkeypatch):
     members, u_ref = ensemble(generator, n=5, space=space)
@@ -452,6 +470,8 @@ def scored(n=2, members=3):
     (lambda: score_ensemble(torch.zeros(2, 4, 1, 8), torch.zeros(2, 3, 4, 1, 8), "periodic"), "Put the member axis second"),
     (lambda: score_ensemble(torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", torch.zeros(2, 4, 1, 9)),
      "expected two equal"),
+    (lambda: score_ensemble(torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", draws=torch.zeros(2, 4, 1, 8)),
+     "in score_ensemble, draws,"),
     (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 8), torch.full((1, 1, 1, 8), math.nan), "periodic"), "truth .* holds NaN"),
     (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 1), torch.ones(1, 1, 1, 1), "periodic"), "at least 2 per axis in a spectrum"),
     (lambda: compare_ensembles(scored(), scored(n=3), 5, 0), "expected the same cases in compare_ensembles"),

@@ -44,7 +44,7 @@ from ups.generative import choice
 from ups.generative.choice import choose_draws, choose_starts
 from ups.generative.corrector import BY, load_corrector
 from ups.generative.diffusion import sample
-from ups.generative.draws import load_sampler, predict_draws, sample_solutions, sample_states
+from ups.generative.draws import draw_rollout, load_sampler, predict_draws, sample_solutions, sample_states
 from ups.generative.observation import observe_case, row_generators, seen
 from ups.generative.observation import whole as observation_of_all
 from ups.generative.residuals import (
@@ -375,10 +375,44 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     before = hidden.cache.batch(hidden.cache.split["reserved"][places], torch.tensor([0, 0, 6]), 1)[:, 0]
     assert torch.equal(tokens[..., dim : 2 * dim], z[:, 0] - before) and not tokens[1, :, dim : 2 * dim].any()
     assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt)), 0.0]] * 3      # the state is exact
+    left = z[:, 0] - hidden.operator(before[:, None], HIDDEN, torch.zeros(3, 0))[:, 0]
+    torch.testing.assert_close(tokens[[0, 2], :, 3 * dim : 4 * dim], left[[0, 2]], rtol=0, atol=1e-5)
+    assert left[[0, 2]].abs().max() > 1e-3 and not tokens[1, :, 3 * dim : 4 * dim].any()
     shifted, tokens, *_ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
     [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
     torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + shifted, moved[:, 1], rtol=0, atol=1e-5)
     assert (moved - z).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_a_rollout_is_shown_what_the_call_before_left_of_its_state(hidden, monkeypatch):
+    """As it was drawn, without another call of the operator; the fake: what is left is always made anew, or forgotten."""
+    z, known, calls, left = hidden.cache.batch(torch.arange(3), 0, 2), torch.zeros(3, 0), [], []
+    dim, given = hidden.head.codec.dim, hidden.operator.predict
+    monkeypatch.setattr(hidden.operator, "predict", lambda *args: calls.append(1) or given(*args))
+
+    def drawn(tokens: torch.Tensor, facts: torch.Tensor, noise: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        left.append(tokens[..., 3 * dim : 4 * dim])
+        return 0.01 * noise
+
+    noises = [torch.randn(6, *z.shape[2:], generator=generator(lead)) for lead in range(3)]
+    members = draw_rollout(hidden, drawn, z, known, 3, 2, lambda lead: (noises[lead], noises[lead]))
+    assert len(calls) == 1
+    begun = (z[:, 1:] - given(z[:, :1], HIDDEN, hidden.head.known(known))[0])[:, 0]
+    torch.testing.assert_close(left[0], begun.repeat_interleave(2, 0), rtol=0, atol=1e-5)
+    for lead in (1, 2):
+        torch.testing.assert_close(left[lead], 0.01 * noises[lead - 1], rtol=0, atol=1e-5)
+    anew = hidden.predict(members[:, :, :2].flatten(0, 1), hidden.head.known(known.repeat_interleave(2, 0)))[1]
+    torch.testing.assert_close(left[2], anew[..., 3 * dim : 4 * dim], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_network_of_other_conditions_is_refused_with_what_to_do(chain, hidden):
+    """A corrector from before the last residual was a condition."""
+    head = load_corrector(chain / "smoke" / "diffusion").heads[HIDDEN]
+    _, tokens, facts, _ = hidden.draw("val", torch.arange(2), torch.zeros(2, dtype=torch.long), None)
+    with pytest.raises(ValueError, match=r"was given \d+ conditions .* expected \d+: .*Train it again"):
+        head.condition(tokens[..., 1:], facts)
 
 
 @torch.no_grad()
@@ -394,7 +428,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     residuals = TransientResiduals(operator, cache)
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
     assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "tokens": [8],
-                                     "num_conditions": 6 * 4 + operator.width, "num_features": operator.width}
+                                     "num_conditions": 7 * 4 + operator.width, "num_features": operator.width}
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
     r, tokens, *_ = residuals.draw("reserved", places, starts, None)
     z = cache.batch(cache.split["reserved"][places], starts + 1, 5)   # starts count from train_from
@@ -402,7 +436,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     codec = operator.heads[HIDDEN].codec
     expected = codec.decode(z[:, 2:]) - codec.decode(z_pred)
     torch.testing.assert_close(residuals.decode(r), expected, rtol=0, atol=1e-5)
-    assert residuals.decode(r).shape == (2, 3, 1, 32) and tokens.shape == (2, 8, 24 + operator.width)
+    assert residuals.decode(r).shape == (2, 3, 1, 32) and tokens.shape == (2, 8, 28 + operator.width)
     torch.testing.assert_close(tokens[..., 8:12], z[:, 0] - cache.batch(cache.split["reserved"][places], starts, 1)[:, 0])
     members = residuals.decode(r[:, None].expand(-1, 6, -1, -1))
     torch.testing.assert_close(members, expected[:, None].expand(-1, 6, -1, -1, -1), rtol=0, atol=1e-5)
@@ -994,7 +1028,8 @@ def test_the_notebook_runs_from_top_to_bottom_and_holds_no_outputs(chain, monkey
     assert len(book["cells"]) <= 30 and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
     matplotlib.use("Agg")
     text = "\n".join("".join(cell["source"]) for cell in cells)
-    for real, tiny in (('ROOT / "runs/small"', f'Path("{chain / "smoke"}")'), ("train.steps=200", "train.steps=2")):
+    for real, tiny in (("burgers1d_forced", HIDDEN), ('ROOT / "runs/small"', f'Path("{chain / "smoke"}")'),
+                       ("train.steps=200", "train.steps=2")):
         assert text.count(real) == 1
         text = text.replace(real, tiny)
     names: dict = {}

@@ -200,7 +200,7 @@ def _network(config: Config, name: str, model: ModelConfig,
         # FieldConditions: what was seen, the guess, its spread, the mask; then the noisy residual, m and h
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
-        inputs = ((settings.history + 1 + settings.bundle) * dim + config.model_of("operator").width
+        inputs = ((settings.history + 2 + settings.bundle) * dim + config.model_of("operator").width
                   + 3 * outputs)
     return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": backbone_of(model, task),
                           "out": nn.Linear(model.width, outputs)}), tuple(tokens)

@@ -2,7 +2,7 @@
 
     model = ups.load("runs/small")
     u = model.forecast("burgers1d", u0, parameters={"Nu": 0.01}, num_frames=30)
-    members = model.sample("burgers1d_hidden", u0, num_frames=10, members=16)
+    members = model.sample("burgers1d_forced", u0, num_frames=10, members=16)
     draws = model.prior("darcy2d_grf", a_observed, mask, members=16)
 
 Fields are (batch, time, channel, *space), NumPy, torch or xarray, and the answer is of the same kind. The

@@ -197,16 +197,18 @@ def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.G
 
 @torch.no_grad()
 def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[str, float]:
-    """ms_per_state: median over TIMED calls of the time per step and state, operator and decoding included;
-    evaluations_per_state, of what draws; networks_per_state, of every network that runs."""
+    """ms_per_state: median over TIMED calls of the time per step of a rollout and state, operator and
+    decoding included; evaluations_per_state, of what draws; networks_per_state, of every network."""
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
     known = source.head.known(truth.cache.parameters[rows])
     noise, second = ensembles.noise(rows, 0, 1)
+    # a rollout knows it from the call before; of several frames it is made anew
+    led = source.frames(source.predict(z, known)[0]) if source.head.bundle == 1 else None
 
     def step() -> None:
-        z_pred, tokens, facts = source.predict(z, known)
+        z_pred, tokens, facts = source.predict(z, known, led=led)
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
         source.decode(z_next).cpu()   # waits for the device
 

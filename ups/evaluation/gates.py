@@ -19,6 +19,8 @@ it harder. Ratios are paired, and equal is not better. The claims, and the fakes
     spread           the spread is of the size of the error        one guess, the truth in every member
     exact            and the CRPS is near that of exact draws,     an ensemble twice too wide, one guess, one
                      at every lead, where a task has them          that does not look at its state
+    law              the data come from the law that exact draws   data of another noise
+                     are of
     teacher          students come close to their teacher          a student that learnt nothing
     evaluations      and are as cheap as they say                  the teacher in the student's place
 
@@ -36,6 +38,7 @@ MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2")
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
 BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
+LAW = (0.8, 1.25)      # spread of exact draws over the data's error about their mean
 NOT_WORSE = 1.05       # a score over the best cheap ensemble's, where that may be the exact law
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
 
@@ -107,6 +110,9 @@ def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[d
 def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
     """Of the corrector, the students or the rival."""
     models, versus, cheap = entry["models"], entry["comparisons"], entry["best_cheap"]
+    if stage == "diffusion" and "exact" in models:
+        yield gate(stage, f"law/{name}", "spread of exact draws over the data's error about their mean",
+                   entry["checks"]["ssr_of_law"], *LAW)
     for model in MODELS[stage]:
         row = models[model]
         broken = max(part["nonfinite_trajectories"] for part in (row, row["one_step"]))

@@ -27,6 +27,7 @@ from ups.seeds import generator
 from ups.transfer import send
 
 BANK, BANK_BYTES = 512, 2**28     # reserved starts behind errors by lead
+LAW_BYTES = 2**30                 # of exact draws to judge by
 EXACT = ("exact", "bayes_mean")
 NEAR = 64                         # of them, to which a Gaussian of each start is fitted
 CHEAP_ROLLOUTS = ("dressed_leads", "analogs", "normal_leads", "normal_analogs")
@@ -45,6 +46,15 @@ def draw_exactly(truth: Truth, seed: int, rows: Tensor, num_frames: int, num_mem
         out[same] = truth.task.draw(u[same], num_members, seed=seed, rows=rows[same].tolist(),
                                     num_frames=num_frames, parameter=parameter, dt=cache.dt)
     return out
+
+
+def draw_law(truth: Truth, seed: int, rows: Tensor, num_frames: int, u_ref: Tensor,
+             num_draws: int) -> Tensor | None:
+    """`num_draws` exact futures, fewer where they take more than LAW_BYTES, to judge by in place of the one
+    that the data hold, u_ref; None where no law is known."""
+    if truth.task.draw is None:
+        return None
+    return draw_exactly(truth, seed, rows, num_frames, max(2, min(num_draws, LAW_BYTES // u_ref.nbytes)))
 
 
 def mean_exactly(truth: Truth, seed: int, num_draws: int, rows: Tensor, num_frames: int,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ups.config import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, costs_per_state, one_step, rollouts
-from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, rivals_of, timed
+from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, draw_law, rivals_of, timed
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (
@@ -48,14 +48,18 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     num_frames = min(settings.ensemble_frames, truth.num_frames)
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     u_ref = truth.future(rows, num_frames)
+    law = draw_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
     scores, shown, models = {}, {}, {}
     for model, forecasts in {**{model: partial(rollouts, ensembles, model) for model in ensembles.names},
                              **rivals_of(ensembles, settings, num_frames)}.items():
         members, cost = timed(forecasts, rows, num_frames, settings.members)
-        scores[model] = score_ensemble(members, u_ref, task.boundary, reference[:, 0])
+        scores[model] = score_ensemble(members, u_ref, task.boundary, reference[:, 0], draws=law)
         models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
         shown[model] = members[0].numpy()
+        if model == "exact":     # is it the law that the data come from?
+            steps["checks"]["ssr_of_law"] = summarise_ensemble(
+                score_ensemble(members, u_ref, task.boundary), count, seed, groups)["ssr"]
     for model in ensembles.names:
         models[model] |= costs_per_state(ensembles, model, TIMED_STATES)
         models[model]["one_step"] = steps["models"][model]
@@ -236,9 +240,10 @@ def words_of(entry: dict[str, Any]) -> list[str]:
         beside = ", ".join(f"{in_words(models[model]['crps_over_exact']['value'])} ({model})"
                            for model in ("corrector", *STUDENTS, cheap, "operator") if model in models)
         last = max(known_leads(teacher["crps_over_exact_by_lead"]), default=None)
-        out.append("What follows the shown state is drawn exactly here, and no ensemble can have a lower "
-                   f"CRPS in the mean: over that of exact draws it is {beside}; the corrector's is "
-                   f"{in_words(last)} at its worst lead.")
+        out.append("What follows the shown state is drawn exactly here: CRPS and errors of means are by such "
+                   "draws in place of the one future in the data, and no ensemble can have a lower CRPS. "
+                   f"Over that of exact draws it is {beside}; the corrector's is {in_words(last)} at its "
+                   "worst lead.")
     if {"rival", "student_1"} <= models.keys():
         out.append("The same network trained by scores, without a teacher, has "
                    f"{ratio('rival', 'student_1', 'crps')} times the CRPS and "

@@ -162,7 +162,11 @@ class CorrectorHead(nn.Module):
 
     def condition(self, tokens: Tensor, facts: Tensor) -> Condition:
         """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `whiten`, `unwhiten` and
-        `Corrector.velocity` take."""
+        `Corrector.velocity` take. Raises ValueError for conditions that it was not trained under."""
+        if tokens.shape[-1] != len(self.c_mean):
+            raise ValueError(f"a draw of {self.name} was given {tokens.shape[-1]} conditions at a token; "
+                             f"expected {len(self.c_mean)}: this stage was trained with another operator or "
+                             "by another version of the package. Train it again.")
         tokens = (tokens - self.c_mean) / self.c_std
         facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
         hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts), self.boundary)

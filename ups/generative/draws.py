@@ -90,9 +90,12 @@ def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
     head, known = states.head, states.head.known(parameters.repeat_interleave(num_members, 0))
     start = head.physical(z[:, -1]).repeat_interleave(num_members, 0)
     z = torch.cat([z[:, :1], z], 1)          # where nothing is before the first frame: no change
+    last: dict[str, Tensor] = {}             # the prediction that led to the state, where it holds one frame
 
     def step(window: Tensor, lead: int) -> Tensor:
-        z_pred, tokens, facts = states.predict(window, known, drawn_error if lead else 0.0)
+        z_pred, tokens, facts = states.predict(window, known, drawn_error if lead else 0.0, **last)
+        if head.bundle == 1:
+            last["led"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
         if head.task.own is not None:
             z_next = head.keep_latents(z_next, window[:, -1])

@@ -58,31 +58,34 @@ SMALLEST, LARGEST = 0.01, 1.0
 class StateConditions:
     """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
 
-    Conditions: the operator's history, the change that led to it (zero where no frame is before), the
-    predicted change and what the operator's trunk makes of the history as tokens; standardised
-    log-parameters, log dt and the size of the history's own error as facts. The change before is what a
-    member knows of its own past: where a parameter is hidden it says which one the member follows, without it
-    every call would draw it anew. The trunk's part is free, and the mean and scale on it need no trunk of
-    their own. The size tells a state that is given from one that was drawn: untold, a network spreads the
-    former as far as the latter.
+    Conditions: the operator's history, the change that led to it, the predicted change, what the operator
+    left of the last frame (zero, as the change, where no frame is before) and its trunk's features as tokens;
+    standardised log-parameters, log dt and the size of the history's own error as facts. Change and last
+    residual are what a member knows of its past: causes that are not seen persist, and would be drawn anew at
+    every call. Mean and scale need no trunk beside these features. The size tells a state that is given from
+    one that was drawn: untold, a network spreads both alike.
     """
 
     def __init__(self, operator: Operator, name: str):
         self.operator, self.name, self.head = operator, name, operator.head(name)
         self.device = self.head.scale.device
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description: dict[str, Any] = {**self.head.task.description, "dim": bundle * dim,
-                                            "tokens": list(self.head.codec.tokens),
-                                            "num_conditions": (history + 1 + bundle) * dim + operator.width,
-                                            "num_features": operator.width}
+        self.description: dict[str, Any] = {
+            **self.head.task.description, "dim": bundle * dim, "tokens": list(self.head.codec.tokens),
+            "num_conditions": (history + 2 + bundle) * dim + operator.width, "num_features": operator.width}
 
-    def predict(self, z: Tensor, known: Known,
-                error: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    def predict(self, z: Tensor, known: Known, error: Tensor | float = 0.0,
+                led: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
-        facts). error: of z, (batch,), its size over that of a residual; 0: exact."""
-        before, z = z[:, :1], z[:, -self.head.history :]
+        facts). Nothing is before a first frame that is there twice, or a history alone. error: of z,
+        (batch,), its size over that of a residual; 0: exact. led (batch, frames, *tokens, dim): the
+        prediction whose first frame became the last of z; None: made here."""
+        z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]
+        earlier, z, change = z[:, :-1], z[:, 1:], z[:, 1:2] - z[:, :1]
+        led = self.operator.predict(earlier, self.name, known)[0] if led is None else led
+        is_first = (change == 0).flatten(1).all(1).view(-1, *[1] * (z.ndim - 1))
         full, features = self.operator.predict_seen(z, self.name, known)
-        parts = (z, z[:, :1] - before, full - z[:, -1:])
+        parts = (z, change, full - z[:, -1:], torch.where(is_first, 0.0, z[:, -1:] - led[:, :1]))
         tokens = torch.cat([*(part.movedim(1, -2).flatten(-2) for part in parts), features], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
         size = torch.as_tensor(error, device=z.device).float().expand(len(z))[:, None] / SMALLEST

@@ -38,7 +38,7 @@ from ups.metrics.intervals import (
     ratio,
     summarise,
 )
-from ups.metrics.proper import check_members, energy_score, fair_crps
+from ups.metrics.proper import check_members, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import rms, spectrum_error
 
 LEVELS = (0.5, 0.9)   # nominal probabilities of the central intervals whose coverage is reported
@@ -133,7 +133,7 @@ def _ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
 
 
 def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None,
-                 stride: int) -> Scores:
+                 stride: int, draws: Tensor | None) -> Scores:
     """Everything that is per frame, each tensor (n, T, ...)."""
     broken, cells = ~members.isfinite().all(1).flatten(2).all(2), (..., *[None] * (u_ref.ndim - 2))
     if reference is not None:
@@ -154,18 +154,26 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
            "spread_bins": _spread_bins(x, y), "spectrum_error": spectrum_error(x, y, boundary)}
     if reference is not None:
         out["residual_spectrum_error"] = spectrum_error(x, y, boundary, reference)
+    if draws is not None:
+        law = draws.double()
+        out["crps"] = expected_crps(fields, law.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)
+                                    ).view(y.shape[:3])
+        away = (x.mean(1) - law.mean(1)).square() + law.var(1, correction=0)
+        out["squared_error"] = away.mean(tuple(range(3, away.ndim)))
     out = {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
            for name, value in out.items()}
     return {**out, "ref_rms": rms(y), "nonfinite": broken.double()}
 
 
 def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None,
-                   rank_stride: int | None = None) -> dict[str, Tensor]:
+                   rank_stride: int | None = None, draws: Tensor | None = None) -> dict[str, Tensor]:
     """Per-trajectory quantities of a batch, float64 on the CPU, every tensor with n first; join batches with
     `merge_ensembles`.
 
     crps, variance, squared_error (of the mean), member_rmse, ref_rms, spectrum_error, residual_spectrum_error
-    (only with `reference`, the operator's prediction): (n, T, C). energy_score: (n, T), over fields and
+    (only with `reference`, the operator's prediction): (n, T, C). draws (n, K, T, C, *space): of the law that
+    the truth comes from, where it is known; crps and squared_error are then means over these in place of the
+    one truth, which are expected to be the same and owe less to chance. energy_score: (n, T), over fields and
     cells, in the units of an RMSE. ranks: (n, T, M + 1), of every rank_stride-th cell per axis (default:
     about POINTS per axis). spread_bins: (n, 3, NUM_FINE). nonfinite: (n, T), 1 where any member has a NaN or
     inf; scores of such frames are inf. Raises ValueError for shapes that do not fit or a truth that is not
@@ -173,14 +181,18 @@ def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Ten
     """
     check_members(members, u_ref, "score_ensemble")
     check_shapes(u_ref if reference is None else reference, u_ref)
+    if draws is not None:
+        check_members(draws, u_ref, "score_ensemble, draws,")
     stride = max(1, min(u_ref.shape[3:]) // POINTS) if rank_stride is None else rank_stride
     frame = members[0, :, 0].numel()
     frames, size = max(1, CHUNK // frame), max(1, CHUNK // (frame * u_ref.shape[1]))
     rows = []
     for i in range(0, len(u_ref), size):
-        x, y, known = (None if u is None else u[i:i + size] for u in (members, u_ref, reference))
+        x, y, known, law = (None if u is None else u[i:i + size]
+                            for u in (members, u_ref, reference, draws))
         parts = [_score_chunk(x[:, :, t:t + frames], y[:, t:t + frames], boundary,
-                              None if known is None else known[:, t:t + frames], stride)
+                              None if known is None else known[:, t:t + frames], stride,
+                              None if law is None else law[:, :, t:t + frames])
                  for t in range(0, y.shape[1], frames)]
         rows.append(merge(parts, 1))
     out = merge(rows)

@@ -40,6 +40,14 @@ def fair_crps(members: Tensor, truth: Tensor, alpha: float = 1.0) -> Tensor:
     return torch.where(flat.isfinite().all(2).all(1), value, torch.inf)
 
 
+def expected_crps(members: Tensor, draws: Tensor) -> Tensor:
+    """Mean of `fair_crps` over draws (n, K, ...) of the law that the truth comes from, (n,): the same in the
+    mean, without the chance that one truth has."""
+    check_members(members, draws[:, 0], "expected_crps")
+    away = torch.stack([(members - truth[:, None]).abs().flatten(1).mean(1) for truth in draws.unbind(1)])
+    return fair_crps(members, draws[:, 0]) + away.mean(0) - away[0]
+
+
 def energy_score(members: Tensor, truth: Tensor, smallest: float = 0.0) -> Tensor:
     """Fair energy score of each case over the root of its size: (n, M, ...), (n, ...) -> (n,), in the units
     of an RMSE.

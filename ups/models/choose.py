@@ -7,7 +7,7 @@ nRMSE of that decides.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -27,6 +27,8 @@ from ups.progress import note
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
+# a polynomial is as good along the data where noise drives them, and grows where it takes an ensemble beyond
+TIED = 1.01
 BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
 KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
 
@@ -159,19 +161,25 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     return torch.stack(scales).clamp_min(1e-7)
 
 
+def chosen_of(scores: Mapping[str, float | None]) -> str | None:
+    """The candidate with the least error, or a drift that is as good within TIED; None if all blew up."""
+    known = {name: error for name, error in scores.items() if error is not None and math.isfinite(error)}
+    return min(known, key=lambda name: known[name] / (TIED if name.startswith("drift") else 1), default=None)
+
+
 def choose_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
                 device: torch.device) -> tuple[TaskHead, dict[str, float]]:
-    """The head whose base has the best validation rollouts, and every candidate's pooled nRMSE (inf: it blew
-    up).
+    """The head whose base `chosen_of` names by validation rollouts, and every candidate's pooled nRMSE (inf:
+    it blew up).
 
     Raises ValueError if all of them blow up.
     """
     scores: dict[str, float] = {}
-    best, best_score = None, math.inf
+    best = None
     for name, head in candidates(cache, base_steps, seed, device):
         scores[name] = base_error(head, cache, context_frames)
-        if scores[name] < best_score:
-            best, best_score = head, scores[name]
+        if chosen_of(scores) == name:
+            best = head
     if best is None:
         name = cache.task.name
         raise ValueError(f"no base of {name} survives its validation rollouts (tried: {', '.join(scores)}); "
@@ -217,8 +225,9 @@ def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
 
 def in_words(name: str, facts: dict[str, Any]) -> str:
     """Which base `fit_base` chose for a task, its error, and what it found."""
-    error, kind = min((v, k) for k, v in facts["validation_nrmse"].items() if v is not None)
-    return "\n    ".join([f"base of {name}: {kind}, validation nRMSE {error:.2e}", *facts.get("says", [])])
+    kind, errors = chosen_of(facts["validation_nrmse"]), facts["validation_nrmse"]
+    return "\n    ".join([f"base of {name}: {kind}, validation nRMSE {errors[kind]:.2e}",
+                           *facts.get("says", [])])
 
 
 def fitted_part(head: TaskHead) -> dict[str, Tensor]:
