@@ -1,4 +1,4 @@
-"""How the corrector's training states are disturbed, and whether it sees the change before: chosen on validation.
+"""How the corrector's training states are disturbed, and whether it sees what was before: chosen on validation.
 
     python -m bench.disturbance --config configs/small.yaml --task burgers1d_forced --steps 450 --seeds 0 1
 
@@ -29,7 +29,7 @@ from ups.models.choose import spread
 from ups.models.operator import load_operator
 
 ROOT = Path("bench/out/disturbance")
-VARIANTS = {   # share of disturbed states, smallest and largest size over the residual's, whether the change before is seen
+VARIANTS = {   # share of disturbed states, smallest and largest size over the residual's, whether change and residual before are seen
     "clean": (0.0, 0.01, 1.0, True),
     "half_0.006_0.6": (0.5, 0.006, 0.6, True),
     "half_0.01_1": (0.5, 0.01, 1.0, True),
@@ -45,9 +45,9 @@ def put_in(variant: str) -> None:
     if not has_memory:
         see = residual.StateConditions.predict
 
-        def forget(self: residual.StateConditions, z: torch.Tensor, known: Known, error: torch.Tensor | float = 0.0) -> tuple:
-            z = z[:, -self.head.history :]
-            return see(self, torch.cat([z[:, :1], z], 1), known, error)   # nothing changed before
+        def forget(self: residual.StateConditions, z: torch.Tensor, known: Known, error: torch.Tensor | float = 0.0,
+                   led: torch.Tensor | None = None) -> tuple:
+            return see(self, z[:, -self.head.history :], known, error)   # nothing is before
 
         residual.StateConditions.predict = forget
 

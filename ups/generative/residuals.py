@@ -62,8 +62,7 @@ class StateConditions:
     left of the last frame (zero, as the change, where no frame is before) and its trunk's features as tokens;
     standardised log-parameters, log dt and the size of the history's own error as facts. Change and last
     residual are what a member knows of its past: causes that are not seen persist, and would be drawn anew at
-    every call. Mean and scale need no trunk beside these features. The size tells a state that is given from
-    one that was drawn: untold, a network spreads both alike.
+    every call. The size tells a state that is given from a drawn one: untold, a network spreads both alike.
     """
 
     def __init__(self, operator: Operator, name: str):
