@@ -29,7 +29,7 @@ from ups.models.choose import spread
 from ups.models.operator import load_operator
 
 ROOT = Path("bench/out/disturbance")
-VARIANTS = {   # share of disturbed states, smallest and largest size over the residual's, whether change and residual before are seen
+VARIANTS = {   # share of disturbed states, smallest and largest size over the residual's, whether what was before is seen
     "clean": (0.0, 0.01, 1.0, True),
     "half_0.006_0.6": (0.5, 0.006, 0.6, True),
     "half_0.01_1": (0.5, 0.01, 1.0, True),
