@@ -44,8 +44,9 @@ def expected_crps(members: Tensor, draws: Tensor) -> Tensor:
     """Mean of `fair_crps` over draws (n, K, ...) of the law that the truth comes from, (n,): the same in the
     mean, without the chance that one truth has."""
     check_members(members, draws[:, 0], "expected_crps")
-    away = torch.stack([(members - truth[:, None]).abs().flatten(1).mean(1) for truth in draws.unbind(1)])
-    return fair_crps(members, draws[:, 0]) + away.mean(0) - away[0]
+    x, y = members.flatten(2), draws.flatten(2)
+    away = torch.cdist(x, y, p=1).mean(1) / x.shape[2]          # (n, K)
+    return fair_crps(members, draws[:, 0]) + away.mean(1) - away[:, 0]
 
 
 def energy_score(members: Tensor, truth: Tensor, smallest: float = 0.0) -> Tensor:
