@@ -62,7 +62,8 @@ def test_a_seed_draws_its_trajectories_and_fewer_are_the_first_of_more(world):
 
 
 def test_every_row_is_measured_once_and_the_table_says_what_is_there(world, capsys):
-    few_shot.main(arguments(world, "--counts", "2"))
+    fixed = "task.burgers1d.base=[persistence,propagator]"   # a kernel that is learnt goes on with the network
+    few_shot.main([fixed, *arguments(world, "--counts", "2")])
     entries = json.loads((world[0] / "few.json").read_text())
     assert [entry["key"]["row"] for entry in entries] == list(few_shot.ROWS)
     assert all(entry["result"]["error"] > 0 for entry in entries)
@@ -70,12 +71,11 @@ def test_every_row_is_measured_once_and_the_table_says_what_is_there(world, caps
     assert shown.pop("zero_shot") == 0 and set(shown.values()) == {2}
     assert next(entry for entry in entries if entry["key"]["row"] == "zero_shot")["result"]["head of"] == "advection1d"
     trained = [entry["result"] for entry in entries if entry["key"]["row"] in ("frozen", "full", "scratch")]
-    assert len({result["fit_s"] for result in trained}) == 1   # fitted once; a kernel that is learnt goes on with the network
-    assert all(result["base"] == pytest.approx(trained[0]["base"], rel=0.01) for result in trained)
+    assert len({result["fit_s"] for result in trained}) == 1 and len({result["base"] for result in trained}) == 1   # fitted once
     assert all(result["seconds"] < 1.5 and result["steps"] > 0 and result["validated"] == 2 for result in trained)
     out = capsys.readouterr().out
     assert "| full | " in out and "| base | " in out and "a parent of advection1d:" in out
-    few_shot.main(arguments(world, "--counts", "2"))   # all is there
+    few_shot.main([fixed, *arguments(world, "--counts", "2")])   # all is there
     assert json.loads((world[0] / "few.json").read_text()) == entries
 
 
