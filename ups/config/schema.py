@@ -34,6 +34,8 @@ Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
 WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
 NotNegative = Bound(lambda value: value >= 0, "0 or more", "Use another.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
+Between = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound",
+                "Use [0.5, 2.0].")
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
 
 
@@ -276,8 +278,8 @@ class EvaluateConfig:
     max_crps_ratio: float
     max_student_ratio: float
     max_exact_ratio: float
-    spread_skill: Annotated[list[float], Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1],
-        "a lower and an upper bound", "Use [0.5, 2.0].")]
+    spread_skill: Annotated[list[float], Between]
+    spread_of_law: Annotated[list[float], Between]
     min_initial_conditions: int
 
 

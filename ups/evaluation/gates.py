@@ -38,7 +38,6 @@ MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2")
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
 BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
-LAW = (0.8, 1.25)      # spread of exact draws over the data's error about their mean
 NOT_WORSE = 1.05       # a score over the best cheap ensemble's, where that may be the exact law
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
 
@@ -112,7 +111,7 @@ def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) 
     models, versus, cheap = entry["models"], entry["comparisons"], entry["best_cheap"]
     if stage == "diffusion" and "exact" in models:
         yield gate(stage, f"law/{name}", "spread of exact draws over the data's error about their mean",
-                   entry["checks"]["ssr_of_law"], *LAW)
+                   entry["checks"]["ssr_of_law"], *settings.spread_of_law)
     for model in MODELS[stage]:
         row = models[model]
         broken = max(part["nonfinite_trajectories"] for part in (row, row["one_step"]))
