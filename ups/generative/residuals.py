@@ -50,7 +50,7 @@ SIZED = 64             # training solutions behind that mean
 VALIDATION_BATCHES = 8
 STATES = 512           # draws of a coefficient in one call of the operator
 START_ROWS = 32        # trajectories from which the residual's size at each start is taken
-DISTURBED = 0.75       # share of the states in training that carry an error as a rollout's own would
+DISTURBED, ALONE = 0.75, 0.1   # shares in training: with an error as a rollout's own; without what was before
 # its size over that of a residual, log-uniform; a sampler of a small run leaves some 5 %
 SMALLEST, LARGEST = 0.01, 1.0
 
@@ -207,19 +207,20 @@ class TransientResiduals(StateConditions):
 
         Half of them get what the operator leaves on that frame of another trajectory, moved along the tokens
         (an error with structure), half white noise as large (what a sampler leaves); frames of the context
-        are exact. Trained without, a corrector answers the noise of its own draws with more of it, and
-        rollouts grow it.
+        are exact. Trained without, a corrector answers the noise of its own draws with more of it. Of some
+        that are exact the history alone is shown, which is all that a forecast may be given.
         """
         history, bundle = self.head.history, self.head.bundle
         z, ndim, errors = z.clone(), z.ndim - 3, torch.zeros(len(z))
         for row, source in enumerate(sources):
             is_clean, size, is_white, which = torch.rand(4, generator=source).tolist()
             shifts = [int(torch.randint(n, (), generator=source)) for n in self.left.shape[2 : 2 + ndim]]
+            if is_clean >= 1 - ALONE:
+                z[row, 0] = z[row, 1]
             if is_clean >= DISTURBED:
                 continue
             for frame in range(z.shape[1]):
-                # that predicts the frame
-                call, part = divmod(int(starts[row]) - 1 + frame - history, bundle)
+                call, part = divmod(int(starts[row]) - 1 + frame - history, bundle)   # that predicts it
                 if call < 0:
                     continue
                 error = self.left[min(call * bundle, len(self.left) - 1), int(which * self.left.shape[1])]
@@ -236,8 +237,7 @@ class TransientResiduals(StateConditions):
              is_disturbed: bool = False, is_begun: bool = False) -> Drawn:
         rows, history = self.cache.split[split][places], self.head.history
         frames = starts + self.train_from
-        # the first frame itself: no change
-        before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)
+        before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)   # or itself: no change
         z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
         if draw is not None:
             [z] = augment(self.head.task, [(z, self.head.codec)], draw)
