@@ -189,10 +189,10 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
     config = world.config_of(root)
     recorded = judge.judged(config.run_dir, NOISY)
     assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
-    assert recorded["corrector"][0] > 2 and judge.serving(config.run_dir, NOISY, 100) == min(
-        recorded, key=lambda way: recorded[way][1])
+    near = [way for way in recorded if recorded[way][1] <= judge.TIED * min(crps for _, crps in recorded.values())]
+    assert recorded["corrector"][0] > 2 and judge.serving(config.run_dir, NOISY, 100) == min(near, key=recorded.__getitem__)
     assert judge.serving(config.run_dir, NOISY, 1) == min(("student_1", "rival"), key=lambda way: recorded[way][1])
-    assert f"sample() draws by {judge.serving(config.run_dir, NOISY)}, the best" in judge.in_words(config.run_dir, NOISY)
+    assert f"sample() draws by {judge.serving(config.run_dir, NOISY)}, of what" in judge.in_words(config.run_dir, NOISY)
     source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
     ways = {"corrector": corrector} | {str(factor): Scaled(corrector.network, 0, factor) for factor in (0.3, 3.0)}

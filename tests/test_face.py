@@ -135,6 +135,7 @@ def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_ask
     assert judge.serving(tmp_path, "forced") == "student_1"   # nothing is known
     stage("diffusion", corrector=0.10)
     stage("consistency", student_1=0.13, student_2=None)       # two evaluations blew up
+    assert judge.in_words(tmp_path, "forced").startswith("sample() draws by student_1, of what takes at most 2 evaluations")
     assert judge.judged(tmp_path, "forced") == {"corrector": (32, 0.10), "student_1": (1, 0.13)}
     assert judge.serving(tmp_path, "forced") == "student_1" and judge.serving(tmp_path, "forced", 32) == "corrector"
     assert judge.serving(tmp_path, "forced", 0) == "student_1"   # none takes so few: the cheapest
@@ -142,6 +143,10 @@ def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_ask
     assert judge.serving(tmp_path, "forced") == "student_1"
     (tmp_path / "rival" / "model.safetensors").touch()
     assert judge.serving(tmp_path, "forced", 1) == "rival" and judge.serving(tmp_path, "other") == "student_1"
+    for more, best in ((0.128, "student_1"), (0.1, "student_2")):   # a second evaluation must be worth more than chance is
+        (tmp_path / "consistency" / "config.json").write_text(json.dumps({judge.FOUND: {"tied": {
+            "student_1": 0.13, "student_2": more}}}))
+        assert judge.serving(tmp_path, "tied") == best
     found = judge.judged(model.folder, "burgers1d_hidden")     # of the scripts themselves
     assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
     u0, best = field(model, "burgers1d_hidden", 2), judge.serving(model.folder, "burgers1d_hidden", 100)

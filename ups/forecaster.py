@@ -279,10 +279,10 @@ class Forecaster:
         operator gets an error drawn from what the operator was seen to leave.
 
         by: "student" (one evaluation per call), "student_2" (two), "teacher" (the diffusion itself) or
-        "rival"; without, whichever was best on validation of those that take at most so many `evaluations`
-        per call (`ups.generative.judge`). seed and a row's number (rows; else its place in the batch) decide
-        its members. Everything else as `forecast`. Raises FileNotFoundError, naming the make target, where
-        the run has no such stage.
+        "rival"; without, of those that take at most so many `evaluations` per call the cheapest that is as
+        good as the best on validation (`ups.generative.judge`). seed and a row's number (rows; else its place
+        in the batch) decide its members. Everything else as `forecast`. Raises FileNotFoundError, naming the
+        make target, where the run has no such stage.
         """
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
         u, answer = self._read(task, u0)
