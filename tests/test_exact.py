@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from bench.acceptance import Row, exact
 from ups.config import load_config
 from ups.data.build_cache import open_sources
+from ups.evaluation.ensemble import one_step
 from ups.evaluation.gates import check_verdicts, ensemble_gates
 from ups.evaluation.rivals import CHEAP_ROLLOUTS, Errors, draw_exactly, mean_exactly, rivals_of
 from ups.evaluation.truth import open_truth
@@ -146,6 +148,30 @@ def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_fil
         torch.testing.assert_close(futures, by_hand[0])
     mean = mean_exactly(truth, 5, 2, truth.rows, 3, 7)
     torch.testing.assert_close(mean, drawn.mean(1, keepdim=True))
+
+
+def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the_law_is_the_data(world, monkeypatch):
+    """From the frame before, at the viscosity of its file, shifted and mirrored as the window is."""
+    _, truth, ensembles = world
+    cache, asked = truth.cache, []
+
+    def follow(u: torch.Tensor, num: int, *, seed: int, rows: list[int], num_frames: int, **known) -> torch.Tensor:
+        places, frames = torch.tensor(rows) // cache.num_frames, torch.tensor(rows) % cache.num_frames
+        torch.testing.assert_close(u, truth.frames(places, frames - 1, 1)[:, 0])
+        asked.append(known["parameter"])
+        return truth.frames(places, frames, num_frames)[:, None].expand(-1, num, *[-1] * (u.ndim))
+
+    for law in (truth.task.draw, follow):
+        monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=law))
+        single = SimpleNamespace(**vars(ensembles), noise=lambda *args: (torch.zeros(1), torch.zeros(1)))
+        windows = one_step(single, 40, 2, [], num_exact=3)
+        assert windows.law.shape == (40, 3, *windows.u_ref.shape[1:]) and windows.u_ref.abs().max() > 0.01
+        is_data = torch.isclose(windows.law, windows.u_ref[:, None], rtol=1e-4, atol=1e-5).all()
+        assert bool(is_data) == (law is follow)
+    assert set(asked) == {0.02, 0.1}
+    assert one_step(single, 40, 2, []).law is None
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
+    assert one_step(single, 40, 2, [], num_exact=3).law is None
 
 
 def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.data.schedule import Schedule
-from ups.evaluation.truth import Truth
+from ups.evaluation.truth import Truth, affordable
 from ups.generative.corrector import CorrectorHead, load_corrector
 from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises, ways_of
 from ups.generative.residuals import TransientResiduals, schedule_of
@@ -143,8 +143,8 @@ class Windows:
 
     truth (count, *tokens, dim): the latent residual that they are draws of. u_ref (count, bundle, C, *space):
     the same of the field, normalised, from the data: with what the codec leaves out, which no draw has. rows:
-    positions in the split;
-    starts: first frames, counted from the first that the corrector is trained from.
+    positions in the split; starts: first frames, counted from the first that the corrector is trained from.
+    law (count, K, bundle, C, *space): as u_ref, of exact draws; None: not asked for, or not known.
     """
 
     draws: dict[str, Tensor]
@@ -152,12 +152,14 @@ class Windows:
     u_ref: Tensor
     rows: Tensor
     starts: Tensor
+    law: Tensor | None = None
 
 
 @torch.no_grad()
 def one_step(ensembles: Ensembles, count: int, num_members: int, names: Sequence[str], num_steps: int = 0,
-             is_shuffled: bool = False) -> Windows:
+             is_shuffled: bool = False, num_exact: int = 0) -> Windows:
     """One call from `count` windows of the evaluated split. num_steps > 0: of the corrector's sampler.
+    num_exact: exact draws of each, at most.
 
     Windows are drawn as in training, half of them where the residual is large: drawn evenly, a handful of
     first frames would decide every score. is_shuffled: the network is shown the conditions of other windows,
@@ -176,7 +178,29 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: Sequence
                  .unflatten(0, (-1, num_members))[:, :1 if name == "operator" else None] for name in names]
         parts.append((r, u_ref, *draws))
     truth, u_ref, *draws = map(torch.cat, zip(*parts, strict=True))
-    return Windows(dict(zip(names, draws, strict=True)), truth, u_ref, windows.rows, windows.starts)
+    found = Windows(dict(zip(names, draws, strict=True)), truth, u_ref, windows.rows, windows.starts)
+    if not num_exact or ensembles.truth.task.draw is None:
+        return found
+    cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)
+    return replace(found, law=torch.cat([
+        law_of(ensembles, *cut, generator(ensembles.seed, "test", number), affordable(num_exact, u_ref))
+        for number, cut in enumerate(cuts)]))
+
+
+def law_of(ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, draw: torch.Generator,
+           num_draws: int) -> Tensor:
+    """What exact draws leave where the data leave u_ref: (count, num_draws, bundle, C, *space). draw: the
+    symmetry that `TransientResiduals.draw` applies."""
+    source, truth = ensembles.residuals, ensembles.truth
+    codec, bundle = source.head.codec, source.head.bundle
+    rows = truth.cache.split[truth.split][places]
+    frames = starts + source.train_from + source.head.history
+    drawn = truth.draws(rows, truth.frames(rows, frames - 1, 1)[:, 0], rows * truth.cache.num_frames + frames,
+                        ensembles.seed + 2, bundle, num_draws)
+    move = symmetry(truth.task, codec.space, draw)
+    law, u = (move(codec.normalise(part.to(ensembles.device)), codec)
+              for part in (drawn.flatten(1, 2), truth.frames(rows, frames, bundle)))
+    return law.unflatten(1, drawn.shape[1:3]) + (u_ref - u)[:, None]
 
 
 def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from ups.config import EvaluateConfig
 from ups.evaluation.ensemble import Ensembles
-from ups.evaluation.truth import Truth
+from ups.evaluation.truth import Truth, affordable
 from ups.seeds import generator
 from ups.transfer import send
 
 BANK, BANK_BYTES = 512, 2**28     # reserved starts behind errors by lead
-LAW_BYTES = 2**30                 # of exact draws to judge by
 EXACT = ("exact", "bayes_mean")
 NEAR = 64                         # of them, to which a Gaussian of each start is fitted
 CHEAP_ROLLOUTS = ("dressed_leads", "analogs", "normal_leads", "normal_analogs")
@@ -38,23 +37,17 @@ Forecasts = Callable[[Tensor, int, int], Tensor]
 
 def draw_exactly(truth: Truth, seed: int, rows: Tensor, num_frames: int, num_members: int) -> Tensor:
     """Exact futures of the last frame that models are shown, of rows of the cache, in physical units."""
-    cache, u = truth.cache, truth.frames(rows, truth.context - 1, 1)[:, 0]
-    out = torch.empty(len(rows), num_members, num_frames, *u.shape[1:])
-    for place in cache.parameter_index[rows].unique().tolist():
-        same = (cache.parameter_index[rows] == place).nonzero()[:, 0]
-        parameter = cache.settings.parameters[place] if cache.settings.parameters else None
-        out[same] = truth.task.draw(u[same], num_members, seed=seed, rows=rows[same].tolist(),
-                                    num_frames=num_frames, parameter=parameter, dt=cache.dt)
-    return out
+    shown = truth.frames(rows, truth.context - 1, 1)[:, 0]
+    return truth.draws(rows, shown, rows, seed, num_frames, num_members)
 
 
 def draw_law(truth: Truth, seed: int, rows: Tensor, num_frames: int, u_ref: Tensor,
              num_draws: int) -> Tensor | None:
-    """`num_draws` exact futures, fewer where they take more than LAW_BYTES, to judge by in place of the one
-    that the data hold, u_ref; None where no law is known."""
+    """`num_draws` exact futures, fewer where they take too much memory, to judge by in place of the one that
+    the data hold, u_ref; None where no law is known."""
     if truth.task.draw is None:
         return None
-    return draw_exactly(truth, seed, rows, num_frames, max(2, min(num_draws, LAW_BYTES // u_ref.nbytes)))
+    return draw_exactly(truth, seed, rows, num_frames, affordable(num_draws, u_ref))
 
 
 def mean_exactly(truth: Truth, seed: int, num_draws: int, rows: Tensor, num_frames: int,

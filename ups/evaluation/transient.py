@@ -42,7 +42,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     truth, seed, count = ensembles.truth, ensembles.seed, settings.num_bootstrap
     cache, task = truth.cache, truth.task
     steps = assess_one_step(ensembles, min(WINDOWS, 24 * settings.ensemble_trajectories), settings.members,
-                            count)
+                            count, settings.truth_members)
 
     rows = cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
     num_frames = min(settings.ensemble_frames, truth.num_frames)
@@ -95,21 +95,24 @@ def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
 
 
-def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int) -> dict[str, Any]:
+def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int,
+                    num_exact: int) -> dict[str, Any]:
     """Scores of single calls from windows all along the trajectories, and the checks that need the same noise
     twice.
 
-    Fields are scored against the data. Distances of draws and the pairing of a student with its teacher are
-    of latents, in which all of them are: they say whether two distributions are equal, and what the codec
-    leaves out is in neither.
+    Fields are scored against the data, CRPS and errors of means against `num_exact` exact draws where the law
+    is known. Distances of draws and the pairing of a student with its teacher are of latents, in which all of
+    them are: they say whether two distributions are equal, and what the codec leaves out is in neither.
     """
     source, truth, seed = ensembles.residuals, ensembles.truth, ensembles.seed
-    windows = one_step(ensembles, count, num_members, ensembles.names)
+    windows = one_step(ensembles, count, num_members, ensembles.names, num_exact=num_exact)
     groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
     field_ref = windows.u_ref.cpu()
 
     def score(members: Tensor) -> Scores:
-        return score_ensemble(source.decode(members).cpu(), field_ref[: len(members)], truth.task.boundary)
+        law = None if windows.law is None else windows.law[: len(members)].cpu()
+        return score_ensemble(source.decode(members).cpu(), field_ref[: len(members)], truth.task.boundary,
+                              draws=law)
 
     def summarise(rows: Scores, which: Tensor, kept: Sequence[str]) -> dict[str, Any]:
         part = {key: value[which] for key, value in rows.items()}

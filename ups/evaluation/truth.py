@@ -17,6 +17,13 @@ from ups.data.cache import Cache, open_cache
 from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
 
+LAW_BYTES = 2**30   # of exact draws to judge by
+
+
+def affordable(num_draws: int, u_ref: Tensor) -> int:
+    """How many exact draws of the size of u_ref each there may be to judge by."""
+    return max(2, min(num_draws, LAW_BYTES // u_ref.nbytes))
+
 
 class Truth:
     """The trajectories of one split of a task, read as they are asked for.
@@ -56,6 +63,20 @@ class Truth:
         u, index = self._read(rows), torch.arange(len(rows))[:, None]
         return u[index, torch.as_tensor(first).expand(len(rows))[:, None] + torch.arange(count),
                  len(self.task.inputs) :]
+
+    def draws(self, rows: Tensor, u: Tensor, numbers: Tensor, seed: int, num_frames: int,
+              num_draws: int) -> Tensor:
+        """Exact futures (n, num_draws, num_frames, C, *space) of states u (n, C, *space) at the parameters of
+        rows, in physical units; draw j is a function of seed, the state's number and j. Task.draw must be
+        known."""
+        out = u.new_empty(len(u), num_draws, num_frames, *u.shape[1:])
+        index = self.cache.parameter_index[rows]
+        for place in index.unique().tolist():
+            same, known = (index == place).nonzero()[:, 0], self.cache.settings.parameters
+            out[same] = self.task.draw(u[same], num_draws, seed=seed, rows=numbers[same].tolist(),
+                                       num_frames=num_frames, parameter=known[place] if known else None,
+                                       dt=self.cache.dt)
+        return out
 
     def future(self, rows: Tensor, count: int = 0) -> Tensor:
         """The first `count` (0: all) frames that are scored, of the fields that are (n, count, C, *space)."""
