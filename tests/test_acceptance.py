@@ -38,19 +38,15 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
             "one spread": mean + 0.7 * (whole + 0.1 * noise), "marginal": 1.3 * noise, "nothing": torch.zeros(shape)}[kind]
 
 
-@functools.cache
-def forecast(**fakes: str) -> dict:
-    """An entry of results.json whose single steps draw as `fakes` says: what ups.evaluation.transient makes of them, rollouts of
-    test_gates."""
-    kinds = {"operator": "nothing", "dressed": "marginal", "dressed_conditional": "gaussian",
-             **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"), **fakes}
-    truth = drawn("right", 99, members=1)[:, 0]
+def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> dict:
+    """What ups.evaluation.transient makes of single steps that draw as `kinds` says; exact draws are right ones."""
     keys = dict.fromkeys(kinds, 5) | {"rival": 6}          # students from the same noise as their teacher
 
-    def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False):
+    def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False, num_exact=0):
         draws = {name: drawn(kinds[name], keys[name], is_shuffled)[:count, :1 if name == "operator" else None] for name in names}
         places = torch.arange(count)
-        return Windows(draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3)
+        law = source.decode(drawn("right", 98, members=num_exact)[:count]) if num_exact else None
+        return Windows(draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3, law)
 
     cache = SimpleNamespace(trajectory=torch.arange(COUNT) // 2, split={"test": torch.arange(COUNT)})
     data = SimpleNamespace(cache=cache, split="test", task=SimpleNamespace(boundary="periodic"))
@@ -59,7 +55,18 @@ def forecast(**fakes: str) -> dict:
                                 head=SimpleNamespace(marginal_std=torch.ones(DIM)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transient, "one_step", one_step)
-        steps = transient.assess_one_step(ensembles, COUNT, MEMBERS, 100)
+        return transient.assess_one_step(ensembles, COUNT, MEMBERS, 100, num_exact)
+
+
+KINDS = {"operator": "nothing", "dressed": "marginal", "dressed_conditional": "gaussian",
+         **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right")}
+
+
+@functools.cache
+def forecast(**fakes: str) -> dict:
+    """An entry of results.json whose single steps draw as `fakes` says, rollouts of test_gates."""
+    kinds = {**KINDS, **fakes}
+    steps = assessed(kinds, drawn("right", 99, members=1)[:, 0])
     made = copy.deepcopy(entry())
     for model, row in made["models"].items():
         row |= {"one_step": steps["models"][model], "ms_per_state": 20.0 if model == "corrector" else 1.0,
@@ -89,6 +96,15 @@ def test_every_designed_criterion_is_printed_once_with_its_interval():
         assert any(word in row.criterion for word in (
             "evaluations", "calls", "faster", "NaN", "blown up", "distance", "correlation", "variance", "less",
             "rival's")), row.criterion
+
+
+def test_where_the_law_is_known_it_judges_the_spread_of_every_start_in_place_of_the_data():
+    """Refuses a spread that is right by what the data happen to hold: here they are of twice the law."""
+    by_law, by_data = (assessed(KINDS, 2 * drawn("right", 99, members=1)[:, 0], num)["models"]["corrector"] for num in (64, 0))
+    assert 0.9 < by_law["ssr"]["value"] < 1.1 and by_data["ssr"]["value"] < 0.7
+    for part, other in zip(by_law["by_start"], by_data["by_start"], strict=True):
+        assert 0.9 < part["ssr"]["value"] < 1.1 and other["ssr"]["value"] < 0.75
+        assert part["coverage_90"] == other["coverage_90"]
 
 
 def test_right_draws_pass_what_the_fakes_below_are_refused_by():
