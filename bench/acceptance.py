@@ -92,7 +92,7 @@ def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
         pair = [climate[name]["spectrum_error"] for name in (model, "operator")]
         ratio = None if None in pair else pair[0] / pair[1]
         yield f"{number}j {model}: spectrum error of long rollouts over the operator's", point(ratio), None, 0.5
-        yield f"{number}j {model}: memory of long rollouts over the data's", point(climate[model]["memory"]), 0.8, 1.25
+        yield f"{number}j {model}: memory of long rollouts over the truth's", point(climate[model]["memory"]), 0.8, 1.25
 
 
 def exact(number: str, model: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:

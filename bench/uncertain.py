@@ -25,7 +25,7 @@ from ups.evaluation.tables import label, markdown
 TRAINED_BY = {"rival": ("rival",), "corrector": ("diffusion",), "student_1": ("diffusion", "consistency"),
               "student_2": ("diffusion", "consistency")}
 HEAD = ("model", "CRPS over {}", "worst lead", "spread/skill by lead", "evaluations", "networks", "trained, s")
-LONG_HEAD = ("model", "blown up", "spectrum error", "over the operator's", "memory over the data's")
+LONG_HEAD = ("model", "blown up", "spectrum error", "over the operator's", "memory over the truth's")
 
 Run = dict[str, Any]   # results.json, and "seconds": stage -> of its training
 

@@ -301,9 +301,9 @@ def test_results_that_lack_a_part_are_an_error_and_no_pass(missing):
 @pytest.mark.parametrize(("climate", "criteria"), [
     ({"spectrum_error": 0.2, "memory": 1.1}, set()),
     ({"spectrum_error": 0.9, "memory": 1.1}, {"2j corrector: spectrum error of long rollouts over the operator's"}),   # as smooth
-    ({"spectrum_error": 0.2, "memory": 5.0}, {"2j corrector: memory of long rollouts over the data's"}),               # frozen
+    ({"spectrum_error": 0.2, "memory": 5.0}, {"2j corrector: memory of long rollouts over the truth's"}),               # frozen
     ({"spectrum_error": None, "memory": None}, {"2j corrector: spectrum error of long rollouts over the operator's",
-                                                "2j corrector: memory of long rollouts over the data's"})])
+                                                "2j corrector: memory of long rollouts over the truth's"})])
 def test_long_rollouts_are_held_to_the_statistics_of_the_data(climate, criteria):
     entry = copy.deepcopy(forecast())
     entry["checks"]["long"]["climate"] = {"operator": {"spectrum_error": 1.0, "memory": 1.0}, **dict.fromkeys(

@@ -13,6 +13,7 @@ from torch import Tensor
 from bench.acceptance import Row, exact
 from ups.config import load_config
 from ups.data.build_cache import open_sources
+from ups.evaluation import transient
 from ups.evaluation.ensemble import one_step
 from ups.evaluation.gates import check_verdicts, ensemble_gates
 from ups.evaluation.rivals import CHEAP_ROLLOUTS, Errors, draw_exactly, mean_exactly, rivals_of
@@ -172,6 +173,25 @@ def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the
     assert one_step(single, 40, 2, []).law is None
     monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
     assert one_step(single, 40, 2, [], num_exact=3).law is None
+
+
+def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_how_they_began(world, monkeypatch):
+    """Refuses the data in their place: here they begin at three times what the noise keeps up."""
+    _, truth, ensembles = world
+    frames = truth.frames
+    monkeypatch.setattr(truth, "frames", lambda *args: 3 * frames(*args))
+    monkeypatch.setattr(transient, "rollouts", lambda _, model, rows, num_frames, num_members: draw_exactly(
+        truth, 11, rows, num_frames, num_members) * (0.5 if model == "operator" else 1))
+    rows = truth.rows.repeat(4)
+    single = SimpleNamespace(**vars(ensembles), names=["operator", "corrector", "dressed"])
+    found = transient.long_rollouts(single, rows, 160)["climate"]
+    assert set(found) == {"operator", "corrector", "exact", "truth"}
+    for model in ("corrector", "exact"):
+        assert 0.6 < found[model]["variance"] < 1.6 and 0.6 < found[model]["memory"] < 1.6, found
+    assert found["operator"]["variance"] < 0.4 and found["operator"]["spectrum_error"] > 2 * found["exact"]["spectrum_error"]
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
+    monkeypatch.setattr(transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None])
+    assert set(transient.long_rollouts(single, rows, 2)["climate"]) == {"operator", "corrector", "truth"}
 
 
 def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world):

@@ -69,8 +69,8 @@ STEADY_ROWS = [   # the first two where the exact posterior is known
     Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),
     Metric("trace", "variance over exact", "total variance over that of the exact posterior", best=1.0),
     *ENSEMBLE_ROWS]
-CLIMATE = {"variance": "variance over the data's", "spectrum_error": "spectrum error, decades",
-           "distance": "distance of values, standard deviations", "memory": "memory over the data's"}
+CLIMATE = {"variance": "variance over the truth's", "spectrum_error": "spectrum error, decades",
+           "distance": "distance of values, standard deviations", "memory": "memory over the truth's"}
 CAPTIONS = {
     "by_lead": "Scores by lead time, two with 95 % intervals; grey: within 10 % of one, a calibrated spread "
                "and the CRPS of exact draws.",
@@ -153,7 +153,7 @@ def _comparison_table(comparisons: dict) -> str:
 def _climate_table(long: dict) -> str:
     """Statistics of long rollouts beside the data's, a row per model."""
     rows = long.get("climate", {})
-    lines = [[html.escape("data, every other trajectory" if model == "truth" else label(model)),
+    lines = [[html.escape("truth, every other trajectory" if model == "truth" else label(model)),
               *[number(rows[model][key]) for key in CLIMATE], number(long["blown_up"].get(model))]
              for model in ordered(rows)]
     return table([f"{long['frames']} frames, second half", *CLIMATE.values(), "members blown up"],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ups.config import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, costs_per_state, one_step, rollouts
-from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, draw_law, rivals_of, timed
+from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, draw_exactly, draw_law, rivals_of, timed
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (
@@ -28,7 +28,7 @@ WINDOWS = 512          # for scores of one step; 192 gave one model spread over 
 STARTS = (0, 1, 4, 16)  # first frames of the bins in which scores of one step are reported
 PAIRED = 4             # members in an energy distance
 # a rollout so many times as long; |u| over the start's largest
-LONG, LONG_ROWS, LONG_MEMBERS, BLOWN_UP = 10, 4, 2, 10.0
+LONG, LONG_ROWS, LONG_MEMBERS, LONG_EXACT, BLOWN_UP = 10, 4, 2, 32, 10.0
 TIMED_STATES = 32      # states per call when the time per state is taken
 STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
 KEPT = ("crps", "ssr", "energy_score", "coverage_50", "coverage_90", "rank_ratio", "outlier_share",
@@ -179,7 +179,9 @@ def check_latents(ensembles: Ensembles, windows: Windows, models: dict[str, dict
 def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[str, Any]:
     """How many of a few members leave the range of their start by BLOWN_UP, or are not finite, in
     `num_frames` frames; for a task on its invariant measure the `climate` of the second half of them beside
-    that of the data, "truth" being one half of the data beside the other."""
+    that of the data, or of exact draws as late where the law is known, for its data may still remember how
+    they began. "truth": every other trajectory of these beside all; "exact": as many other draws as there
+    are members, which says what is chance."""
     truth, every, climates = ensembles.truth, rows, {}
     rows = rows[:LONG_ROWS]
     limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
@@ -188,8 +190,11 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
     blown_up = {model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum())
                 for model, members in u.items()}
     if truth.task.is_stationary and len(every) > 1:
-        u_ref = truth.frames(every, 0, truth.cache.num_frames)
+        if truth.task.draw is not None:
+            u["exact"] = draw_exactly(truth, ensembles.seed + 3, rows, num_frames, LONG_MEMBERS)
+            u["truth"] = draw_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
         late = {model: members[:, :, num_frames // 2:].flatten(0, 1) for model, members in u.items()}
+        u_ref = late["truth"] if "truth" in late else truth.frames(every, 0, truth.cache.num_frames)
         climates = {model: {key: number(value) for key, value in
                             climate(members, u_ref, truth.task.boundary).items()}
                     for model, members in {**late, "truth": u_ref[::2]}.items()}
