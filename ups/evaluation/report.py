@@ -151,7 +151,7 @@ def _comparison_table(comparisons: dict) -> str:
 
 
 def _climate_table(long: dict) -> str:
-    """Statistics of long rollouts beside the data's, a row per model."""
+    """Statistics of long rollouts beside the truth's, a row per model."""
     rows = long.get("climate", {})
     lines = [[html.escape("truth, every other trajectory" if model == "truth" else label(model)),
               *[number(rows[model][key]) for key in CLIMATE], number(long["blown_up"].get(model))]
