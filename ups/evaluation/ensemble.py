@@ -191,16 +191,22 @@ def law_of(ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, 
            num_draws: int) -> Tensor:
     """What exact draws leave where the data leave u_ref: (count, num_draws, bundle, C, *space). draw: the
     symmetry that `TransientResiduals.draw` applies."""
-    source, truth = ensembles.residuals, ensembles.truth
-    codec, bundle = source.head.codec, source.head.bundle
-    rows = truth.cache.split[truth.split][places]
-    frames = starts + source.train_from + source.head.history
+    truth, codec = ensembles.truth, ensembles.residuals.head.codec
+    rows, frames, u = predicted_by(ensembles, places, starts)
     drawn = truth.draws(rows, truth.frames(rows, frames - 1, 1)[:, 0], rows * truth.cache.num_frames + frames,
-                        ensembles.seed + 2, bundle, num_draws)
+                        ensembles.seed + 2, u.shape[1], num_draws)
     move = symmetry(truth.task, codec.space, draw)
-    law, u = (move(codec.normalise(part.to(ensembles.device)), codec)
-              for part in (drawn.flatten(1, 2), truth.frames(rows, frames, bundle)))
-    return law.unflatten(1, drawn.shape[1:3]) + (u_ref - u)[:, None]
+    law = move(codec.normalise(drawn.flatten(1, 2).to(ensembles.device)), codec)
+    return law.unflatten(1, drawn.shape[1:3]) + (u_ref - move(u, codec))[:, None]
+
+
+def predicted_by(ensembles: Ensembles, places: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of windows: rows of the cache, the first frames that they predict, and these of the data, normalised
+    (count, bundle, C, *space)."""
+    source, truth = ensembles.residuals, ensembles.truth
+    rows, frames = truth.cache.split[truth.split][places], starts + source.train_from + source.head.history
+    u = truth.frames(rows, frames, source.head.bundle).to(ensembles.device)
+    return rows, frames, source.head.codec.normalise(u)
 
 
 def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:
@@ -209,13 +215,10 @@ def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.G
     Rounding for a full-rank codec; a truncated one is charged twice where a shift is no multiple of its
     patches. draw: the symmetry that `TransientResiduals.draw` applies.
     """
-    source, truth = ensembles.residuals, ensembles.truth
-    codec, bundle = source.head.codec, source.head.bundle
-    rows = truth.cache.split[truth.split][places]
-    frames = starts + source.train_from + source.head.history
-    u = codec.normalise(truth.frames(rows, frames, bundle).to(ensembles.device))
+    truth, codec = ensembles.truth, ensembles.residuals.head.codec
+    rows, frames, u = predicted_by(ensembles, places, starts)
     move = symmetry(truth.task, codec.space, draw)
-    kept = codec.decode(truth.cache.batch(rows, frames, bundle, ensembles.device))
+    kept = codec.decode(truth.cache.batch(rows, frames, u.shape[1], ensembles.device))
     return move(u, codec) - codec.decode(codec.encode(move(kept, codec)))
 
 
