@@ -212,18 +212,24 @@ def test_a_posterior_from_few_fields_is_as_wide_as_its_error_and_that_of_a_sampl
 
 
 def test_images_count_as_fields_of_their_own():
-    """Of fields without a direction, mirrored ones: the covariance is then as symmetric as they are."""
-    factor = torch.linalg.cholesky(gaussian(32))
-    fields = (torch.randn(60, 32, generator=stream("mirrored"), dtype=torch.float64) @ factor.T).float()[:, None]
-    draws = stream("images")
-    plain, imaged = LinearPosterior.fit(fields), LinearPosterior.fit(
-        fields, image=lambda v: v.flip(-1) if torch.rand((), generator=draws) < 0.5 else v)
+    """Of fields without a direction, mirrored ones: the covariance is then as symmetric as they are.
 
-    def error(linear: LinearPosterior) -> float:
+    Of 300 sets the error's ratio is 0.79, its deviation 0.13 and 3 in 100 are above 1: the mean of 16 sets is judged. The fake,
+    images that are the fields themselves, has 1."""
+    factor = torch.linalg.cholesky(gaussian(32))
+    sets = (torch.randn(16, 60, 1, 32, generator=stream("mirrored"), dtype=torch.float64) @ factor.T).float()
+    draws = stream("images")
+
+    def error(fields: Tensor, chance: float) -> float:
+        linear = LinearPosterior.fit(fields, image=lambda v: v.flip(-1) if torch.rand((), generator=draws) < chance else v)
         found = (linear.basis * linear.variance @ linear.basis.T).double()
         return float((found - gaussian(32)).norm())
 
-    assert error(imaged) < error(plain)
+    def gain(chance: float) -> float:
+        return sum(error(fields, chance) / error(fields, 0.0) for fields in sets) / len(sets)
+
+    assert gain(0.5) < 0.93
+    assert gain(0.0) == pytest.approx(1.0)
 
 
 def test_more_cells_than_modes_leave_the_rest_alike_in_every_cell(monkeypatch):
