@@ -194,6 +194,19 @@ def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_ho
     assert set(transient.long_rollouts(single, rows, 2)["climate"]) == {"operator", "corrector", "truth"}
 
 
+def test_chance_is_one_half_of_the_data_beside_the_other(world, monkeypatch):
+    """Refuses a half beside all, which it is part of: of data half of which are twice as large 1.6 of the variance, not 4."""
+    _, truth, ensembles = world
+    frames, rows = truth.frames, truth.rows[:1].repeat(40)
+    sizes = torch.tensor([2.0, 1.0]).repeat(20)
+    monkeypatch.setattr(truth, "frames", lambda which, *args: (found := frames(which, *args)) * sizes[: len(found)].view(
+        -1, *[1] * (found.ndim - 1)))
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
+    monkeypatch.setattr(transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None])
+    found = transient.long_rollouts(SimpleNamespace(**vars(ensembles), names=["operator"]), rows, 2)["climate"]
+    assert found["truth"]["variance"] == pytest.approx(4.0, rel=1e-3)
+
+
 def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world):
     _, truth, ensembles = world
     errors = Errors(ensembles, 3)

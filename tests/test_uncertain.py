@@ -43,7 +43,7 @@ def test_exact_draws_stand_in_the_report_where_the_law_is_known_and_statistics_w
         assert (f"exact/{name}/corrector" in gates) == has_law
         assert set(entry["checks"]["long"]["climate"]) == {"operator", "corrector", "student_1", "student_2", "truth",
                                                            *(["exact"] if has_law else [])}
-    assert "truth, every other trajectory" in page and page.count("memory over the truth&#x27;s") + page.count(
+    assert "truth, one half beside the other" in page and page.count("memory over the truth&#x27;s") + page.count(
         "memory over the truth's") >= 3
     assert page.count("CRPS over that of exact draws") >= 2 and "mean of exact draws" in page and "errors of analogs" in page
     assert "best mean there can be" in results["verdicts"]["burgers1d_forced"]["words"]

@@ -153,7 +153,7 @@ def _comparison_table(comparisons: dict) -> str:
 def _climate_table(long: dict) -> str:
     """Statistics of long rollouts beside the truth's, a row per model."""
     rows = long.get("climate", {})
-    lines = [[html.escape("truth, every other trajectory" if model == "truth" else label(model)),
+    lines = [[html.escape("truth, one half beside the other" if model == "truth" else label(model)),
               *[number(rows[model][key]) for key in CLIMATE], number(long["blown_up"].get(model))]
              for model in ordered(rows)]
     return table([f"{long['frames']} frames, second half", *CLIMATE.values(), "members blown up"],

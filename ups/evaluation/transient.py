@@ -28,7 +28,7 @@ WINDOWS = 512          # for scores of one step; 192 gave one model spread over 
 STARTS = (0, 1, 4, 16)  # first frames of the bins in which scores of one step are reported
 PAIRED = 4             # members in an energy distance
 # a rollout so many times as long; |u| over the start's largest
-LONG, LONG_ROWS, LONG_MEMBERS, LONG_EXACT, BLOWN_UP = 10, 4, 2, 32, 10.0
+LONG, LONG_ROWS, LONG_MEMBERS, LONG_EXACT, BLOWN_UP = 10, 16, 2, 100, 10.0
 TIMED_STATES = 32      # states per call when the time per state is taken
 STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
 KEPT = ("crps", "ssr", "energy_score", "coverage_50", "coverage_90", "rank_ratio", "outlier_share",
@@ -180,8 +180,9 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
     """How many of a few members leave the range of their start by BLOWN_UP, or are not finite, in
     `num_frames` frames; for a task on its invariant measure the `climate` of the second half of them beside
     that of the data, or of exact draws as late where the law is known, for its data may still remember how
-    they began. "truth": every other trajectory of these beside all; "exact": as many other draws as there
-    are members, which says what is chance."""
+    they began. "truth": one half of the trajectories of these beside the other; "exact": as many other draws
+    as there are members. Both say what is chance: of 8 members of 100 frames of chaos, which were taken once,
+    data in their place have a spectrum error of 0.029 (deviation 0.016), as a good operator has."""
     truth, every, climates = ensembles.truth, rows, {}
     rows = rows[:LONG_ROWS]
     limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
@@ -195,9 +196,9 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
             u["truth"] = draw_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
         late = {model: members[:, :, num_frames // 2:].flatten(0, 1) for model, members in u.items()}
         u_ref = late["truth"] if "truth" in late else truth.frames(every, 0, truth.cache.num_frames)
-        climates = {model: {key: number(value) for key, value in
-                            climate(members, u_ref, truth.task.boundary).items()}
-                    for model, members in {**late, "truth": u_ref[::2]}.items()}
+        beside = {model: (members, u_ref) for model, members in late.items()} | {"truth": (u_ref[::2], u_ref[1::2])}
+        climates = {model: {key: number(value) for key, value in climate(*pair, truth.task.boundary).items()}
+                    for model, pair in beside.items()}
     return {"frames": num_frames, "members": len(rows) * LONG_MEMBERS, "blown_up": blown_up,
             "climate": climates}
 
