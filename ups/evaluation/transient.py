@@ -196,7 +196,8 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
             u["truth"] = draw_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
         late = {model: members[:, :, num_frames // 2:].flatten(0, 1) for model, members in u.items()}
         u_ref = late["truth"] if "truth" in late else truth.frames(every, 0, truth.cache.num_frames)
-        beside = {model: (members, u_ref) for model, members in late.items()} | {"truth": (u_ref[::2], u_ref[1::2])}
+        beside = {model: (members, u_ref) for model, members in late.items()}
+        beside["truth"] = u_ref[::2], u_ref[1::2]
         climates = {model: {key: number(value) for key, value in climate(*pair, truth.task.boundary).items()}
                     for model, pair in beside.items()}
     return {"frames": num_frames, "members": len(rows) * LONG_MEMBERS, "blown_up": blown_up,
