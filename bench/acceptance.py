@@ -88,11 +88,12 @@ def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
     long = entry["checks"]["long"]
     yield (f"{number}g {model}: members blown up within {long['frames']} frames, where the operator's are not",
            point(float(max(0, long["blown_up"][model] - long["blown_up"]["operator"]))), None, 0.0)
-    if climate := long.get("climate"):     # refuses an ensemble that smooths as its operator does, and one that freezes
+    if climate := long.get("climate"):     # refuses members that smooth as their operator does, that freeze, that grow
         pair = [climate[name]["spectrum_error"] for name in (model, "operator")]
         ratio = None if None in pair else pair[0] / pair[1]
         yield f"{number}j {model}: spectrum error of long rollouts over the operator's", point(ratio), None, 0.5
-        yield f"{number}j {model}: memory of long rollouts over the truth's", point(climate[model]["memory"]), 0.8, 1.25
+        for what in ("memory", "variance"):
+            yield f"{number}j {model}: {what} of long rollouts over the truth's", point(climate[model][what]), 0.8, 1.25
 
 
 def exact(number: str, model: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:

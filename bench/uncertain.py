@@ -25,7 +25,7 @@ from ups.evaluation.tables import label, markdown
 TRAINED_BY = {"rival": ("rival",), "corrector": ("diffusion",), "student_1": ("diffusion", "consistency"),
               "student_2": ("diffusion", "consistency")}
 HEAD = ("model", "CRPS over {}", "worst lead", "spread/skill by lead", "evaluations", "networks", "trained, s")
-LONG_HEAD = ("model", "blown up", "spectrum error", "over the operator's", "memory over the truth's")
+LONG_HEAD = ("model", "blown up", "spectrum error", "over the operator's", "memory over the truth's", "variance")
 
 Run = dict[str, Any]   # results.json, and "seconds": stage -> of its training
 
@@ -95,7 +95,7 @@ def long_row(runs: list[Run], task: str, model: str) -> list[str]:
                      for name in (model, "operator"))
     ratios = [None if None in pair else pair[0] / pair[1] for pair in zip(errors, plain, strict=True)]
     return [label(model), mean([float(long["blown_up"].get(model, 0)) for long in longs]), mean(errors), mean(ratios),
-            mean([found["memory"] for found in climates])]
+            mean([found["memory"] for found in climates]), mean([found["variance"] for found in climates])]
 
 
 def table(runs: list[Run]) -> str:

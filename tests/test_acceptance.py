@@ -188,7 +188,7 @@ def test_bounds_are_closer_where_the_law_is_known_and_of_chaos():
     assert not {start, lead} & names()
     made["comparisons"]["corrector / exact"] = made["comparisons"]["corrector / operator"] | {
         "crps_by_lead": made["comparisons"]["corrector / operator"]["nrmse_mean_by_lead"]}
-    made["checks"]["long"]["climate"] = {name: {"spectrum_error": 0.1, "memory": 1.0} for name in made["models"]}
+    made["checks"]["long"]["climate"] = {name: {"spectrum_error": 0.1, "memory": 1.0, "variance": 1.0} for name in made["models"]}
     assert {start, lead} <= names()
 
 
@@ -298,15 +298,17 @@ def test_results_that_lack_a_part_are_an_error_and_no_pass(missing):
         list(acceptance.transient("t", entry))
 
 
-@pytest.mark.parametrize(("climate", "criteria"), [
-    ({"spectrum_error": 0.2, "memory": 1.1}, set()),
-    ({"spectrum_error": 0.9, "memory": 1.1}, {"2j corrector: spectrum error of long rollouts over the operator's"}),   # as smooth
-    ({"spectrum_error": 0.2, "memory": 5.0}, {"2j corrector: memory of long rollouts over the truth's"}),               # frozen
-    ({"spectrum_error": None, "memory": None}, {"2j corrector: spectrum error of long rollouts over the operator's",
-                                                "2j corrector: memory of long rollouts over the truth's"})])
-def test_long_rollouts_are_held_to_the_statistics_of_the_data(climate, criteria):
+@pytest.mark.parametrize(("wrong", "criteria"), [
+    ({}, set()),
+    ({"spectrum_error": 0.9}, {"spectrum error"}),     # as smooth as the operator
+    ({"memory": 5.0}, {"memory"}),                     # frozen
+    ({"variance": 1.8}, {"variance"}),                 # growing
+    ({"spectrum_error": None, "memory": None, "variance": None}, {"spectrum error", "memory", "variance"})])
+def test_long_rollouts_are_held_to_the_statistics_of_the_data(wrong, criteria):
     entry = copy.deepcopy(forecast())
-    entry["checks"]["long"]["climate"] = {"operator": {"spectrum_error": 1.0, "memory": 1.0}, **dict.fromkeys(
-        ("corrector", "student_1", "student_2"), climate)}
+    right = {"spectrum_error": 0.2, "memory": 1.1, "variance": 0.9}
+    entry["checks"]["long"]["climate"] = {"operator": {"spectrum_error": 1.0, "memory": 1.0, "variance": 1.0}, **dict.fromkeys(
+        ("corrector", "student_1", "student_2"), right | wrong)}
     rows = [row for row in acceptance.transient("t", entry) if row.criterion.startswith("2j")]
-    assert len(rows) == 2 and {row.criterion for row in rows if not row.passed} == criteria
+    found = {row.criterion.removeprefix("2j corrector: ").split(" of long")[0] for row in rows if not row.passed}
+    assert len(rows) == 3 and found == criteria

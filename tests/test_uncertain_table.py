@@ -22,13 +22,13 @@ def model(crps: float, leads: list[float]) -> tuple[dict, dict]:
 def results(seed: int, crps: float = 1.0) -> dict:
     rows = {"operator": model(1.4, [0.0, 0.0]), "student_1": model(crps, [0.9, 1.0 + 0.1 * seed])}
     models = {name: row for name, (row, _) in rows.items()}
-    chaos = {"spectrum_error": 0.2, "memory": 1.1}
+    chaos = {"spectrum_error": 0.2, "memory": 1.1, "variance": 1.0}
     entry = {"num_trajectories": 10, "members": 4, "times": [0.1, 0.2], "checks": {"long": {"climate": {}}}}
     forced = entry | {"models": models | {"exact": model(1.0, [1.0, 1.0])[0]},
                       "comparisons": {f"{name} / exact": versus for name, (_, versus) in rows.items()}}
     coarse = entry | {"models": models, "comparisons": {"student_1 / operator": rows["student_1"][1]}, "checks": {"long": {
         "frames": 30, "blown_up": {"operator": 0, "student_1": seed}, "climate": {
-            "operator": chaos, "student_1": {"spectrum_error": 0.1 * crps, "memory": 0.9}}}}}
+            "operator": chaos, "student_1": {"spectrum_error": 0.1 * crps, "memory": 0.9, "variance": 1.4}}}}}
     return {"run": f"run_{seed}", "protocol": {"split": "test", "context_frames": 3, "seed": seed},
             "training": {"data_seed": 1}, "ensembles": {"forced": forced, "coarse": copy.deepcopy(coarse)}}
 
@@ -57,7 +57,7 @@ def test_a_row_is_the_mean_over_seeds_with_the_widest_interval_and_the_extreme_l
     assert "forced: 10 initial conditions, 2 leads, 4 members, 2 runs, seeds 0, 1" in page
     assert "| student, 1 step | 1.050 [0.900, 1.200] | 1.250 [1.000, 1.500] | 0.90 to 1.10 | 2 | 4 | 50 |" in page
     assert "| UPS operator | 1.400 [1.300, 1.500] | 1.600 [1.400, 1.800] | 0.00 to 0.00 | 2 | 4 | - |" in page
-    assert "CRPS over the operator's" in page and "| student, 1 step | 0.5 | 0.105 | 0.525 | 0.9 |" in page
+    assert "CRPS over the operator's" in page and "| student, 1 step | 0.5 | 0.105 | 0.525 | 0.9 | 1.4 |" in page
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -81,7 +81,7 @@ def test_what_is_undefined_in_one_run_is_no_figure(tmp_path):
     other["ensembles"]["forced"]["comparisons"]["student_1 / exact"]["crps_by_lead"]["value"][1] = None
     other["ensembles"]["coarse"]["checks"]["long"]["climate"]["student_1"]["spectrum_error"] = None
     page = uncertain.table([found | {"seconds": {"diffusion": 1.0, "consistency": 1.0}} for found in (results(0), other)])
-    assert "| student, 1 step | 1.000 [0.900, 1.100] | - |" in page and "| student, 1 step | 0.5 | - | - | 0.9 |" in page
+    assert "| student, 1 step | 1.000 [0.900, 1.100] | - |" in page and "| student, 1 step | 0.5 | - | - | 0.9 | 1.4 |" in page
 
 
 def test_a_run_without_a_report_is_named(tmp_path, monkeypatch, capsys):

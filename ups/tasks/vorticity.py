@@ -77,7 +77,8 @@ def evolve(u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: i
 
 
 def start(streams: Sequence["np.random.Generator"], n: int, nu: float) -> Tensor:
-    """States of the invariant measure, (batch, 1, n, n): random waves after a run-up."""
+    """States near the invariant measure, (batch, 1, n, n): random waves after a run-up in which all but the
+    longest waves forget how they began; those have a quarter of their late enstrophy."""
     forced = equation(n, nu, 1.0)
     drawn = np.stack([stream.standard_normal(2 * len(WAVES)) for stream in streams])
     modes = forced.pushed(torch.from_numpy(drawn) * START / AMPLITUDE)
