@@ -6,6 +6,7 @@ that does not look at the mask must be caught.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import known_answers as known
@@ -14,6 +15,7 @@ import torch
 from known_answers import stream
 from torch import Tensor
 
+from ups import spectral
 from ups.generative import observation
 from ups.generative.observation import LinearPosterior, observe, row_generators, seen
 
@@ -192,9 +194,7 @@ def test_two_channels_are_seen_together_and_tell_of_each_other():
 
 def test_a_posterior_from_few_fields_is_as_wide_as_its_error_and_that_of_a_sample_covariance_is_not():
     """Half of the cells seen, fields hardly more than cells; the fake measures variances on the fields that made the patterns."""
-    covariance = gaussian(32)
-    factor = torch.linalg.cholesky(covariance)
-    fields = (torch.randn(4400, 32, generator=stream("few"), dtype=torch.float64) @ factor.T).float()[:, None]
+    fields = drawn(uneven(32), 4400, "few")
     few, v, many = fields[:40], fields[40:400], fields[400:]
     mask = (torch.arange(32) % 2 == 0).float().expand(len(v), 1, 32)
 
@@ -211,11 +211,65 @@ def test_a_posterior_from_few_fields_is_as_wide_as_its_error_and_that_of_a_sampl
     assert calibration(sample) > 2.5
 
 
-def test_images_count_as_fields_of_their_own():
-    """Of fields without a direction, mirrored ones: the covariance is then as symmetric as they are.
+def drawn(covariance: Tensor, count: int, name: str) -> Tensor:
+    """Fields (count, 1, cells) of a covariance."""
+    white = torch.randn(count, len(covariance), generator=stream(name), dtype=torch.float64)
+    return (white @ torch.linalg.cholesky(covariance).T).float()[:, None]
+
+
+def uneven(cells: int) -> Tensor:
+    """A covariance of no waves: every second cell varies 0.3 times as much."""
+    size = torch.where(torch.arange(cells) % 2 == 0, 1.0, 0.3).double()
+    return gaussian(cells) * size[:, None] * size
+
+
+def divergence(linear: LinearPosterior, covariance: Tensor) -> float:
+    """Kullback-Leibler divergence of N(0, covariance) from what was fitted, nats."""
+    variance, basis = (linear.variance + linear.left).double(), linear.basis.double()
+    along = torch.einsum("ik,ij,jk->k", basis, covariance, basis) / variance
+    return 0.5 * float(along.sum() - len(variance) + variance.log().sum() - torch.logdet(covariance))
+
+
+@pytest.mark.parametrize("num_axes", [1, 2])
+def test_a_covariance_that_waves_make_diagonal_is_known_from_few_fields(monkeypatch, num_axes):
+    """An eighth of the components' divergence from 64 cosines under 100 fields. The fake, waves where they are not those of the
+    field, is refused: a field of uneven cells has its components, and forced on waves it is further off."""
+    shape = (64,) if num_axes == 1 else (8, 8)
+    variance = torch.logspace(0, -4, 64, dtype=torch.float64)
+    basis = functools.reduce(torch.kron, [spectral.cosine(n) for n in shape]).T
+    cosines = basis * variance @ basis.T
+
+    def found(covariance: Tensor, waves: tuple, are_components: bool = True) -> float:
+        monkeypatch.setattr(observation, "WAVES", waves)
+        if not are_components:
+            monkeypatch.setattr(observation, "_patterns", lambda images, mean: observation._waves(images, mean, waves[0]))
+        linear = LinearPosterior.fit(drawn(covariance, 100, "waves").view(-1, 1, *shape))
+        monkeypatch.undo()
+        return divergence(linear, covariance)
+
+    every = observation.WAVES
+    assert found(cosines, every) < found(cosines, ()) / 8
+    of_uneven = found(uneven(64), every)
+    assert of_uneven == found(uneven(64), ())
+    assert of_uneven < found(uneven(64), (spectral.cosine,), are_components=False) / 2
+
+
+def test_waves_of_more_cells_than_are_kept_leave_the_rest_alike(monkeypatch):
+    monkeypatch.setattr(observation, "MODES", 6)
+    variance = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.3, 0.2] + [0.01] * 18).double()
+    basis = spectral.fourier(24).T.flip(1)
+    linear = LinearPosterior.fit(drawn(basis * variance @ basis.T, 3000, "kept").view(-1, 1, 24))
+    assert (linear.basis.double() - basis[:, :6]).abs().max() < 1e-6          # and not what the largest of a sample turn to
+    torch.testing.assert_close((linear.variance + linear.left).double(), variance[:6], rtol=0.1, atol=0)
+    assert abs(float(linear.left) / 0.01 - 1) < 0.03
+
+
+def test_images_count_as_fields_of_their_own(monkeypatch):
+    """Of fields without a direction, mirrored ones: the covariance of their components is then as symmetric as they are.
 
     Of 300 sets the error's ratio is 0.79, its deviation 0.13 and 3 in 100 are above 1: the mean of 16 sets is judged. The fake,
     images that are the fields themselves, has 1."""
+    monkeypatch.setattr(observation, "WAVES", ())
     factor = torch.linalg.cholesky(gaussian(32))
     sets = (torch.randn(16, 60, 1, 32, generator=stream("mirrored"), dtype=torch.float64) @ factor.T).float()
     draws = stream("images")

@@ -26,6 +26,12 @@ def fourier_pairs(n: int, modes: int) -> Tensor:
     return _unit(torch.stack([angle.cos(), angle.sin()]))
 
 
+def fourier(n: int) -> Tensor:
+    """All n orthonormal real Fourier rows (n, n), float64."""
+    rows = fourier_pairs(n, n // 2 + 1).flatten(0, 1)
+    return rows[rows.norm(dim=1) > 0]
+
+
 def cosine(n: int) -> Tensor:
     """Orthonormal DCT-II rows (n, n), float64: even at both walls, which lie half a cell outside the first
     and last centre."""

@@ -12,6 +12,7 @@ Every row of a batch draws from a generator of its own, so that a batch may be c
 micro-batches. Shares and ranges are those of training; `CASES` are the fixed observations of an evaluation.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.seeds import generator
+from ups.spectral import apply_axes, cosine, fourier, sine
 from ups.tasks.darcy_grf import LinearObservation
 from ups.transfer import send
 
@@ -29,6 +31,7 @@ COVERAGE = (0.01, 0.5)   # share of the cells that "points" sees, log-uniform
 NOISE = (0.05, 1.0)      # standard deviation of "noisy" in normalised units (v has 1), log-uniform
 BLOCKS = (2, 4, 8)       # cells per axis that "coarse" averages, those that divide the grid equally likely
 FACTS = ("coverage", "noise", "log2_block")
+WAVES = (cosine, sine, fourier)   # along every axis, of which a field's covariance may be made
 MODES = 1024             # patterns of a field at most, in its linear posterior: all of a 32 x 32 grid
 FOLDS = 4                # of the training fields: what variances are measured on did not make the patterns
 IMAGES = 16              # random symmetric images of every training field that a covariance is averaged over
@@ -190,8 +193,12 @@ class LinearPosterior(nn.Module):
 
     Where few cells are unknown, what is left of them is ruled by the smallest variances, which a sample
     covariance has far too small. So the variances are those along U of fields that did not make U
-    (cross-validation; Lamrani et al. 2025, arXiv 2503.15186). Rows cost k^3 for k numbers seen, and nothing
-    where all cells are.
+    (cross-validation; Lamrani et al. 2025, arXiv 2503.15186). U: principal components, or waves (cosines, sines,
+    both) along every axis, in which the covariance of a field that is alike everywhere is diagonal (Kasanicky,
+    Mandel and Vejmelka 2015, "Spectral diagonal ensemble Kalman filters"): whichever gives fields that did not
+    make it the shortest code, which is the least product of those variances. No basis but that of the covariance
+    itself has a smaller one (Hadamard's inequality). Rows cost k^3 for k numbers seen, and nothing where all
+    cells are.
     """
 
     def __init__(self, shape: Sequence[int], num_modes: int):
@@ -210,35 +217,23 @@ class LinearPosterior(nn.Module):
         num_images = max(1, min(IMAGES, LARGEST // fields.numel()))
         images = [fields] if image is None else [image(fields) for _ in range(num_images)]
         mean = torch.stack([part.flatten(1).double().mean(0) for part in images]).mean(0)
-        space, (count, cells) = None, fields.flatten(1).shape
-        if cells > MODES:   # patterns are sought among the leading ones, of as many images as those need
-            few = torch.cat([part.flatten(1) - mean.float() for part in images[: 1 + 8 * MODES // count]])
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                space = torch.svd_lowrank(few[: 8 * MODES], min(MODES, len(few)))[2].double()
-        fold = torch.arange(count, device=fields.device) % FOLDS
-        second, total = 0, 0.0   # second moments of every fold, (FOLDS, K, K), and of all that there is
-        for part in images:
-            off = part.flatten(1).double() - mean
-            total += float(off.square().sum()) / (count * len(images))
-            off = off if space is None else off @ space
-            second = second + torch.stack([off[fold == k].mT @ off[fold == k] for k in range(FOLDS)])
-        second = second / (count * len(images))
+        total = torch.stack([(part.flatten(1) - mean).square().sum(1).mean() for part in images]).mean()
+        found = [_patterns(images, mean)] + [_waves(images, mean, rows) for rows in WAVES]
 
-        def patterns(moment: Tensor) -> Tensor:
-            return torch.linalg.eigh(moment)[1].flip(1)
+        def left_of(variance: Tensor) -> float:
+            return max(float(total - variance.sum()) / max(len(mean) - len(variance), 1), LEAST)
 
-        variance = sum(torch.einsum("ik,ij,jk->k", u, second[k], u) for k in range(FOLDS)
-                       for u in [patterns(second.sum(0) - second[k])])
-        basis = patterns(second.sum(0))
-        left = max((total - float(variance.sum())) / max(cells - len(variance), 1), LEAST)
-        found = cls(fields.shape[1:], len(variance)).to(fields)
-        found.mean.copy_(mean)
-        found.basis.copy_(basis if space is None else space @ basis)
-        found.variance.copy_((variance - left).clamp_min(0))
-        found.left.fill_(left)
-        found.least.fill_(least)
-        return found
+        def code(basis: Tensor, variance: Tensor) -> float:   # nats, but for a factor of 2 and constants
+            return float(variance.log().sum()) + (len(mean) - len(variance)) * math.log(left_of(variance))
+
+        basis, variance = min(found, key=lambda pair: code(*pair))
+        linear, left = cls(fields.shape[1:], len(variance)).to(fields), left_of(variance)
+        linear.mean.copy_(mean)
+        linear.basis.copy_(basis)
+        linear.variance.copy_((variance - left).clamp_min(0))
+        linear.left.fill_(left)
+        linear.least.fill_(least)
+        return linear
 
     def forward(self, observation: Observation, noise: Tensor | None = None) -> Posterior:
         """Given an observation; a draw of each row (B, M, 2, C, *space) of `noise`, standard normal. None: no
@@ -317,3 +312,40 @@ class LinearPosterior(nn.Module):
         basis = self.basis.double()
         cross = basis[cells].mean(1) * self.variance @ basis.mT
         return cross.scatter_add_(1, cells, (self.left.double() / cells.shape[1]).expand(cells.shape))
+
+
+def _patterns(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Tensor]:
+    """(basis (cells, K), variance (K,)) of the principal components of images (n, C, *space) of the same
+    fields about mean (cells,): variances are those of fields that did not make the component."""
+    space, (count, cells) = None, images[0].flatten(1).shape
+    if cells > MODES:   # they are sought among the leading ones, of as many images as those need
+        few = torch.cat([part.flatten(1) - mean.float() for part in images[: 1 + 8 * MODES // count]])
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            space = torch.svd_lowrank(few[: 8 * MODES], min(MODES, len(few)))[2].double()
+    fold, second = torch.arange(count, device=mean.device) % FOLDS, 0   # second moments of every fold, (FOLDS, K, K)
+    for part in images:
+        off = part.flatten(1).double() - mean
+        off = off if space is None else off @ space
+        second = second + torch.stack([off[fold == k].mT @ off[fold == k] for k in range(FOLDS)])
+    second = second / (count * len(images))
+
+    def components(moment: Tensor) -> Tensor:
+        return torch.linalg.eigh(moment)[1].flip(1)
+
+    variance = sum(torch.einsum("ik,ij,jk->k", u, second[k], u) for k in range(FOLDS)
+                   for u in [components(second.sum(0) - second[k])])
+    basis = components(second.sum(0))
+    return basis if space is None else space @ basis, variance.clamp_min(LEAST)
+
+
+def _waves(images: Sequence[Tensor], mean: Tensor, rows: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    """The same of the products of waves `rows(n)` (n, n) along every axis: those of most variance, alone in
+    every channel."""
+    shape = images[0].shape[1:]
+    along = [rows(n).to(mean) for n in shape[1:]]
+    square = sum(apply_axes(part.double() - mean.view(shape), along).square().mean(0) for part in images)
+    variance, kept = (square.flatten() / len(images)).topk(min(MODES, len(mean)))
+    wave = torch.zeros(len(kept), len(mean)).to(mean).scatter_(1, kept[:, None], 1.0).view(-1, *shape)
+    basis = apply_axes(wave, [matrix.mT for matrix in along]).flatten(1).mT
+    return basis, variance.clamp_min(LEAST)
