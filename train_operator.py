@@ -90,11 +90,12 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(operator, caches, config, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
-            run.validated({"score": score_of(errors),
+            score = score_of(found)
+            run.validated({"score": score,
                            **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}},
                           "validation nRMSE " + ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
                                                           for name, e in errors.items()))
-            run.keep_best(score_of(errors))
+            run.keep_best(score)
 
     # ---- finish: the network serves a task only where it helps by more than chance, by half if that is best
     run.take_best()

@@ -35,6 +35,8 @@ from ups.models.choose import spread
 from ups.models.head import describe_tokenizer
 from ups.models.loss import (
     FLOOR,
+    best_share,
+    followed,
     is_better,
     operator_loss,
     pooled,
@@ -829,9 +831,34 @@ def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, 
     assert abs(printed - count) <= 0.01 * count
 
 
+def squares_of(network: list[float], base: list[float], rows: int = 64) -> Tensor:
+    """`squared_errors` of rollouts whose pooled nRMSE by lead are these, rows alike but for a tenth: (rows, 3, T, 1)."""
+    some = 1 + 0.1 * noise(rows, seed=5).double()
+    parts = torch.stack([torch.ones(len(base)).double(), *(torch.tensor(part).double().square() for part in (network, base))])
+    return torch.stack([parts[0].expand(rows, -1), *(some[:, None] ** 2 * part for part in parts[1:])], 1)[..., None]
+
+
 def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
-    assert score_of({"a": {"network": 0.1, "base": 0.4}, "b": {"network": math.inf, "base": 0.9}}) == pytest.approx(0.3)
-    assert score_of({"a": {"network": math.inf, "base": math.inf}}) == math.inf
+    found = {"a": squares_of([0.1], [0.4], 1), "b": squares_of([math.inf], [0.3], 1)}
+    size = 1 + 0.1 * float(noise(1, seed=5))
+    assert score_of(found) == pytest.approx(math.sqrt(0.1 * 0.3) * size)
+    assert score_of({"a": squares_of([math.inf], [math.inf], 1)}) == math.inf
+
+
+def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_the_system_does():
+    """Of whole rollouts the base, which falls to the mean, is the better and served; what was learnt shows in the first leads.
+    Errors above chance, a network that has blown up, still count."""
+    alone, base = torch.arange(64), [0.4, 0.7, 0.9] + [1.0] * 7
+    chaotic = squares_of([0.05, 0.15, 0.4] + [1.41] * 7, base)
+    assert pooled(chaotic)["network"] > pooled(chaotic)["base"] and not is_better(chaotic, alone, 0)
+    assert best_share({1.0: chaotic}, alone, 0)[0] == 1.0
+    assert best_share({1.0: squares_of([0.4, 0.7, 0.9] + [1.41] * 7, base)}, alone, 0)[0] == 0.0     # learnt nothing
+    blown_up = squares_of([0.05, 0.15, 0.4] + [3.0] * 7, base)
+    assert best_share({1.0: blown_up}, alone, 0)[0] == 0.0
+    better = squares_of([0.05, 0.1, 0.3] + [1.41] * 7, base)
+    assert score_of({"a": better}) < score_of({"a": chaotic})          # so that of two the one that follows longer is kept
+    near = squares_of([0.1, 0.2, 0.49 / 1.2], [0.3, 0.35, 0.38])
+    assert torch.equal(followed(near), near)                           # where nothing is lost nothing changes
 
 
 def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, tmp_path):
