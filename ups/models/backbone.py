@@ -158,14 +158,14 @@ class LocalMixing(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """What a block does at a token: a gated MLP, and shifts, scales and gates of its updates from the
-    condition."""
+    """What a block does at a token: a gated MLP, and `told` vectors from the condition, such as shifts, scales
+    and gates of its updates."""
 
-    def __init__(self, width: int, mlp_ratio: float, updates: int = 2):
+    def __init__(self, width: int, mlp_ratio: float, told: int = 6):
         super().__init__()
         hidden = int(width * mlp_ratio)
         self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        self.modulation = zero_linear(width, 3 * updates * width)
+        self.modulation = zero_linear(width, told * width)
         self.for_muon()
 
     def for_muon(self) -> None:
@@ -224,20 +224,21 @@ class FlatBackbone(nn.Module):
 
 
 class LocalBackbone(nn.Module):
-    """Blocks without global mixing, for one task: a small head on what another backbone has mixed so."""
+    """Blocks without global mixing, for one task: a small head on what another backbone has mixed so. They
+    have half of a block's MLP, and of the condition a shift: a sixteenth of the weights of a network that
+    draws, for it is called once where a student is."""
 
     def __init__(self, model: ModelConfig, depth: int):
         super().__init__()
         self.local = nn.ModuleList(LocalMixing(model.width, model.kernel_size) for _ in range(depth))
-        self.points = nn.ModuleList(Pointwise(model.width, model.mlp_ratio, 1) for _ in range(depth))
+        self.points = nn.ModuleList(Pointwise(model.width, model.mlp_ratio / 2, 1) for _ in range(depth))
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
         """As FlatBackbone."""
         for local, point in zip(self.local, self.points, strict=True):
-            shift, scale, gate = (m.view(x.shape[0], *[1] * (x.ndim - 2), -1)
-                                  for m in point.modulation(condition).chunk(3, -1))
-            h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale) + shift
-            x = x + gate * point(h + local(h, boundary))
+            h = nn.functional.rms_norm(x, x.shape[-1:])
+            h = h + point.modulation(condition).view(x.shape[0], *[1] * (x.ndim - 2), -1)
+            x = x + point(h + local(h, boundary))
         return nn.functional.rms_norm(x, x.shape[-1:])
 
 
