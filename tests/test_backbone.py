@@ -273,7 +273,7 @@ def test_a_local_backbone_sees_so_far_and_no_farther_and_begins_as_nothing():
     assert torch.equal(backbone(x, condition, PERIODIC), nn.functional.rms_norm(x, (8,)))
     for point in backbone.points:
         nn.init.normal_(point.modulation.weight, std=0.3)
-        nn.init.normal_(point.modulation.bias, std=0.3)
+        nn.init.normal_(point.down.weight, std=0.3)
     x.requires_grad_(True)
     y = backbone(x, condition, PERIODIC)
     assert (y - nn.functional.rms_norm(x, (8,))).abs().max() > 0.1

@@ -89,7 +89,7 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
 
     weighed = off()
     monkeypatch.setattr(Drift, "trusted", lambda self, left: torch.ones_like(left) / left.mean().sqrt())
-    assert weighed < 0.03 < off()
+    assert weighed < 0.01 < off()
 
 
 def test_quiet_data_are_not_asked_for_a_drift(monkeypatch):

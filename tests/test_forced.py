@@ -272,7 +272,7 @@ def largest_exponent(length: float, num_points: int) -> tuple[float, float]:
     return float(rates.mean()), float(rates.std()) / math.sqrt(count)
 
 
-@pytest.mark.parametrize(("length", "num_points", "known"), [(22.0, 32, 0.047), (96.0, 128, 0.09)])
+@pytest.mark.parametrize(("length", "num_points", "known"), [(22.0, 32, 0.047), (kuramoto.LENGTH, 128, 0.09)])
 def test_errors_grow_at_the_lyapunov_exponent_of_the_length(length, num_points, known):
     found, error = largest_exponent(length, num_points)
     assert abs(found - known) < 0.004 + 3 * error and error < 0.004, (found, error)
@@ -315,14 +315,14 @@ def test_the_filter_passes_what_coarse_points_can_tell_and_nothing_else():
     assert float((strided - seen).abs().max()) > 1
 
 
-def test_the_stored_trajectory_is_the_filtered_fine_one_and_loses_about_a_tenth_of_its_variance():
+def test_the_stored_trajectory_is_the_filtered_fine_one_and_loses_a_quarter_of_its_variance():
     task = get_task("ks1d_coarse")
     u = task.simulate(range(8), seed=3, resolution=32, num_frames=3, parameter=None, t_end=2.0)
     modes = kuramoto.start(streams(8, 3), 128, kuramoto.LENGTH)
     fine = torch.cat([modes[:, None], kuramoto.evolve(modes, kuramoto.LENGTH, 1.0, 2)], 1)
     torch.testing.assert_close(u[:, :, 0].double(), kuramoto.filtered(fine, 32), rtol=0, atol=1e-6)
     lost = 1 - float(u.double().square().mean() / torch.fft.irfft(fine, n=128, norm="forward").square().mean())
-    assert 0.03 < lost < 0.3, lost
+    assert 0.15 < lost < 0.4, lost
 
 
 def test_two_fine_states_that_look_alike_part_within_a_frame():

@@ -192,13 +192,13 @@ class LinearPosterior(nn.Module):
     shape: (C, *space) of a field. least: of a solution; below it, its logarithm is not taken.
 
     Where few cells are unknown, what is left of them is ruled by the smallest variances, which a sample
-    covariance has far too small. So the variances are those along U of fields that did not make U
-    (cross-validation; Lamrani et al. 2025, arXiv 2503.15186). U: principal components, or waves (cosines, sines,
-    both) along every axis, in which the covariance of a field that is alike everywhere is diagonal (Kasanicky,
-    Mandel and Vejmelka 2015, "Spectral diagonal ensemble Kalman filters"): whichever gives fields that did not
-    make it the shortest code, which is the least product of those variances. No basis but that of the covariance
-    itself has a smaller one (Hadamard's inequality). Rows cost k^3 for k numbers seen, and nothing where all
-    cells are.
+    covariance has far too small. So the variances are those along U of fields that did not make U (cross-
+    validation; Lamrani et al. 2025, arXiv 2503.15186). U: principal components, or waves (cosines, sines,
+    both) along every axis, in which the covariance of a field that is alike everywhere is diagonal
+    (Kasanicky, Mandel and Vejmelka 2015, "Spectral diagonal ensemble Kalman filters"): whichever gives fields
+    that did not make it the shortest code, which is the least product of those variances. No basis but that
+    of the covariance itself has a smaller one (Hadamard's inequality). Rows cost k^3 for k numbers seen, and
+    nothing where all cells are.
     """
 
     def __init__(self, shape: Sequence[int], num_modes: int):
@@ -323,7 +323,8 @@ def _patterns(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Tensor]:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             space = torch.svd_lowrank(few[: 8 * MODES], min(MODES, len(few)))[2].double()
-    fold, second = torch.arange(count, device=mean.device) % FOLDS, 0   # second moments of every fold, (FOLDS, K, K)
+    fold = torch.arange(count, device=mean.device) % FOLDS
+    second = 0   # moments of every fold, (FOLDS, K, K)
     for part in images:
         off = part.flatten(1).double() - mean
         off = off if space is None else off @ space

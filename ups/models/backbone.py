@@ -158,8 +158,8 @@ class LocalMixing(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """What a block does at a token: a gated MLP, and `told` vectors from the condition, such as shifts, scales
-    and gates of its updates."""
+    """What a block does at a token: a gated MLP, and `told` vectors of the condition, such as shifts and
+    gates."""
 
     def __init__(self, width: int, mlp_ratio: float, told: int = 6):
         super().__init__()
@@ -232,6 +232,8 @@ class LocalBackbone(nn.Module):
         super().__init__()
         self.local = nn.ModuleList(LocalMixing(model.width, model.kernel_size) for _ in range(depth))
         self.points = nn.ModuleList(Pointwise(model.width, model.mlp_ratio / 2, 1) for _ in range(depth))
+        for point in self.points:   # begins as if it were not there
+            nn.init.zeros_(point.down.weight)
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
         """As FlatBackbone."""

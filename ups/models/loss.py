@@ -16,8 +16,8 @@ from ups.models.operator import Operator
 FLOOR = 1e-4
 NUM_BOOTSTRAP = 1000
 SHARES = (1.0, 0.5)   # of what the network says; half is the better where it learnt little (ns_incom2d)
-# nRMSE of a lead from which on the truth is lost, as verdicts say it (a quarter of the energy is wrong); at most that
-# of another state of the same system, sqrt(2) without a mean, and what chance adds to it
+# nRMSE of a lead at which the truth is lost, as verdicts say it (a quarter of the energy is wrong), and a bit
+# more than that of another state of the same system, sqrt(2) where the mean is zero
 LOST, CHANCE = 0.5, 1.5
 JUDGED = 4   # times as many trajectories decide whether the network serves as judge it on the way
 PARTS = {"network": "full", "base": "base"}   # of the operator: name in the log -> part of a rollout
