@@ -242,7 +242,7 @@ def test_a_covariance_that_waves_make_diagonal_is_known_from_few_fields(monkeypa
     def found(covariance: Tensor, waves: tuple, are_components: bool = True) -> float:
         monkeypatch.setattr(observation, "WAVES", waves)
         if not are_components:
-            monkeypatch.setattr(observation, "_patterns", lambda images, mean: observation._waves(images, mean, waves[0]))
+            monkeypatch.setattr(observation, "component_basis", functools.partial(observation.wave_basis, rows=waves[0]))
         linear = LinearPosterior.fit(drawn(covariance, 100, "waves").view(-1, 1, *shape))
         monkeypatch.undo()
         return divergence(linear, covariance)

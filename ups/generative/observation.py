@@ -218,7 +218,7 @@ class LinearPosterior(nn.Module):
         images = [fields] if image is None else [image(fields) for _ in range(num_images)]
         mean = torch.stack([part.flatten(1).double().mean(0) for part in images]).mean(0)
         total = torch.stack([(part.flatten(1) - mean).square().sum(1).mean() for part in images]).mean()
-        found = [_patterns(images, mean)] + [_waves(images, mean, rows) for rows in WAVES]
+        found = [component_basis(images, mean)] + [wave_basis(images, mean, rows) for rows in WAVES]
 
         def left_of(variance: Tensor) -> float:
             return max(float(total - variance.sum()) / max(len(mean) - len(variance), 1), LEAST)
@@ -314,7 +314,7 @@ class LinearPosterior(nn.Module):
         return cross.scatter_add_(1, cells, (self.left.double() / cells.shape[1]).expand(cells.shape))
 
 
-def _patterns(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Tensor]:
+def component_basis(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Tensor]:
     """(basis (cells, K), variance (K,)) of the principal components of images (n, C, *space) of the same
     fields about mean (cells,): variances are those of fields that did not make the component."""
     space, (count, cells) = None, images[0].flatten(1).shape
@@ -340,7 +340,7 @@ def _patterns(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Tensor]:
     return basis if space is None else space @ basis, variance.clamp_min(LEAST)
 
 
-def _waves(images: Sequence[Tensor], mean: Tensor, rows: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+def wave_basis(images: Sequence[Tensor], mean: Tensor, rows: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
     """The same of the products of waves `rows(n)` (n, n) along every axis: those of most variance, alone in
     every channel."""
     shape = images[0].shape[1:]
