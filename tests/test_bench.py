@@ -15,7 +15,7 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import ablate, baselines, compare, correction, networks, ours, score, tune
+from bench import ablate, baselines, compare, correction, covariance, networks, ours, score, tune
 from bench.baselines import Problem, Trained, Trainer
 from bench.networks import Settings, settings_for
 from bench.score import Errors
@@ -25,7 +25,7 @@ from ups.config import ModelConfig, load_config
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.models.backbone import ANY, FlatBackbone
 from ups.models.choose import choose_base
-from ups.tasks import get_task
+from ups.tasks import darcy_grf, get_task
 from ups.training.optim import EMA, split_parameters
 
 TINY = {"width": 8, "modes": 4, "depth": 2, "batch_size": 4}
@@ -784,3 +784,12 @@ def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, tick
     torch.testing.assert_close(base, alone, atol=1e-4, rtol=1e-4)
     assert not any(calls) and trained.steps > 20
     assert float((pred - u[:, 10:]).square().mean()) < float((alone - u[:, 10:]).square().mean())
+
+
+def test_the_table_of_covariances_ranks_the_basis_of_the_law_first_by_code_and_by_divergence(monkeypatch):
+    monkeypatch.setattr(covariance, "CELLS", 8)
+    fields = torch.stack([darcy_grf.sample_log_coefficient(0, index, 8) for index in range(60)])[:, None].float()
+    *found, exact = covariance.rows(fields)
+    by_divergence, by_code = (sorted(found, key=lambda row: float(row[column])) for column in (1, 2))
+    assert [row[0] for row in by_divergence] == [row[0] for row in by_code] and by_code[0][0] == "cosine"
+    assert float(by_divergence[0][1]) < float(by_divergence[1][1]) / 4 and exact[0] == "exact"
