@@ -340,7 +340,8 @@ def component_basis(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Ten
     return basis if space is None else space @ basis, variance.clamp_min(LEAST)
 
 
-def wave_basis(images: Sequence[Tensor], mean: Tensor, rows: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+def wave_basis(images: Sequence[Tensor], mean: Tensor,
+               rows: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
     """The same of the products of waves `rows(n)` (n, n) along every axis: those of most variance, alone in
     every channel."""
     shape = images[0].shape[1:]
