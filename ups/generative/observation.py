@@ -223,10 +223,10 @@ class LinearPosterior(nn.Module):
         def left_of(variance: Tensor) -> float:
             return max(float(total - variance.sum()) / max(len(mean) - len(variance), 1), LEAST)
 
-        def code(basis: Tensor, variance: Tensor) -> float:   # nats, but for a factor of 2 and constants
+        def code(variance: Tensor) -> float:   # twice as many nats, but for constants
             return float(variance.log().sum()) + (len(mean) - len(variance)) * math.log(left_of(variance))
 
-        basis, variance = min(found, key=lambda pair: code(*pair))
+        basis, variance = min(found, key=lambda pair: code(pair[1]))
         linear, left = cls(fields.shape[1:], len(variance)).to(fields), left_of(variance)
         linear.mean.copy_(mean)
         linear.basis.copy_(basis)
