@@ -17,25 +17,19 @@ from torch import Tensor
 
 from ups.evaluation.tables import markdown
 from ups.generative import observation
+from ups.models.windows import symmetry
 from ups.seeds import generator
-from ups.tasks import darcy_grf
+from ups.tasks import darcy_grf, get_task
 
 CELLS = 32
-
-
-def image(fields: Tensor, draw: torch.Generator) -> Tensor:
-    """One of the square's eight images of fields (n, 1, cells, cells)."""
-    turned = torch.rand(3, generator=draw) < 0.5
-    axes = [axis for axis, is_turned in zip((-1, -2), turned, strict=False) if is_turned]
-    fields = fields.flip(axes)
-    return fields.mT if turned[2] else fields
 
 
 def rows(fields: Tensor) -> list[list[str]]:
     unit = torch.eye(CELLS * CELLS, dtype=torch.float64).view(-1, CELLS, CELLS)
     exact = darcy_grf.apply_covariance(unit).flatten(1)
     draw = generator(0, "images")
-    images = [image(fields, draw) for _ in range(observation.IMAGES)]
+    task = get_task("darcy2d_grf")   # without vectors: no codec is asked what their components are
+    images = [symmetry(task, (CELLS, CELLS), draw)(fields, None) for _ in range(observation.IMAGES)]
     mean = torch.stack([part.flatten(1).double().mean(0) for part in images]).mean(0)
     kinds = {"principal components": observation.component_basis(images, mean),
              **{kind.__name__: observation.wave_basis(images, mean, kind) for kind in observation.WAVES}}

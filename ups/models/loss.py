@@ -134,8 +134,9 @@ def best_share(found: dict[float, Tensor], groups: Tensor, seed: int) -> tuple[f
     """Of `squared_errors` by the share of what the network says, (the share that is to serve, its errors):
     the best by the pooled error while the truth is `followed`, or 0 where that is not better than the base by
     more than chance."""
-    share = min(found, key=lambda share: pooled(followed(found[share]))["network"])
-    return share if is_better(followed(found[share]), groups, seed) else 0.0, found[share]
+    judged = {share: followed(sums) for share, sums in found.items()}
+    share = min(judged, key=lambda share: pooled(judged[share])["network"])
+    return share if is_better(judged[share], groups, seed) else 0.0, found[share]
 
 
 def score_of(found: dict[str, Tensor]) -> float:
