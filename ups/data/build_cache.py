@@ -23,7 +23,15 @@ from tqdm import tqdm
 from ups.config import Config
 from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
 from ups.data.layout import allocated
-from ups.data.sources import Source, data_files, open_sources, split_of, table_of, trajectories_of
+from ups.data.sources import (
+    Source,
+    data_files,
+    open_sources,
+    split_of,
+    split_rows,
+    table_of,
+    trajectories_of,
+)
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.files import completing, partial_path, reserve
 from ups.metrics.errors import rmse
@@ -243,11 +251,6 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
     floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
              for part, chosen in rows.items()}
     return checksums, floor
-
-
-def split_rows(index: np.ndarray, num_files: int, num: int) -> np.ndarray:
-    """Rows of the trajectories `index` in every one of `num_files` files of `num` trajectories."""
-    return (num * np.arange(num_files)[:, None] + index).ravel()
 
 
 class CodecErrors:

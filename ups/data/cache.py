@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ups.config import Config, TaskConfig
 from ups.stored.hdf5 import dataset, node
+from ups.data.counts import num_kept
 from ups.data.tokenizer import TENSORS, Tokenizer
 from ups.progress import beat
 from ups.tasks import Task, described_task
@@ -127,8 +128,7 @@ class Cache:
         "reserved"."""
         train = self.split["train"]
         numbers = self.trajectory[train].unique()
-        kept = len(numbers) - round(share * len(numbers))
-        is_kept = torch.isin(self.trajectory[train], numbers[:kept])
+        is_kept = torch.isin(self.trajectory[train], numbers[:num_kept(len(numbers), share)])
         self.split |= {"train": train[is_kept], "reserved": train[~is_kept]}
 
     def scene(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ups.config.shown import (
     value_in,
     wrong,
 )
-from ups.data.pdebench import Trajectories
+from ups.data.pdebench import Trajectories, split_sizes
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
 
@@ -136,15 +136,16 @@ class OwnTrajectories:
                             "split: index.")
             return {name: np.flatnonzero(names == name) for name in ("train", "val", "test")}
         starts = np.unique(self.starts)
-        num_val, num_test = (max(1, int(len(starts) * share + 1e-9))
-                             for share in (val_fraction, test_fraction))
-        if len(starts) - num_val - num_test < 1:
-            raise wrong(f"task.{self.task.name}", f"{len(starts)} trajectories cannot be split into "
-                                                  f"training, validation and test", "3 "
-                        "at least", "Add files, cut long ones into several trajectories, or, where an axis "
-                        "of the arrays counts them, call it trajectory in the layout.")
+        sizes = split_sizes(len(starts), val_fraction, test_fraction)
+        if sizes["train"] < 1:
+            raise wrong(f"task.{self.task.name}", f"{len(starts)} trajectories (of different initial "
+                        f"conditions) cannot be split into training, validation and test with "
+                        f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
+                        "one at least for each, so 3 at least", "Add files, cut long ones into several "
+                        "trajectories, or, where an axis of the arrays counts them, call it trajectory in "
+                        "the layout.")
         order = np.random.default_rng(SEED).permutation(starts)
-        parts = np.split(order, [num_val, num_val + num_test])
+        parts = np.split(order, [sizes["val"], sizes["val"] + sizes["test"]])
         return {name: np.flatnonzero(np.isin(self.starts, part))
                 for name, part in zip(("val", "test", "train"), parts, strict=True)}
 

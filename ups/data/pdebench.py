@@ -34,6 +34,13 @@ def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: in
     return 4 * num_trajectories * frames * resolution**spec.ndim
 
 
+def split_sizes(num: int, val_fraction: float, test_fraction: float) -> dict[str, int]:
+    """How many of `num` initial conditions validation, test and training have: the first two at least one,
+    the last what remains, which may be too few."""
+    num_val, num_test = (max(1, int(num * share + 1e-9)) for share in (val_fraction, test_fraction))
+    return {"val": num_val, "test": num_test, "train": num - num_val - num_test}
+
+
 def split_indices(task: str, num_trajectories: int, val_fraction: float,
                   test_fraction: float) -> dict[str, np.ndarray]:
     """Trajectory indices of "train", "val" and "test" (each int64, ascending).
@@ -43,17 +50,15 @@ def split_indices(task: str, num_trajectories: int, val_fraction: float,
     conditions: the split of one file is the split of all. Raises ValueError when fewer than three
     trajectories or nothing is left to train on.
     """
-    num_val, num_test = (max(1, int(num_trajectories * share + 1e-9))
-                         for share in (val_fraction, test_fraction))
-    if num_trajectories - num_val - num_test < 1 or min(val_fraction, test_fraction) <= 0:
+    sizes = split_sizes(num_trajectories, val_fraction, test_fraction)
+    if sizes["train"] < 1 or min(val_fraction, test_fraction) <= 0:
         raise ValueError(
-            f"{task}: {num_trajectories} trajectories cannot be split with val_fraction {val_fraction} and "
-            f"test_fraction {test_fraction}; expected at least one each for training, validation and test. "
-            "Generate more or lower the shares."
+            f"{task}: {num_trajectories} trajectories cannot be split with data.val_fraction {val_fraction} "
+            f"and data.test_fraction {test_fraction}; expected at least one each for training, validation "
+            "and test. Add trajectories or lower the fractions."
         )
-    shares = {"val": num_val, "test": num_test, "train": num_trajectories - num_val - num_test}
     names = layout_of(get_task(task)).split
-    cuts = np.split(np.arange(num_trajectories), np.cumsum([shares[name] for name in names])[:-1])
+    cuts = np.split(np.arange(num_trajectories), np.cumsum([sizes[name] for name in names])[:-1])
     return dict(zip(names, cuts, strict=True))
 
 

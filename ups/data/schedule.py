@@ -70,8 +70,8 @@ class Schedule:
             if num_rows < 1 or num_starts < 1:
                 raise ValueError(
                     f"task {task} has {num_rows} training trajectories with {num_starts} windows each; "
-                    f"expected at least one of each. Raise task.{task}.num_trajectories or shorten its "
-                    "history and bundle."
+                    f"expected at least one of each. Add trajectories or frames, or lower "
+                    f"task.{task}.reserve, its history or its bundle."
                 )
         self.tasks = list(windows)
         self.windows, self.batch_size, self.seed = dict(windows), batch_size, seed

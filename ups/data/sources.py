@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.config import Config, OwnTaskConfig
+from ups.config import Config, OwnTaskConfig, TaskConfig
 from ups.data.layout import layout_of
 from ups.data.own import MOST_VALUES, OwnTrajectories, open_own, own_files
 from ups.data.pdebench import Trajectories, open_data, split_indices
@@ -18,12 +18,17 @@ from ups.tasks import get_task
 Source = Trajectories | OwnTrajectories
 
 
+def needs_files(settings: TaskConfig) -> bool:
+    """Whether the files of a task, and not its configuration, say how many trajectories there are."""
+    return isinstance(settings, OwnTaskConfig)
+
+
 def data_files(config: Config, task_name: str) -> list[Path]:
     """The data files of `task_name`, one per parameter value, in the order of the rows; of the user's own,
     all.
     """
     settings = config.task[task_name]
-    if isinstance(settings, OwnTaskConfig):
+    if needs_files(settings):
         return own_files(task_name, settings.files)
     return [config.data_path(task_name, value) for value in settings.parameters or [None]]
 
@@ -41,9 +46,14 @@ def open_user(config: Config, task_name: str, strided: bool = True) -> OwnTrajec
 def split_of(config: Config, task_name: str, sources: Sequence[Source]) -> dict[str, np.ndarray]:
     """Numbers, within every source, of the trajectories of "train", "val" and "test"."""
     settings, shares = config.task[task_name], (config.data.val_fraction, config.data.test_fraction)
-    if isinstance(settings, OwnTaskConfig):
+    if needs_files(settings):
         return sources[0].split(*shares)
     return split_indices(task_name, settings.num_trajectories, *shares)
+
+
+def split_rows(index: np.ndarray, num_files: int, num: int) -> np.ndarray:
+    """Rows of the trajectories `index` in every one of `num_files` files of `num` trajectories."""
+    return (num * np.arange(num_files)[:, None] + index).ravel()
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Table:
 def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table:
     """The table of a task's rows."""
     task, settings = config.spec(task_name), config.task[task_name]
-    if isinstance(settings, OwnTaskConfig):
+    if needs_files(settings):
         parameters = sources[0].parameters
         values = np.unique(parameters, axis=0) if parameters.shape[1] else np.zeros((0, 0))
         if len(values) > MOST_VALUES:   # those at even steps of their order stand for all
@@ -86,7 +96,7 @@ def trajectories_of(config: Config, task_name: str, sources: Sequence[Source]) -
 def open_sources(config: Config, task_name: str) -> list[Source]:
     """The data files of a task, one per parameter value, checked against the configuration and each other."""
     settings, key = config.task[task_name], f"task.{task_name}"
-    if isinstance(settings, OwnTaskConfig):
+    if needs_files(settings):
         return [open_user(config, task_name)]
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
     space = settings.cells(get_task(task_name).ndim)

@@ -281,8 +281,28 @@ def frames_2d(sample: dict, field: int) -> Figure:
 
 
 @styled
+def profiles(sample: dict, field: int) -> Figure:
+    """1D, one frame: the coefficient of a steady task, truth with prediction, and error over x."""
+    name, x = sample["fields"][field], shown(sample, sample["coordinates"], 0)
+    ref, pred = (u[0] for u in _both(sample, field))
+    panels = [(f"coefficient {key}", key, [(shown(sample, [a], 0), "truth", key)])
+              for key, a in sample.get("inputs", {}).items()]
+    panels += [("truth and prediction", name, [(ref, "truth", "truth"), (pred, "operator", "prediction")]),
+               ("error", f"error in {name}", [(pred - ref, "operator", "error")])]
+    fig = Figure(figsize=(9.2, 3.0))
+    axes = fig.subplots(1, len(panels))
+    for ax, (title, text, lines) in zip(axes, panels, strict=True):
+        for values, look, what in lines:
+            ax.plot(x, values, color=color(look), linestyle=DASHED if what == "prediction" else "-",
+                    label=what)
+        finish(ax, title=title, xlabel=sample["axes"][0], ylabel=text)
+    fig.legend(*axes[-2].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
+@styled
 def steady(sample: dict, field: int) -> Figure:
-    """Steady task: coefficient, truth, prediction and error side by side."""
+    """2D, one frame: the coefficient of a steady task, truth, prediction and error side by side."""
     name = sample["fields"][field]
     inputs = [(f"coefficient {key}", shown(sample, [a], 0)) for key, a in sample.get("inputs", {}).items()]
     panels = [*((title, a, colours(INPUT_MAP, a)) for title, a in inputs),
@@ -295,9 +315,9 @@ def steady(sample: dict, field: int) -> Figure:
 
 
 def sample_figure(sample: dict, field: int) -> Figure:
-    """The figure that fits the sample: steady, 1D over time, or frames of a 2D (or sliced 3D) field."""
-    draw = steady if len(sample["times"]) == 1 else space_time if len(sample["axes"]) == 1 else frames_2d
-    return draw(sample, field)
+    """The figure that fits the sample: one frame or several, of a 1D or a 2D (or sliced 3D) field."""
+    one_frame, several = (profiles, space_time) if len(sample["axes"]) == 1 else (steady, frames_2d)
+    return (one_frame if len(sample["times"]) == 1 else several)(sample, field)
 
 
 @styled

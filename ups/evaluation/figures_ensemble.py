@@ -122,13 +122,43 @@ def members_2d(sample: dict, model: str, field: int) -> Figure:
                             for lead in leads}, field, 0)
 
 
-@styled
 def steady_cases(sample: dict, field: int) -> Figure:
-    """Steady 2D prior: per observation case (rows) what was seen, truth, mean, one member, spread, error of
-    the mean."""
+    """Steady prior: per observation case (rows) what was observed of the coefficient and what the ensemble
+    says of the solution."""
     drawn = {case: [shown(sample, u, at) for u, at in (([entry["observed"]], 0), (entry["u_ref"], field),
                                                        (entry["members"], field))]
              for case, entry in sample["cases"].items()}
+    return (_case_lines if len(sample["axes"]) == 1 else _case_maps)(sample, drawn, field)
+
+
+@styled
+def _case_lines(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> Figure:
+    """1D: the observed coefficient; truth, members and mean of the solution; spread and error of the mean."""
+    x, name = shown(sample, sample["coordinates"], 0), sample["fields"][field]
+    fig = Figure(figsize=(9.2, 0.7 + 1.7 * len(drawn)))
+    axes = fig.subplots(len(drawn), 3, sharex=True, sharey="col", squeeze=False)
+    for row, (case, (observed, ref, members)) in zip(axes, drawn.items(), strict=True):
+        mean, is_first = members.mean(0), row[0] is axes[0, 0]
+        row[0].plot(x, observed, color=INK, linestyle="", marker=".", markersize=3)
+        lines = row[1].plot(x, members[:NUM_LINES].T, color=color("corrector"), linewidth=0.5, alpha=0.75)
+        lines[0].set_label("members")
+        row[1].plot(x, mean, color=color("corrector"), linestyle=DASHED, label="mean")
+        row[1].plot(x, ref, color=INK, linewidth=1.4, label="truth")
+        if len(members) > 1:
+            row[2].plot(x, members.std(0, ddof=1), color=color("corrector"), label="spread")
+        row[2].plot(x, np.abs(mean - ref), color=INK, linestyle=DASHED, label="error of mean")
+        for ax, title in zip(row, ("observed coefficient", name, "spread and error of mean"), strict=True):
+            finish(ax, title=title if is_first else "",
+                   xlabel=sample["axes"][0] if row[0] is axes[-1, 0] else "")
+        row[0].set_ylabel(case_name(case))
+    pairs = [pair for ax in axes[0, 1:] for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
+    fig.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs))
+    return fig
+
+
+@styled
+def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> Figure:
+    """2D: what was observed, truth, mean, one member, spread, error of the mean."""
     seen = colours(INPUT_MAP, *[observed for observed, _, _ in drawn.values()])
     scale = colours(FIELD_MAP, *[u for _, ref, members in drawn.values() for u in (ref, members[0])])
     return _barred(sample, {case_name(case): [("observed", observed, seen), *_panels(ref, members, 1, scale)]

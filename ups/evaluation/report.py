@@ -178,13 +178,15 @@ def _steady_table(cases: dict) -> str:
 
 def _task_section(name: str, task: dict, samples: list[dict],
                   draw: Callable[[Figure, str, str], str]) -> str:
-    is_steady, times, fields = len(task["times"]) == 1, task["times"], task["fields"]
+    times, fields = task["times"], task["fields"]
+    is_steady, is_rollout = times == [0.0], len(times) > 1
     facts = (task.get("equation"), f"{task['num_trajectories']:,} trajectories" + (
                  f", trained on {task['num_training']:,} others" if "num_training" in task else ""),
              f"{' × '.join(map(str, task['grid']))} cells{_where(task)}",
              f"field{'s' * (len(fields) != 1)} {', '.join(fields)}",
              task.get("given") and f"given {', '.join(task['given'])}",
-             not is_steady and f"{len(times)} frames predicted, up to lead time {number(float(times[-1]))}",
+             not is_steady and (f"{len(times)} frame{'s' * is_rollout} predicted, up to lead time "
+                                f"{number(float(times[-1]))}"),
              task["parameters"] and f"parameters {_parameters(task)}")
     out = [f"<h2>{html.escape(name)}</h2><p class=note>{html.escape('; '.join(filter(None, facts)))}.</p>"]
     if found := task.get("found"):
@@ -196,13 +198,13 @@ def _task_section(name: str, task: dict, samples: list[dict],
         what = ", ".join(filter(None, (sample["label"], sample.get("parameter"))))
         for field in sorted([worst, *others[:1 - rank]]):
             caption = (f"{fields[field]}, trajectory with {what}; nRMSE "
-                       f"{'' if is_steady else 'over all frames '}{number(float(errors[field]))}.")
+                       f"{'over all frames ' * is_rollout}{number(float(errors[field]))}.")
             out.append(draw(figures.sample_figure(sample, int(field)),
                             f"{name}_{sample['label'].replace(' ', '_')}_{fields[field]}", caption))
-        if rank == 0 and not is_steady:
+        if rank == 0 and is_rollout:
             out.append(f"<figure>{players.player(sample, int(worst))}<figcaption>Rollout of "
                        f"{html.escape(what)}, {html.escape(fields[worst])}.</figcaption></figure>")
-    if not is_steady:
+    if is_rollout:
         out.append(draw(figures.by_lead(task["models"], times, GROWTH, task["models"]),
                         f"{name}_error_growth",
                         "nRMSE per lead time, mean over trajectories and fields; bands: 95 % intervals."))
@@ -260,7 +262,7 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> str:
         out += [f"<figure>{players.members_player(sample, model, field)}<figcaption>"
                 + html.escape(f"{label(model)}: members beside the truth, {sample['fields'][field]} of "
                               f"{name}, trajectory with {sample['label']}.") + "</figcaption></figure>"
-                for model in figures_ensemble.featured(sample["members"], 1)]
+                for model in figures_ensemble.featured(sample["members"], len(sample["times"]) > 1)]
     out += [figures.to_html(figures.by_lead(models, times, figures_ensemble.LEAD_PANELS,
                                             figures_ensemble.featured(models, 2)), CAPTIONS["by_lead"]),
             figures.to_html(figures_ensemble.rank_histograms(models), CAPTIONS["rank_histograms"]),
@@ -276,8 +278,9 @@ def steady_section(entry: dict, sample: dict, name: str) -> str:
            f"<p class=note>{html.escape(name)}: {entry['members']} members; * marks the best model of a "
            "case.</p>"]
     if sample.get("cases"):
-        caption = (f"{sample['fields'][0]} of {name}, {sample['label']}; grey cells were not seen. Spread "
-                   "and error share the scale of their row.")
+        is_map = len(sample["axes"]) > 1
+        caption = (f"{sample['fields'][0]} of {name}, {sample['label']}" + is_map * (
+            "; grey cells were not observed. Spread and error share the scale of their row") + ".")
         out.append(figures.to_html(figures_ensemble.steady_cases(sample, 0), caption))
     return "".join(out)
 

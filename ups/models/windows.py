@@ -9,6 +9,7 @@ from torch import Tensor
 from ups.boundary import PERIODIC, along
 from ups.config import OperatorConfig, SamplingConfig, TaskConfig
 from ups.data.cache import Cache
+from ups.data.counts import most_calls
 from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Known
@@ -85,6 +86,7 @@ class Windows:
     def __init__(self, caches: Mapping[str, Cache], tasks: Mapping[str, TaskConfig],
                  contexts: Mapping[str, int], settings: OperatorConfig, sampling: SamplingConfig, seed: int):
         self.caches, self.tasks, self.settings, self.seed = caches, tasks, settings, seed
+        self.calls: dict[str, int] = {}
         windows, complexity = {}, {}
         for name, cache in caches.items():
             task, context = tasks[name], contexts[name]
@@ -92,7 +94,9 @@ class Windows:
                 raise ValueError(f"evaluate.context_frames is {context}; expected at least the history of "
                                  f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. "
                                  f"Change it, or task.{name}.history or num_frames.")
-            length = task.history + settings.unroll_steps * task.bundle
+            # as many calls in a row as the frames hold: two frames train single calls
+            calls = self.calls[name] = max(1, min(settings.unroll_steps, most_calls(task, cache.num_frames)))
+            length = task.history + calls * task.bundle
             starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
             windows[name] = (len(cache.split["train"]), starts)
             complexity[name] = cache.task.ndim + len(cache.task.fields) / 10
@@ -120,9 +124,9 @@ class Windows:
         rows = cache.split["train"][batch.rows[part]]
         if cache.task.is_steady:
             return rows, 0, 1
-        # calls of the operator in a row: one, and unroll_steps in the last share of the training
+        # calls of the operator in a row: one, and `self.calls` in the last share of the training
         is_unrolled = step >= (1 - settings.unroll_fraction) * settings.train.steps
-        num_new = task.bundle * (settings.unroll_steps if is_unrolled else 1)
+        num_new = task.bundle * (self.calls[batch.task] if is_unrolled else 1)
         return rows, batch.starts[part] + task.train_from, task.history + num_new
 
     def read_ahead(self, step: int, rank: int, world: int, device: torch.device, part: slice) -> None:

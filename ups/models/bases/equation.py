@@ -15,6 +15,7 @@ from ups.progress import note
 from ups.spectral import FieldTransform
 
 NOISY = 0.7   # of persistence's error one frame ahead, above which a frame is taken for noise
+MIN_FRAMES = 3   # of central differences in time
 
 
 class Equation(Base):
@@ -130,6 +131,11 @@ class Equation(Base):
         """Two candidates at most: the equation, and its drift where a frame is mostly noise to that. None
         where, for some parameter value, neither is better than persistence on training trajectories that it
         was not fitted on."""
+        frames = samples.cache.num_frames - samples.first
+        if frames < MIN_FRAMES:
+            print(f"{samples.name}: equation needs {MIN_FRAMES} frames to estimate time derivatives, the "
+                  f"data have {frames}: left out")
+            return
         found: list[Identification] = []
         quiet: list[Model | None] = []
         for value in range(settings["num_values"]):
