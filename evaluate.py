@@ -7,9 +7,9 @@ Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.jso
 README.md, beside the weights of every stage. Exit status 1, with the reasons, when a gate fails (then there
 is no done.json).
 
-    python evaluate.py --config configs/small.yaml
-    python evaluate.py --config configs/small.yaml evaluate.split=val "evaluate.tasks=[burgers1d_forced]"
-    python evaluate.py --config configs/small.yaml --dry-run
+    python evaluate.py
+    python evaluate.py evaluate.split=val "evaluate.tasks=[burgers1d_forced]"
+    python evaluate.py --dry-run
 
 Expected (configs/small.yaml): the numbers are in the README.
 """

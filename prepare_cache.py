@@ -6,9 +6,9 @@ Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, wh
 that stands for the current settings and data is kept. Prints per task the tokenizer, the size, the
 fingerprint and the floor: the error that encoding and decoding alone make on held-out trajectories.
 
-    python prepare_cache.py --config configs/small.yaml              prints "built" or "up to date" per task
-    python prepare_cache.py --config configs/small.yaml --dry-run    sizes, dims, disk; writes nothing
-    python prepare_cache.py --config configs/small.yaml --verify     every checksum; exits 1 on damage
+    python prepare_cache.py              prints "built" or "up to date" per task
+    python prepare_cache.py --dry-run    sizes, dims, disk; writes nothing
+    python prepare_cache.py --verify     every checksum; exits 1 on damage
 """
 
 import time

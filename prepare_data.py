@@ -10,10 +10,10 @@ Large files are solved by one single-threaded process per core; how many never c
 Compressible flow is solved on a GPU where there is one (the same up to rounding; not run on one yet). A
 killed run continues where it stopped; a finished file is kept; a file made otherwise is never overwritten.
 
-    python prepare_data.py --config configs/small.yaml            one line per file: "generated", "up to date"
-    python prepare_data.py --config configs/small.yaml --dry-run  files, sizes and disk, writes nothing
-    python prepare_data.py --config configs/small.yaml --doctor   examines the files, status 1 if one is ill
-    python prepare_data.py --config configs/small.yaml --file 'KH_*'   downloads published files by name
+    python prepare_data.py            one line per file: "generated", "up to date"
+    python prepare_data.py --dry-run  files, sizes and disk, writes nothing
+    python prepare_data.py --doctor   examines the files, status 1 if one is ill
+    python prepare_data.py --file 'KH_*'   downloads published files by name
 """
 
 import sys

@@ -7,9 +7,8 @@
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
 Writes: RUN/consistency/: state/, metrics.jsonl, model.safetensors, tuning.json, done.json.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml \\
-      train_consistency.py --config configs/small.yaml
-    python train_consistency.py --config configs/small.yaml --dry-run
+    accelerate launch train_consistency.py
+    python train_consistency.py --dry-run
 
 Expected (configs/small.yaml): pair error (1 is another draw, 2 an unrelated one) below 0.3; the report
 compares the draws.

@@ -9,8 +9,8 @@ did not see.
 Writes: RUN/diffusion/: scales/ (conditional mean and scale, fitted once), state/, metrics.jsonl,
 model.safetensors, done.json.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train_diffusion.py --config configs/small.yaml
-    python train_diffusion.py --config configs/small.yaml --dry-run
+    accelerate launch train_diffusion.py
+    python train_diffusion.py --dry-run
 
 Expected (configs/small.yaml): a loss well below 1 (1 is white noise of the right scale; it begins as a
 Gaussian with the residuals' waves); calibration is in the report. At the end its ensembles are judged on

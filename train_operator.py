@@ -7,8 +7,8 @@ Reads:  cache/TASK.h5 of every task in data.tasks.
 Writes: RUN/operator/: bases/ (fitted once, chosen on validation rollouts), state/, metrics.jsonl,
 model.safetensors, done.json.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py --config configs/small.yaml
-    python train_operator.py --config configs/small.yaml --dry-run
+    accelerate launch train_operator.py
+    python train_operator.py --dry-run
 
 Expected (configs/small.yaml): validation nRMSE and the gates are in the report; README states the numbers.
 """

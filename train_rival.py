@@ -7,8 +7,8 @@ Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved
 Writes: RUN/rival/: state/, metrics.jsonl, model.safetensors, done.json. Shown in a report whose
 evaluate.stages (make: STAGES) name it.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train_rival.py --config configs/small.yaml
-    python train_rival.py --config configs/small.yaml --dry-run
+    accelerate launch train_rival.py
+    python train_rival.py --dry-run
 
 Expected (configs/small.yaml): CRPS and energy score some 3 % above the student's at equal time; the report
 compares the draws.

@@ -10,8 +10,8 @@ Reads:  RUN/operator/ (finished), cache/TASK.h5 of every steady task with reserv
 Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors (with the linear posterior),
 done.json.
 
-    accelerate launch --config_file accelerate_configs/cpu.yaml train_steady.py --config configs/small.yaml
-    python train_steady.py --config configs/small.yaml --dry-run
+    accelerate launch train_steady.py
+    python train_steady.py --dry-run
 
 Expected (configs/small.yaml): the coefficient is Gaussian, so the diffusion adds nothing and does not serve;
 the report compares the draws with exact ones.

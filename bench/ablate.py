@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bench import ours
 from bench.compare import OUT, number, save
 from ups.boundary import PERIODIC
-from ups.config import ROOT, Config, load_config
+from ups.config import DEFAULT_OVERLAY, Config, load_config
 from ups.data.cache import open_cache
 from ups.models.backbone import Block
 from ups.models.choose import choose_base
@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--budget", type=float, required=True, help="seconds of gradient steps per variant and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS, help="standard is always run")
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small.yaml")
+    parser.add_argument("--config", type=Path, default=DEFAULT_OVERLAY)
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     args = parser.parse_args([text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides))
     torch.set_num_threads(1)   # the clock counts all threads

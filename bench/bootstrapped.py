@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from ups.config import Config, load_config
+from ups.config import DEFAULT_OVERLAY, Config, load_config
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.diffusion import Velocity, column, denoise, diffuse, draw_angles
@@ -106,7 +106,7 @@ def compare(config: Config, steps: int) -> dict[str, dict[str, dict]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/small.yaml")
+    parser.add_argument("--config", default=DEFAULT_OVERLAY)
     parser.add_argument("--steps", type=int, default=840)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_intermixed_args()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ups.config import load_config
+from ups.config import DEFAULT_OVERLAY, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
 from ups.generative import residuals as residual
@@ -98,7 +98,7 @@ def scored_apart(args: argparse.Namespace, overrides: list[str], variant: str) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/small.yaml")
+    parser.add_argument("--config", default=str(DEFAULT_OVERLAY))
     parser.add_argument("--task", default="burgers1d_forced")
     parser.add_argument("--steps", type=int, default=450, help="of the operator, for this task alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

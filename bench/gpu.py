@@ -41,7 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ups.config import ROOT, Config, load_config
+from ups.config import DEFAULT_OVERLAY, ROOT, Config, load_config
 from ups.data.build_cache import plan
 from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer
@@ -314,7 +314,7 @@ def shown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default=str(ROOT / "configs" / "small.yaml"))
+    parser.add_argument("--config", default=str(DEFAULT_OVERLAY))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=20, help="of each task that are counted")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])

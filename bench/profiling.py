@@ -232,7 +232,7 @@ def main() -> int:
         never += FEW.get(stage, [])
         seen = arguments.first_step + arguments.warm_up + arguments.steps + PROFILED + 2
         steps = max(getattr(config, stage).train.steps, seen)
-        observe(stage, [*(["--config", arguments.config] if arguments.config else []), *arguments.overrides, *never,
+        observe(stage, ["--config", arguments.config, *arguments.overrides, *never,
                         f"run.root={root}", f"{stage}.train.steps={steps}"], observed)
     run = observed.run
     text = summary(stage, observed, *peaks(run.device, computed(run.train.precision, run.device), Clock(run.device)))

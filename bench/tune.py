@@ -33,7 +33,7 @@ from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
 from bench.networks import Settings, settings_for
 from bench.score import Split, headline, load, rollout
 from bench.search import Changes, Trial, search
-from ups.config import ROOT, Config, load_config, to_dict
+from ups.config import DEFAULT_OVERLAY, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.evaluation.bench_rows import FOLDER
@@ -290,7 +290,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the first is that of the search")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clock", choices=tuple(CLOCKS), help="cpu: seconds of one thread, where no GPU computes; else wall")
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small.yaml")
+    parser.add_argument("--config", type=Path, default=DEFAULT_OVERLAY)
 
 
 def prepare(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@
 from ups.config.load import (
     CONFIG_OPTIONS,
     DEFAULT,
+    DEFAULT_OVERLAY,
     DRY_RUN,
     SHOW_CONFIG,
     load_config,
@@ -32,8 +33,8 @@ from ups.config.schema import (
 )
 
 __all__ = [
-    "CONFIG_OPTIONS", "DEFAULT", "DRY_RUN", "ROOT", "SHOW_CONFIG", "STAGES", "Config", "DiffusionConfig",
-    "EvaluateConfig",
+    "CONFIG_OPTIONS", "DEFAULT", "DEFAULT_OVERLAY", "DRY_RUN", "ROOT", "SHOW_CONFIG", "STAGES", "Config",
+    "DiffusionConfig", "EvaluateConfig",
     "ModelConfig", "OperatorConfig", "OptimConfig", "OwnTaskConfig", "SamplingConfig", "SteadyConfig",
     "TaskConfig",
     "TrackerConfig", "TrainConfig", "load_config", "parse_arguments", "read_command", "read_yaml",

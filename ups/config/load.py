@@ -27,8 +27,10 @@ from ups.config.own import DEFAULTS, complete
 from ups.config.schema import ROOT, Config, OwnTaskConfig, TaskConfig
 from ups.tasks import TASKS, get_task
 
-DEFAULT = ROOT / "configs" / "default.yaml"
-CONFIG_OPTIONS = {"--config": {"help": "YAML overlay of configs/default.yaml"},
+DEFAULT = ROOT / "configs" / "default.yaml"   # every key
+DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"   # where a command line, or make, names none
+CONFIG_OPTIONS = {"--config": {"default": str(DEFAULT_OVERLAY), "metavar": "FILE",
+                               "help": "YAML overlay of configs/default.yaml (configs/small.yaml)"},
                   "overrides": {"nargs": "*", "metavar": "section.key=value"}}
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be done and write nothing"}}
 SHOW_CONFIG = {"--show-config": {"action": "store_true",

@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ups.config import load_config, read_command, run_script
+from ups.config import DEFAULT_OVERLAY, load_config, read_command, run_script
 from ups.evaluation.leaderboard import figure, mean_of
 from ups.evaluation.tables import markdown, number
 from ups.files import value_hash, write_atomic
 
-OPTIONS = {"--config": {"default": "configs/small.yaml"},
+OPTIONS = {"--config": {"default": str(DEFAULT_OVERLAY)},
            "--run": {"required": True, "help": "with which names of runs begin"},
            "--runs": {"default": "runs", "help": "folder of all runs"},
            "--seeds": {"default": "0", "help": "such as '0 1 2'"},
