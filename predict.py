@@ -30,7 +30,7 @@ from ups.data.own import open_input
 from ups.data.own_writer import write_own
 from ups.data.pdebench import Trajectories, open_data
 from ups.files import file_hash, flush
-from ups.forecaster import CLOSE
+from ups.labelled import CLOSE
 
 STATES = 64   # fields in one call of the network
 OPTIONS = {

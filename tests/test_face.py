@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import h5py
@@ -97,7 +98,8 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
      "burgers1d_hidden, for which it has learnt the operator's errors. Set task.burgers1d.reserve"),
     (lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")), "this operator does not know 'cfd1d'; expected one of"),
     (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0),
-     "was asked for 0 members; expected at least 1"),
+     "was asked for 0 members; expected a whole number, at least 1"),
+    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=2.5), "was asked for 2.5 members"),
     (lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))), r"a mask of shape \(16, 16\); "
      r"expected \(\[batch,\] \*space\), as the field is \(32, 32\)"),
 ])
@@ -220,6 +222,143 @@ def test_named_fields_keep_their_names_and_coordinates(model):
                         (data.rename(x="lon"), "given dimensions .*; expected y, x")):
         with pytest.raises(ValueError, match=text):
             model.forecast("diff_react2d", wrong)
+
+
+def labelled(values: np.ndarray, *dims: str, **coordinates):
+    return pytest.importorskip("xarray", reason="xarray is not installed (requirements-dev.txt)").DataArray(
+        values, coordinates, dims)
+
+
+def test_a_dimension_named_time_is_time_whatever_its_size_and_place(model):
+    u, dt = field(model, "burgers1d", 2, 3), model.tasks["burgers1d"]["dt"]
+    frames = labelled(u[0, :, 0], "time", "x", time=dt * np.arange(3))
+    right = model.forecast("burgers1d", u[0, -1], num_frames=2)
+    last = frames.isel(time=slice(-1, None))
+    for shown in (frames, last, last.transpose("x", "time"), last.to_dataset(name="u"), last.isel(time=0)):
+        found = model.forecast("burgers1d", shown, num_frames=2)
+        found = found["u"] if hasattr(found, "data_vars") else found
+        assert found.dims == ("time", "x")
+        np.testing.assert_allclose(found, right[:, 0], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found["time"], dt * np.array([3, 4]))
+    runs = labelled(u[:, -1:, 0], "run", "time", "x").expand_dims(channel=["u"])
+    many = model.forecast("burgers1d", runs, num_frames=2)
+    assert many.dims == ("run", "time", "channel", "x")
+    np.testing.assert_allclose(many[0], right, rtol=0, atol=1e-6)
+
+
+def test_a_labelled_forecast_is_the_start_of_the_next(model):
+    u0, dt = labelled(field(model, "burgers1d")[0], "x"), model.tasks["burgers1d"]["dt"]
+    first = model.forecast("burgers1d", u0, num_frames=3)
+    second = model.forecast("burgers1d", first, num_frames=2)
+    np.testing.assert_allclose(second["time"], dt * np.arange(4, 6))
+    np.testing.assert_allclose(second, model.forecast("burgers1d", u0, num_frames=5)[3:], rtol=1e-5, atol=1e-6)
+    members = model.sample("burgers1d_hidden", u0, num_frames=2, members=3)
+    assert model.forecast("burgers1d_hidden", members).dims == ("member", "time", "x")
+    assert model.sample("burgers1d_hidden", members.rename(member="run"), members=2).dims == ("run", "member", "time", "x")
+    with pytest.raises(ValueError, match="given a batch along the dimension member, which the answer has besides; expected"):
+        model.sample("burgers1d_hidden", members)
+
+
+def test_dates_stay_dates_and_go_on_by_their_own_step(model):
+    u = field(model, "burgers1d", 3)[:, 0]
+    dates = np.datetime64("2020-01-01") + np.arange(3) * np.timedelta64(6, "h")
+    for times, step in ((dates, np.timedelta64(6, "h")), (dates - dates[0], np.timedelta64(6, "h")),
+                        (dates[0].astype("M8[D]") + np.arange(3), np.timedelta64(1, "D"))):
+        found = model.forecast("burgers1d", labelled(u, "time", "x", time=times), num_frames=2)["time"].values
+        assert found.dtype.kind == times.dtype.kind and (found == times[-1] + step * np.arange(1, 3)).all()
+    with pytest.warns(UserWarning, match="burgers1d was given a single date, .* trained time step of 0.05 is taken as seconds"):
+        found = model.forecast("burgers1d", labelled(u[:1], "time", "x", time=dates[:1]), num_frames=2)["time"].values
+    assert (found == dates[0] + np.timedelta64(50, "ms") * np.arange(1, 3)).all()
+    uneven = dates + np.array([0, 0, 1], "m8[h]")
+    with pytest.raises(ValueError, match="burgers1d was given dates with steps of 21600 s to 25200 s; expected equal steps"):
+        model.forecast("burgers1d", labelled(u, "time", "x", time=uneven))
+    with pytest.raises(ValueError, match="given the coordinate time with values such as .*'a'.*; expected numbers or dates"):
+        model.forecast("burgers1d", labelled(u, "time", "x", time=["a", "b", "c"]))
+
+
+class NoLeap:
+    """A date of a calendar without leap years, with as much of cftime's arithmetic as is used; cftime need not be installed."""
+
+    def __init__(self, days: float):
+        self.days = days
+
+    def timetuple(self) -> tuple:
+        raise NotImplementedError
+
+    def __sub__(self, other: NoLeap) -> timedelta:
+        return timedelta(days=self.days - other.days)
+
+    def __add__(self, other: timedelta) -> NoLeap:
+        return NoLeap(self.days + other / timedelta(days=1))
+
+
+def test_dates_of_other_calendars_go_on_by_their_own_step(model):
+    dates = np.array([NoLeap(58), NoLeap(59), NoLeap(60)])
+    u0 = labelled(field(model, "burgers1d", 3)[:, 0], "time", "x", time=dates)
+    found = model.forecast("burgers1d", u0, num_frames=2)["time"].values
+    assert [type(date) for date in found] == [NoLeap, NoLeap] and [date.days for date in found] == [61, 62]
+
+
+@pytest.mark.parametrize(("kind", "answer"), [
+    (">f4", "float32"), (">f8", "float64"), ("longdouble", "float64"), ("float16", "float32"), ("float64", "float64"),
+    (">i4", "float64"), ("int8", "float32"), ("bool", "float32"), ("uint16", "float32")])
+def test_numbers_of_every_kind_are_converted_and_the_answer_is_floating(model, kind, answer):
+    u0 = np.round(field(model, "burgers1d")).astype(kind)
+    found = model.forecast("burgers1d", u0, num_frames=2)
+    assert found.dtype == answer
+    right = model.forecast("burgers1d", u0.astype("float32"), num_frames=2)
+    np.testing.assert_allclose(found, right, rtol=1e-6)
+    np.testing.assert_allclose(model.forecast("burgers1d", labelled(u0[0], "x"), num_frames=2), right[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(model.forecast("burgers1d", u0.tolist(), num_frames=2), right, rtol=1e-6)
+
+
+def test_tensors_of_every_kind_are_converted(model):
+    u0 = torch.from_numpy(np.round(field(model, "burgers1d")))
+    right = model.forecast("burgers1d", u0, num_frames=2)
+    for kind in (torch.float16, torch.bfloat16, torch.int64, torch.bool):
+        found = model.forecast("burgers1d", u0.to(kind), num_frames=2)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, right)
+
+
+def test_values_under_a_mask_are_never_used(model):
+    u0 = field(model, "burgers1d")
+    whole = np.ma.masked_array(u0, mask=False)
+    np.testing.assert_array_equal(model.forecast("burgers1d", whole), model.forecast("burgers1d", u0))
+    holes = np.ma.masked_array(u0, mask=np.arange(64) < 3)
+    with pytest.raises(ValueError, match="burgers1d was given a field with NaN, infinity or masked values; expected finite"):
+        model.forecast("burgers1d", holes)
+    with pytest.raises(ValueError, match="NaN, infinity or masked values"):
+        model.sample("burgers1d_hidden", holes)
+    a = np.exp(field(model, "darcy2d_grf"))
+    mask = np.random.default_rng(1).random((32, 32)) < 0.1
+    np.testing.assert_array_equal(model.prior("darcy2d_grf", np.ma.masked_array(a, mask=~mask[None]), mask, members=2),
+                                  model.prior("darcy2d_grf", a, mask, members=2))
+    with pytest.raises(ValueError, match="NaN, infinity or masked values"):
+        model.prior("darcy2d_grf", np.ma.masked_array(a, mask=~mask[None]), ~mask, members=2)
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"u0": np.full((1, 64), None)}, "burgers1d was given an array of object; expected one array of real numbers. Convert it"),
+    ({"u0": [[0.0] * 64, [0.0] * 63]}, "burgers1d was given lists of unequal lengths; expected one array of real numbers"),
+    ({"u0": np.full((1, 64), "1")}, "burgers1d was given an array of <U1; expected one array"),
+    ({"u0": np.zeros((1, 64), complex)}, "burgers1d was given an array of complex128; expected one array"),
+    ({"u0": torch.zeros(1, 64, dtype=torch.complex64)}, "burgers1d was given torch.complex64; expected one array"),
+    ({"num_frames": 1.5}, "burgers1d was given 1.5 frames to forecast; expected a whole number, at least 1"),
+    ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
+    ({"parameters": {"nu": 0.1}}, "burgers1d was given the parameter 'nu'; expected Nu"),
+])
+def test_what_is_no_field_or_number_of_frames_is_refused_in_one_sentence(model, change, text):
+    asked = {"u0": field(model, "burgers1d"), "num_frames": 2, **change}
+    with pytest.raises(ValueError, match=text):
+        model.forecast("burgers1d", **asked)
+
+
+def test_a_parameter_that_had_a_single_value_in_training_may_be_left_out(model):
+    u0 = field(model, "burgers1d", 2)
+    right = model.forecast("burgers1d", u0, {"Nu": 0.1}, 2)
+    np.testing.assert_array_equal(model.forecast("burgers1d", u0, num_frames=2), right)
+    np.testing.assert_array_equal(model.forecast("burgers1d", u0, {}, 2), right)
 
 
 # ---------------------------------------------------------------- predict.py

@@ -5,11 +5,12 @@
     members = model.sample("burgers1d_forced", u0, num_frames=10, members=16)
     draws = model.prior("darcy2d_grf", a_observed, mask, members=16)
 
-Fields are (batch, time, channel, *space), NumPy, torch or xarray, and the answer is of the same kind. The
-axes batch and time may be left out: without the batch axis the answer has none; without the time axis the
-field is one frame, which is enough where the history is 1 and for steady tasks. Where two readings fit, an
-axis is time if the history is longer than 1, else batch. All that is known of a task travels in its weights
-(`Forecaster.tasks`); what was not trained is refused by name.
+Fields are (batch, time, channel, *space), NumPy, torch or xarray, and the answer is of the same kind, in
+float32 or float64. xarray is read by names (`ups.labelled`). Of arrays the axes batch and time may be left
+out: without the batch axis the answer has none; without the time axis the field is one frame, which is enough
+where the history is 1 and for steady tasks. Where two readings fit, an axis is time if the history is longer
+than 1, else batch. All that is known of a task travels in its weights (`Forecaster.tasks`); what was not
+trained is refused by name.
 """
 
 import warnings
@@ -25,17 +26,15 @@ from ups.boundary import PERIODIC
 from ups.generative.draws import WAYS, Sampler, load_sampler, sample_solutions, sample_states
 from ups.generative.judge import EVALUATIONS, USUAL, serving
 from ups.generative.observation import seen as observe_cells
+from ups.labelled import Field, as_tensor, label, unlabel
 from ups.models.head import TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.spectral import resample as on_grid
-from ups.tasks import Task
 from ups.travel import HUB, fetch
 
-CLOSE = 1e-3   # relative: published coordinates are float32, and some are off by a rounding of their own
 SAME = 1e-6   # relative: a time step or parameter that differs by less is the same number in float32
 # parameters by name, or raw in the task's order
 Values = Mapping[str, Any] | Sequence | Tensor | float | None
-Field = Any   # numpy.ndarray, torch.Tensor, xarray.DataArray or xarray.Dataset
 
 
 def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_frames: int, *,
@@ -86,6 +85,11 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
     return codec.encode(codec.normalise(shown.to(head.scale.device, torch.float32))), values, finish
 
 
+def is_count(number: Any) -> bool:
+    """Whether this is a whole number of at least 1."""
+    return isinstance(number, (int, np.integer)) and number >= 1
+
+
 def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -> None:
     """Raise ValueError unless u can be (batch, history, C, *space) of this head and dt is its time step."""
     codec, trained, steps = head.input_codec, head.description["dt"], head.history
@@ -98,10 +102,11 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
             frames == 1 if head.task.is_steady else frames >= steps,
         f"{channels} channels; expected {codec.num_channels}: {', '.join(codec.fields)}. Give them in order":
             channels == codec.num_channels,
-        "a field with NaN or infinity; expected finite numbers. Repair the field": bool(u.isfinite().all()),
+        "a field with NaN, infinity or masked values; expected finite numbers. Fill or repair the field":
+            bool(u.isfinite().all()),
         f"{num_frames} frames to forecast; expected "
-        f"{'1, as it is steady' if head.task.is_steady else 'at least 1'}. Ask for 1": num_frames == 1
-        or (num_frames > 1 and not head.task.is_steady),
+        f"{'1, as it is steady' if head.task.is_steady else 'a whole number, at least 1'}. Ask for 1":
+            is_count(num_frames) and (num_frames == 1 or not head.task.is_steady),
         f"the time step {dt}; expected {trained:g}, with which the operator was trained. Take frames so far "
         f"apart, or train with the other step": dt is None or abs(dt - trained) <= SAME * trained,
     }
@@ -125,17 +130,22 @@ def _check_range(head: TaskHead, u: Tensor) -> None:
 
 
 def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:
-    """Raw parameters (batch, P), float64. Raises ValueError for what was not trained, in name, number or
-    value."""
+    """Raw parameters (batch, P), float64; by name, one that had a single value in training need not be
+    given. Raises ValueError for what was not trained, in name, number or value."""
     known = head.description["parameters"]
-    if isinstance(parameters, Mapping):
-        if unknown := [name for name in parameters if name not in known]:
+    if parameters is None or isinstance(parameters, Mapping):
+        given = {name: low for name, (low, high) in known.items() if low == high} | dict(parameters or {})
+        if unknown := [name for name in given if name not in known]:
             raise ValueError(f"{head.name} was given the parameter {unknown[0]!r:.80}; expected "
                              f"{', '.join(known) or 'none'}, as it was trained. Give these, by name.")
-        columns = [torch.as_tensor(parameters[name], dtype=torch.float64) for name in known
-                   if name in parameters]
-        parameters = torch.stack(torch.broadcast_tensors(*columns), -1) if columns else None
-    values = torch.as_tensor([] if parameters is None else parameters, dtype=torch.float64, device="cpu")
+        if missing := [name for name in known if name not in given]:
+            name, (low, high) = missing[0], known[missing[0]]
+            raise ValueError(f"{head.name} was not given its parameter {name}; expected a value from {low:g} "
+                             f"to {high:g}, as it was trained. Pass parameters={{{name!r}: {high:g}}}, or "
+                             "another value in that range.")
+        columns = [torch.as_tensor(given[name], dtype=torch.float64) for name in known]
+        parameters = torch.stack(torch.broadcast_tensors(*columns), -1) if columns else []
+    values = torch.as_tensor(parameters, dtype=torch.float64, device="cpu")
     values = values.reshape(1, -1) if values.ndim < 2 else values
     if values.shape[1:] != (len(known),) or len(values) not in (1, batch):
         raise ValueError(f"{head.name} was given parameters of shape {tuple(values.shape)}; expected "
@@ -149,62 +159,6 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
                              f"{low:g} to {high:g}, where the operator was trained. Train with such a value, "
                              f"or ask for its guess with extrapolate=True (of numbers above zero).")
     return values.expand(batch, -1)
-
-
-def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float) -> np.ndarray:
-    """u as ([batch,] [time,] C, *space): a Dataset with a variable per field, or a DataArray with a dimension
-    "channel".
-
-    Dimensions are found by name: the task's axes, "time", "channel" (not needed of a single field), and one
-    other at most, the batch. Raises ValueError, by name, for what is missing and for coordinates of another
-    domain or time step.
-    """
-    if hasattr(u, "data_vars"):
-        if missing := [name for name in fields if name not in u]:
-            raise ValueError(f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected "
-                             f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename "
-                             "or add them.")
-        u = u[list(fields)].to_array("channel")
-    elif "channel" not in u.dims:
-        u = u.expand_dims("channel")
-    elif "channel" in u.coords and set(fields) <= set(u["channel"].values.tolist()):
-        u = u.sel(channel=list(fields))
-    others = [name for name in u.dims if name not in (*task.axes, "time", "channel")]
-    if len(others) > 1 or (missing := [axis for axis in task.axes if axis not in u.dims]):
-        raise ValueError(f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected "
-                         f"{', '.join(task.axes)}, and besides time and channel one more at most, the batch. "
-                         "Rename or select them.")
-    spans = dict(zip(task.axes, task.spans, strict=True))
-    wanted = {axis: (high - low) / u.sizes[axis] for axis, (low, high) in spans.items()}
-    wanted |= {"time": dt} if dt else {}
-    for name, step in wanted.items():
-        found = np.diff(u[name].values.astype(float)) if name in u.coords and name in u.dims else np.empty(0)
-        if found.size and np.abs(found - step).max() > CLOSE * step * max(1, u.sizes[name] / 100):
-            raise ValueError(f"{task.name} was given the coordinate {name} with steps of {found.min():g} to "
-                             f"{found.max():g}; expected {step:g}, as it was trained on "
-                             f"{', '.join(f'[{low:g}, {high:g}]' for low, high in {*task.spans})}. "
-                             "Put the field on such cells, or mend it.")
-    return u.transpose(*others, *[name for name in ("time",) if name in u.dims], "channel", *task.axes).values
-
-
-def label(values: np.ndarray, like: Any, task: Task, axes: tuple[str, ...], dt: float) -> Any:
-    """An answer ([batch,] *axes, C, *space) to the labelled field `like`, with its coordinates; axes: such as
-    member and time."""
-    import xarray
-
-    others = [name for name in like.dims if name not in (*task.axes, "time", "channel")]
-    dims = (*others, *axes, "channel", *task.axes)
-    coordinates = {name: like[name] for name in (*others, *task.axes) if name in like.coords}
-    sizes = dict(zip(dims, values.shape, strict=True))
-    if "time" in axes:
-        last = float(like["time"].values.reshape(-1)[-1]) if "time" in like.coords else 0.0
-        coordinates["time"] = last + dt * np.arange(1, sizes["time"] + 1)
-    coordinates |= {"channel": list(task.fields)} | ({"member": np.arange(sizes["member"])}
-                                                     if "member" in axes else {})
-    out = xarray.DataArray(values, coordinates, dims, attrs={"task": task.name})
-    if hasattr(like, "data_vars"):
-        return out.to_dataset("channel").assign_attrs(like.attrs | {"task": task.name})
-    return out if "channel" in like.dims else out.isel(channel=0, drop=True).rename(task.fields[0])
 
 
 class Forecaster:
@@ -257,13 +211,13 @@ class Forecaster:
 
         u0: the last frames (batch, history or more, C, *space), channels in the order of the task's fields;
         of a steady task the coefficient. parameters: by name, {"Nu": 0.01}, or (batch, P) or (P,), raw values
-        in the task's order; None where it has or shows none. dt: the time between the frames that are wanted,
-        compared with the trained one. resample: take a field on another grid to the trained one and the
-        forecast back, and warn what that left out. extrapolate: allow parameters and starts
-        outside the trained range. Raises ValueError, by name, for whatever was not trained; warns of a
+        in the task's order; one that had a single value in training may be left out. dt: the time between the
+        frames that are wanted, compared with the trained one. resample: take a field on another grid to the
+        trained one and the forecast back, and warn what that left out. extrapolate: allow parameters and
+        starts outside the trained range. Raises ValueError, by name, for whatever was not trained; warns of a
         forecast that blows up.
         """
-        u, answer = self._read(task, u0)
+        u, answer = self._read(task, u0, ("time",))
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
         z_pred = self.operator.rollout(z, task, values, num_frames)
@@ -285,11 +239,11 @@ class Forecaster:
         make target, where the run has no such stage.
         """
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
-        u, answer = self._read(task, u0)
+        u, answer = self._read(task, u0, ("member", "time"))
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, rows)
-        return answer(finish(self.operator.head(task).physical(z_pred)), ("member", "time"))
+        return answer(finish(self.operator.head(task).physical(z_pred)))
 
     @torch.no_grad()
     def prior(self, task: str, a_observed: Field, mask: Any, members: int = 16, *, parameters: Values = None,
@@ -298,12 +252,12 @@ class Forecaster:
         physical units.
 
         a_observed: the coefficient (batch, C, *space); mask: ([batch,] *space), 1 where it is seen, exactly.
-        What is not seen may hold anything, NaN too. parameters: needed only where several values were
-        trained. Raises as `sample`.
+        What is not seen may hold anything, NaN too. parameters: as `forecast`. Raises as
+        `sample`.
         """
         sampler = self._sampler(task, "prior", members, is_steady=True)
-        u, answer = self._read(task, a_observed)
-        codec, known = self.operator.head(task).input_codec, self.tasks[task]["parameters"]
+        u, answer = self._read(task, a_observed, ("member",))
+        codec = self.operator.head(task).input_codec
         seen = torch.as_tensor(np.asarray(mask)).bool()
         if seen.shape[-codec.ndim :] != u.shape[-codec.ndim :] or seen[..., 0].ndim not in (codec.ndim - 1,
                                                                                             codec.ndim):
@@ -312,12 +266,10 @@ class Forecaster:
                              "coefficient is seen, else 0.")
         seen = seen.expand(len(u), *u.shape[-codec.ndim :])[:, None]
         u = torch.where(seen[:, None], u, torch.ones_like(u))
-        if parameters is None and all(low == high for low, high in known.values()):
-            parameters = {name: low for name, (low, _) in known.items()}
         z, values, finish = start(self.operator, task, u, parameters, 1)
         observation = observe_cells(codec.normalise(u[:, 0].to(z)), seen.to(z))
         draws = sample_solutions(self.operator, sampler, task, observation, values, members, seed)
-        return answer(finish(draws), ("member",))
+        return answer(finish(draws))
 
     def _sampler(self, task: str, by: str | None, members: int, is_steady: bool,
                  evaluations: int = EVALUATIONS) -> Sampler:
@@ -330,8 +282,9 @@ class Forecaster:
                 "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time"
             asked = f" by {by!r}" if by else ""
             raise ValueError(f"{task} was asked for samples{asked}; expected {wanted}. Ask for these.")
-        if members < 1:
-            raise ValueError(f"{task} was asked for {members} members; expected at least 1. Ask for more.")
+        if not is_count(members):
+            raise ValueError(f"{task} was asked for {members} members; expected a whole number, at least 1. "
+                             "Ask for so many.")
         if self.folder is None:
             raise FileNotFoundError(f"an operator alone has no {by or 'errors to draw'}; expected a run's "
                                     "folder, such as runs/small, to draw from. Give ups.load that folder.")
@@ -346,24 +299,26 @@ class Forecaster:
                              f"errors. Set task.{task}.reserve and train again.")
         return sampler
 
-    def _read(self, task: str, u0: Field) -> tuple[Tensor, Callable[..., Field]]:
-        """u0 as (batch, time, C, *space), and what makes an answer (batch, [members,] time, C, *space) of its
+    def _read(self, task: str, u0: Field, axes: tuple[str, ...]) -> tuple[Tensor, Callable[[Tensor], Field]]:
+        """u0 as (batch, time, C, *space), floats, and what makes an answer (batch, *axes, C, *space) of its
         kind."""
         head = self.operator.head(task)
-        codec, given, is_labelled = head.input_codec, u0, hasattr(u0, "dims")   # by xarray
+        codec, values, dt = head.input_codec, u0, head.description["dt"]
+        is_labelled, batch = hasattr(u0, "dims"), []   # by xarray
         if is_labelled:
-            given = unlabel(u0, head.task, codec.fields, head.description["dt"])
-        u = (given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))).detach()
-        is_batch = u.ndim == 3 + codec.ndim or (u.ndim == 2 + codec.ndim and head.history == 1)
+            values, batch = unlabel(u0, head.task, codec.fields, dt, axes)
+        u = as_tensor(values, task)
+        is_batch = bool(batch) if is_labelled else (
+            u.ndim == 3 + codec.ndim or (u.ndim == 2 + codec.ndim and head.history == 1))
         if u.ndim == 2 + codec.ndim:
             u = u[:, None] if is_batch else u[None]
         elif u.ndim == 1 + codec.ndim and head.history == 1:
             u = u[None, None]
 
-        def answer(u_pred: Tensor, axes: tuple[str, ...] = ("time",)) -> Field:
+        def answer(u_pred: Tensor) -> Field:
             u_pred = u_pred if is_batch else u_pred[0]
             if is_labelled:
-                return label(u_pred.cpu().numpy(), u0, head.task, axes, head.description["dt"])
+                return label(u_pred.cpu().numpy(), u0, head.task, batch, axes, dt)
             return u_pred if isinstance(u0, Tensor) else u_pred.cpu().numpy()
 
         return u, answer

@@ -1,0 +1,147 @@
+"""Fields as a user holds them, as plain arrays and back: numbers of any kind, and xarray's names, coordinates
+and dates."""
+
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.tasks import Task
+
+CLOSE = 1e-3   # relative: published coordinates are float32, and some are off by a rounding of their own
+Field = Any   # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or nested lists of numbers
+
+
+def as_tensor(u: Any, name: str) -> Tensor:
+    """Real numbers of any kind as a tensor of floats: float64 where the kind is wider than float32, else
+    float32. Masked values become NaN. Raises ValueError, with `name`, for what holds anything else."""
+    if isinstance(u, Tensor):
+        if u.is_complex():
+            raise _not_numbers(name, str(u.dtype))
+        return u.detach().to(torch.promote_types(u.dtype, torch.float32))
+    try:
+        values = np.asanyarray(u)
+    except ValueError:   # NumPy's word for lists of unequal lengths
+        raise _not_numbers(name, "lists of unequal lengths") from None
+    if values.dtype.kind not in "biuf":
+        raise _not_numbers(name, f"an array of {values.dtype}")
+    kind = np.promote_types(values.dtype.newbyteorder("="), np.float32)
+    kind = np.float64 if kind == np.longdouble else kind
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.astype(kind).filled(np.nan)
+    return torch.from_numpy(np.array(values, kind, order="C"))
+
+
+def _not_numbers(name: str, found: str) -> ValueError:
+    return ValueError(f"{name} was given {found}; expected one array of real numbers. Convert it, for "
+                      "example with numpy.asarray(u, dtype='float32').")
+
+
+def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[str, ...],
+            ) -> tuple[np.ndarray, list[str]]:
+    """(u as (batch, time, C, *space), names of the batch's dimension, none or one) of a Dataset with a
+    variable per field, or a DataArray with a dimension "channel".
+
+    Dimensions are found by name: the task's axes, "time", "channel" (not needed for a single field), and one
+    other at most, the batch. Without batch or time that axis has one entry. axes: of the answer, such as
+    member and time. Raises ValueError, by name, for what is missing and for coordinates of another domain or
+    time step.
+    """
+    if hasattr(u, "data_vars"):
+        if missing := [name for name in fields if name not in u]:
+            raise ValueError(f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected "
+                             f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename "
+                             "or add them.")
+        u = u[list(fields)].to_array("channel")
+    elif "channel" not in u.dims:
+        u = u.expand_dims("channel")
+    elif "channel" in u.coords and set(fields) <= set(u["channel"].values.tolist()):
+        u = u.sel(channel=list(fields))
+    batch = [name for name in u.dims if name not in (*task.axes, "time", "channel")]
+    if len(batch) > 1 or not set(task.axes) <= set(u.dims):
+        raise ValueError(f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected "
+                         f"{', '.join(task.axes)}, and besides time and channel one more at most, the batch. "
+                         "Rename or select them.")
+    if {*batch} & {*axes}:
+        raise ValueError(f"{task.name} was given a batch along the dimension {batch[0]}, which the answer "
+                         "has besides; expected another name. Rename it, for example to 'run'.")
+    wanted = {axis: (high - low) / u.sizes[axis] for axis, (low, high)
+              in zip(task.axes, task.spans, strict=True)} | ({"time": dt} if dt else {})
+    for name, step in wanted.items():
+        if name in u.coords:
+            _check_steps(u[name].values.reshape(-1), name, step, task)
+    for name in ("time", *([] if batch else ["batch"])):
+        u = u if name in u.dims else u.drop_vars(name, errors="ignore").expand_dims(name)
+    return u.transpose(*(batch or ["batch"]), "time", "channel", *task.axes).values, batch
+
+
+def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None:
+    """Raise ValueError unless neighbouring coordinates are `step` apart; dates, whose unit no task states,
+    equally far apart."""
+    if not (_is_dates(values) or values.dtype.kind in "iuf"):
+        raise ValueError(f"{task.name} was given the coordinate {name} with values such as {values[0]!r}; "
+                         f"expected numbers{' or dates' if name == 'time' else ''}. Convert or drop it.")
+    tolerance = CLOSE * max(1, len(values) / 100)
+    if len(values) < 2:
+        return
+    if _is_dates(values):
+        steps = np.diff(values).astype("timedelta64[ns]")
+        seconds = steps / np.timedelta64(1, "s")
+        if not np.abs(seconds - seconds.mean()).max() <= tolerance * seconds.mean():
+            raise ValueError(f"{task.name} was given dates with steps of {seconds.min():g} s to "
+                             f"{seconds.max():g} s; expected equal steps, as it was trained. Select or "
+                             "interpolate such frames.")
+        return
+    found = np.diff(values.astype(float))
+    if not np.abs(found - step).max() <= tolerance * step:
+        raise ValueError(f"{task.name} was given the coordinate {name} with steps of {found.min():g} to "
+                         f"{found.max():g}; expected {step:g}, as it was trained on "
+                         f"{', '.join(f'[{low:g}, {high:g}]' for low, high in {*task.spans})}. "
+                         "Put the field on such cells, or correct it.")
+
+
+def _is_dates(values: np.ndarray) -> bool:
+    """Whether these are dates or durations: of NumPy, or objects as cftime makes them."""
+    return values.dtype.kind in "mM" or hasattr(values[0], "timetuple")
+
+
+def _times(like: Any, task: Task, dt: float, count: int) -> np.ndarray:
+    """The coordinates of the `count` frames that follow the last one of `like`. Dates go on by their own
+    step; a single date goes on by dt seconds, with a warning."""
+    known = like["time"].values.reshape(-1) if "time" in like.coords else np.zeros(1)
+    if not _is_dates(known):
+        return float(known[-1]) + dt * np.arange(1, count + 1)
+    if known.dtype != object:   # fine enough to divide, and wide enough
+        unit = "ns" if np.datetime_data(known.dtype)[0] == "ns" else "us"
+        known = known.astype(f"{known.dtype.kind}8[{unit}]")
+    if len(known) > 1:
+        step = (known[-1] - known[0]) / (len(known) - 1)
+    else:
+        step = timedelta(seconds=dt) if known.dtype == object else np.timedelta64(round(dt * 1e9), "ns")
+        warnings.warn(f"{task.name} was given a single date, which does not say how far frames are apart; "
+                      f"the trained time step of {dt:g} is taken as seconds. Pass two frames or more, and "
+                      "their step is used.", stacklevel=6)
+    return np.array([known[-1] + number * step for number in range(1, count + 1)])
+
+
+def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tuple[str, ...],
+          dt: float) -> Any:
+    """An answer ([batch,] *axes, C, *space) to the labelled field `like`, with its coordinates; batch: as
+    `unlabel` found it; axes: such as member and time."""
+    import xarray
+
+    dims = (*batch, *axes, "channel", *task.axes)
+    sizes = dict(zip(dims, values.shape, strict=True))
+    coordinates = {name: like[name] for name in (*batch, *task.axes) if name in like.coords}
+    if "time" in axes:
+        attributes = like["time"].attrs if "time" in like.coords else {}
+        coordinates["time"] = "time", _times(like, task, dt, sizes["time"]), attributes
+    coordinates |= {"channel": list(task.fields)} | ({"member": np.arange(sizes["member"])}
+                                                     if "member" in axes else {})
+    out = xarray.DataArray(values, coordinates, dims, attrs={"task": task.name})
+    if hasattr(like, "data_vars"):
+        return out.to_dataset("channel").assign_attrs(like.attrs | {"task": task.name})
+    return out if "channel" in like.dims else out.isel(channel=0, drop=True).rename(task.fields[0])
