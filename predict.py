@@ -9,8 +9,7 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
         weights, rows, members and parameters.
 
     python predict.py --run runs/small --task burgers1d --input my.h5 --output out.h5 --frames 30
-    python predict.py --run runs/small --task burgers1d_forced --input my.h5 --output out.h5 --frames 10
-    --members 16
+    python predict.py --run runs/small --task burgers1d_forced --input my.h5 --output out.h5 --members 16
 """
 
 import os
@@ -40,7 +39,8 @@ OPTIONS = {
     "--output": {"required": True, "type": Path, "help": "file to write; must not be there"},
     "--frames": {"type": int, "default": 1, "help": "frames to forecast (1)"},
     "--members": {"type": int, "default": 0, "help": "draws per row; 0: the operator's forecast alone"},
-    "--by": {"default": "student", "help": "what draws the members: student or teacher"},
+    "--by": {"help": "what draws the members: student, student_2, teacher or rival (the one that serves)"},
+    "--evaluations": {"type": int, "metavar": "N", "help": "of a network per call, in place of --by"},
     "--seed": {"type": int, "default": 0, "help": "of the members"},
     "--rows": {"default": ":", "metavar": "FIRST:LAST", "help": "trajectories of the input (all)"},
     "--shown": {"type": int, "metavar": "N", "help": "use the first N frames of the input only (all)"},
@@ -100,7 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
                          f"least {head.history}, the history of {args.task}, and no more than there are. "
                          "Correct it.")
     values, is_steady = parameters_of(args.parameters, known["parameters"], source), head.task.is_steady
-    repeats, num_frames = max(1, args.members), 1 if is_steady else head.history + args.frames
+    # members are conditioned on one frame more where there is one, as in training and in the report
+    context = min(shown, head.history + bool(args.members))
+    repeats, num_frames = max(1, args.members), 1 if is_steady else context + args.frames
     is_near = shown == 1 or abs(source.dt - known["dt"]) <= CLOSE * known["dt"]   # times in files are float32
     options = {"parameters": values, "num_frames": 1 if is_steady else args.frames, "resample": args.resample,
                "extrapolate": args.extrapolate, "dt": None if is_near else source.dt}
@@ -119,11 +121,12 @@ def main(arguments: list[str] | None = None) -> int:
         float32."""
         first, last = rows[indices[0] // repeats], rows[indices[-1] // repeats] + 1
         u = source.read(first, last)
-        u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, shown - head.history : shown]
+        u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, shown - context : shown]
         if own is not None and not values and known["parameters"]:
             options["parameters"] = source.parameters[first:last]
         if args.members:
-            options.update(members=args.members, by=args.by, seed=args.seed, rows=range(first, last))
+            options.update(members=args.members, by=args.by, evaluations=args.evaluations, seed=args.seed,
+                           rows=range(first, last))
         u_pred = (model.sample if args.members else model.forecast)(args.task, u, **options)
         u_pred = u_pred.reshape(-1, *u_pred.shape[2:]) if args.members else u_pred
         return np.concatenate([u.repeat(repeats, 0), u_pred], 2 if is_steady else 1)
@@ -139,11 +142,11 @@ def main(arguments: list[str] | None = None) -> int:
                       times=known["dt"] * np.arange(num_frames), parameters=table.repeat(repeats, 0))
         with h5py.File(path, "r+", locking=False) as file:
             file.attrs.update({"task": args.task, "run": args.run, "first_row": rows[0],
-                               "members": args.members, "shown_frames": head.history, **(values or {})})
+                               "members": args.members, "shown_frames": context, **(values or {})})
             layout = layout_of(head.task) if own is None else None
             for name in () if is_steady or own is not None else layout.names(file) or ("",):
                 times = file[layout.coordinate("t", name)]   # those that follow the input's
-                begin = source.coordinates["t"][shown - head.history]
+                begin = source.coordinates["t"][shown - context]
                 times[...] = begin + known["dt"] * np.arange(times.shape[-1])
         os.replace(path, output)
 

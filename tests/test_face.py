@@ -126,7 +126,7 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
         Forecaster(model.operator).sample("burgers1d_hidden", u0)
 
 
-def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_asked_for(tmp_path, model):
+def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_are_spent(tmp_path, model):
     def stage(name, *, is_done=True, **figures):
         folder = tmp_path / name
         folder.mkdir()
@@ -139,21 +139,35 @@ def test_what_serves_is_the_best_of_what_was_finished_within_the_evaluations_ask
     stage("consistency", student_1=0.13, student_2=None)       # two evaluations blew up
     assert judge.in_words(tmp_path, "forced").startswith("sample() draws by student_1, of what takes at most 2 evaluations")
     assert judge.judged(tmp_path, "forced") == {"corrector": (32, 0.10), "student_1": (1, 0.13)}
-    assert judge.serving(tmp_path, "forced") == "student_1" and judge.serving(tmp_path, "forced", 32) == "corrector"
-    assert judge.serving(tmp_path, "forced", 0) == "student_1"   # none takes so few: the cheapest
+    assert judge.serving(tmp_path, "forced") == "student_1"
+    for asked, spent in ((1, ("student_1", 0)), (2, ("corrector", 1)), (3, ("corrector", 1)), (16, ("corrector", 8)),
+                         (32, ("corrector", 16)), (100, ("corrector", 16))):
+        assert judge.spending(tmp_path, "forced", asked) == spent   # not student_2, which blew up
     stage("rival", is_done=False, rival=0.01)                  # a stage that is still training says nothing
     assert judge.serving(tmp_path, "forced") == "student_1"
     (tmp_path / "rival" / "model.safetensors").touch()
-    assert judge.serving(tmp_path, "forced", 1) == "rival" and judge.serving(tmp_path, "other") == "student_1"
+    assert judge.serving(tmp_path, "forced") == "rival" and judge.serving(tmp_path, "other") == "student_1"
+    assert judge.spending(tmp_path, "forced", 1) == ("rival", 0)   # of as many evaluations the better
     for more, best in ((0.128, "student_1"), (0.1, "student_2")):   # a second evaluation must be worth more than chance is
         (tmp_path / "consistency" / "config.json").write_text(json.dumps({judge.FOUND: {"tied": {
             "student_1": 0.13, "student_2": more}}}))
         assert judge.serving(tmp_path, "tied") == best
+        assert judge.spending(tmp_path, "tied", 2) == ("student_2", 0) and judge.spending(tmp_path, "tied", 32)[0] == "corrector"
     found = judge.judged(model.folder, "burgers1d_hidden")     # of the scripts themselves
     assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
-    u0, best = field(model, "burgers1d_hidden", 2), judge.serving(model.folder, "burgers1d_hidden", 100)
-    np.testing.assert_array_equal(model.sample("burgers1d_hidden", u0, members=2, evaluations=100),
-                                  model.sample("burgers1d_hidden", u0, members=2, by=best))
+    assert found["corrector"][0] == 8
+
+
+@pytest.mark.parametrize(("evaluations", "by"), [(32, "teacher"), (8, "teacher"), (2, "student_2"), (1, "student")])
+def test_evaluations_that_are_asked_for_are_spent(model, evaluations, by):
+    u0 = field(model, "burgers1d_hidden", 2)
+    asked = model.sample("burgers1d_hidden", u0, members=2, evaluations=evaluations)
+    np.testing.assert_array_equal(asked, model.sample("burgers1d_hidden", u0, members=2, by=by))
+    few = model.sample("burgers1d_hidden", u0, members=2, evaluations=4)   # the teacher's sampler in two steps
+    assert np.abs(few - asked).max() > 0
+    for wrong in ({"evaluations": 0}, {"evaluations": 1.5}, {"evaluations": 2, "by": "teacher"}):
+        with pytest.raises(ValueError, match="burgers1d_hidden was asked for samples with evaluations=.*; expected a whole number"):
+            model.sample("burgers1d_hidden", u0, members=2, **wrong)
 
 
 # ---------------------------------------------------------------- axes and kinds
@@ -255,7 +269,7 @@ def test_a_labelled_forecast_is_the_start_of_the_next(model):
     members = model.sample("burgers1d_hidden", u0, num_frames=2, members=3)
     assert model.forecast("burgers1d_hidden", members).dims == ("member", "time", "x")
     assert model.sample("burgers1d_hidden", members.rename(member="run"), members=2).dims == ("run", "member", "time", "x")
-    with pytest.raises(ValueError, match="given a batch along the dimension member, which the answer has besides; expected"):
+    with pytest.raises(ValueError, match="a batch along the dimension member, which the answer has besides"):
         model.sample("burgers1d_hidden", members)
 
 

@@ -15,6 +15,7 @@ trained is refused by name.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from ups.boundary import PERIODIC
 from ups.generative.draws import WAYS, Sampler, load_sampler, sample_solutions, sample_states
-from ups.generative.judge import EVALUATIONS, USUAL, serving
+from ups.generative.judge import USUAL, serving, spending
 from ups.generative.observation import seen as observe_cells
 from ups.labelled import Field, as_tensor, label, unlabel
 from ups.models.head import TaskHead
@@ -226,16 +227,19 @@ class Forecaster:
     @torch.no_grad()
     def sample(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, members: int = 16,
                *,
-               by: str | None = None, evaluations: int = EVALUATIONS, seed: int = 0,
+               by: str | None = None, evaluations: int | None = None, seed: int = 0,
                rows: Sequence[int] | None = None, dt: float | None = None, resample: bool = False,
                extrapolate: bool = False) -> Field:
         """Members (batch, members, num_frames, C, *space) that follow u0, physical units: each call of the
         operator gets an error drawn from what the operator was seen to leave.
 
-        by: "student" (one evaluation per call), "student_2" (two), "teacher" (the diffusion itself) or
-        "rival"; without, of those that take at most so many `evaluations` per call the cheapest that is as
-        good as the best on validation (`ups.generative.judge`). seed and a row's number (rows; else its place
-        in the batch) decide its members. Everything else as `forecast`. Raises FileNotFoundError, naming the
+        u0: as `forecast`; where there is one more frame than the history, the errors are conditioned on it,
+        too, as in training and in the report. by: "student" (one evaluation of a network per call),
+        "student_2" (two), "teacher" (the diffusion itself) or "rival". evaluations: per call, in place of
+        `by`: what spends this budget draws, the teacher's sampler from 4 on, in as many steps as it was
+        trained for at most (`ups.generative.judge.spending`). Without both, what serves: the cheapest that is
+        as good as the best on validation with at most two. seed and a row's number (rows; else its place in
+        the batch) decide its members. Everything else as `forecast`. Raises FileNotFoundError, naming the
         make target, where the run has no such stage.
         """
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
@@ -272,7 +276,7 @@ class Forecaster:
         return answer(finish(draws))
 
     def _sampler(self, task: str, by: str | None, members: int, is_steady: bool,
-                 evaluations: int = EVALUATIONS) -> Sampler:
+                 evaluations: int | None = None) -> Sampler:
         """The sampler of a run, loaded once. Raises ValueError or FileNotFoundError for what the run cannot
         draw."""
         head = self.operator.head(task)
@@ -285,14 +289,20 @@ class Forecaster:
         if not is_count(members):
             raise ValueError(f"{task} was asked for {members} members; expected a whole number, at least 1. "
                              "Ask for so many.")
+        if evaluations is not None and (by is not None or not is_count(evaluations)):
+            raise ValueError(f"{task} was asked for samples with evaluations={evaluations!r:.80} and by={by!r};"
+                             " expected a whole number, at least 1, without by. Give one of the two.")
         if self.folder is None:
             raise FileNotFoundError(f"an operator alone has no {by or 'errors to draw'}; expected a run's "
                                     "folder, such as runs/small, to draw from. Give ups.load that folder.")
-        if by is None:
-            name = serving(self.folder, task, evaluations)
+        num_steps = 0
+        if evaluations is not None:
+            name, num_steps = spending(self.folder, task, evaluations)
+        elif by is None:
+            name = serving(self.folder, task)
         if name not in self._samplers:
             self._samplers[name] = load_sampler(self.folder, name, head.scale.device)
-        sampler = self._samplers[name]
+        sampler = replace(self._samplers[name], num_steps=num_steps)
         if task not in sampler.network.names:
             raise ValueError(f"{self.folder} draws no samples of {task}; expected one of "
                              f"{', '.join(sampler.network.names)}, for which it has learnt the operator's "

@@ -40,20 +40,23 @@ WAYS = {   # name: (stage, evaluations of a student; 0: the probability flow of 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A network and how it draws: evaluations as in `WAYS`."""
+    """A network and how it draws: evaluations as in `WAYS`; num_steps (of corrector and prior): of the
+    midpoint rule, 0: as it was trained for."""
 
     network: Corrector
     evaluations: int
+    num_steps: int = 0
 
     def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None,
                  num_steps: int = 0) -> Tensor:
         """r~ (batch, *tokens, dim) from noise of that shape, and a second where there are two evaluations.
-        num_steps (of corrector and prior): of the midpoint rule, 0: as it was trained for."""
+        num_steps: in place of the sampler's."""
         velocity, facts = self.network.velocity(condition), self.network.description
         if self.network.heads[condition.name].by != "diffusion":
             return condition.begin(noise)
         if self.evaluations == 0:
-            return sample(velocity, condition.begin(noise), num_steps or facts["sampler_steps"])
+            num_steps = num_steps or self.num_steps or facts["sampler_steps"]
+            return sample(velocity, condition.begin(noise), num_steps)
         return sample_student(velocity, noise, facts.get("mid_angle", 0.0),
                               second if self.evaluations == 2 else None)
 

@@ -24,7 +24,7 @@ from ups.training.checkpoint import MODEL
 FOUND = "validation_crps"   # in config.json: task -> way -> CRPS, None where a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
 FEW, SIZES = 8, (0.0, 0.03, 0.1, 0.3)   # trajectories on which an error is chosen, over a residual's size
-USUAL, EVALUATIONS = "student_1", 2   # where nothing was judged; evaluations per call that a draw may take
+USUAL, EVALUATIONS = "student_1", 2   # where nothing was judged; per call of what serves
 TIED = 1.05   # so much chance is in these figures: with two evaluations for one they differed by -5 % to 5 %
 
 
@@ -72,26 +72,47 @@ def _scores(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientRe
             for name, (*totals, count) in zip(residuals, sums, strict=True)}
 
 
-def judged(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
-    """Way -> (evaluations per call, CRPS on validation) of a task, from the finished stages in the folder of
-    a run, the best first; without what blew up or was not judged."""
+def finished_ways(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
+    """Way -> (evaluations per call, CRPS on validation, infinite where it was not judged) of the ways to draw
+    a task's errors, of the finished stages in the folder of a run; without what blew up."""
     found = {}
     for way, (stage, evaluations) in WAYS.items():
         folder = Path(run_dir) / stage
-        if (folder / MODEL).is_file():
+        if way != "prior" and (folder / MODEL).is_file():
             description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            crps = description.get(FOUND, {}).get(task, {}).get(way)
+            crps = description.get(FOUND, {}).get(task, {}).get(way, math.inf)
             if crps is not None:
                 found[way] = evaluations or 2 * description["sampler_steps"], crps
+    return found
+
+
+def judged(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
+    """`finished_ways` that were judged, the best first."""
+    found = {way: entry for way, entry in finished_ways(run_dir, task).items() if entry[1] < math.inf}
     return dict(sorted(found.items(), key=lambda entry: entry[1][1]))
 
 
-def serving(run_dir: str | Path, task: str, evaluations: int = EVALUATIONS) -> str:
-    """The way that draws a task's errors: of those that take at most so many evaluations of a network per
-    call the cheapest within TIED of the best on validation, or the cheapest of all where those blew up there;
-    USUAL where none was judged."""
+def spending(run_dir: str | Path, task: str, evaluations: int) -> tuple[str, int]:
+    """(way, midpoint steps of the corrector or 0) that takes the most evaluations of a network per call
+    within this budget: a student's or the rival's one or two, whichever is better on validation, or the
+    corrector's sampler, in as many steps as it was trained for at most. USUAL where nothing fits."""
+    found, steps = {}, 0
+    for way, (taken, crps) in finished_ways(run_dir, task).items():
+        if way == "corrector":   # each step takes two; in fewer steps it was not judged
+            steps = min(taken, evaluations) // 2
+            taken, crps = 2 * steps, crps if 2 * steps == taken else math.inf
+        if 0 < taken <= evaluations:
+            found[way] = -taken, crps
+    way = min(found, key=found.__getitem__, default=USUAL)
+    return way, steps if way == "corrector" else 0
+
+
+def serving(run_dir: str | Path, task: str) -> str:
+    """The way that draws a task's errors where none is asked for: of those that take at most EVALUATIONS
+    evaluations of a network per call the cheapest within TIED of the best on validation, or the cheapest of
+    all where those blew up there; USUAL where none was judged."""
     found = judged(run_dir, task)
-    fitting = {way: entry for way, entry in found.items() if entry[0] <= evaluations}
+    fitting = {way: entry for way, entry in found.items() if entry[0] <= EVALUATIONS}
     most = TIED * min((crps for _, crps in fitting.values()), default=math.inf)
     return min((way for way, (_, crps) in fitting.items() if crps <= most), key=fitting.__getitem__,
                default=min(found, key=lambda way: found[way][0], default=USUAL))
