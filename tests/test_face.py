@@ -22,12 +22,16 @@ import predict
 import prepare_cache
 import prepare_data
 import ups
+from ups.config import load_config
+from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
+from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative import judge
+from ups.generative.residuals import TransientResiduals
 from ups.interpreter import pinned
 
 ROOT = Path(__file__).resolve().parent.parent
-TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf")
+TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burgers1d_forced")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,7 @@ def folder(tmp_path_factory) -> Path:
     settings = {
         "include": str(ROOT / "configs" / "smoke.yaml"), "run": {"name": "tiny", "root": str(root)},
         "data": {"tasks": list(TASKS), "root": str(root / "data")}, "cache": {"root": str(root / "cache")},
+        "task": {"burgers1d_forced": {"num_trajectories": 24, "num_frames": 16, "t_end": 0.375, "resolution": 64}},
         "operator": {"base_steps": 5, "train": train, "model": size},
         "diffusion": {"scale_steps": 5, "train": train, "model": size, "min_residual_ratio": 1e-3, "max_whitened_std": 1e3},
         "consistency": {"train": train, "pool_batches": 4}, "steady": {"scale_steps": 5, "train": train, "model": size},
@@ -95,7 +100,7 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
      "asked for samples by 'prior'; expected sample"),
     (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), by="techer"), "by 'techer'; expected sample"),
     (lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1), "draws no samples of burgers1d; expected one of "
-     "burgers1d_hidden, for which it has learnt the operator's errors. Set task.burgers1d.reserve"),
+     "burgers1d_hidden, burgers1d_forced, for which it has learnt the operator's errors. Set task.burgers1d.reserve"),
     (lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")), "this operator does not know 'cfd1d'; expected one of"),
     (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0),
      "was asked for 0 members; expected a whole number, at least 1"),
@@ -166,7 +171,7 @@ def test_evaluations_that_are_asked_for_are_spent(model, evaluations, by):
     few = model.sample("burgers1d_hidden", u0, members=2, evaluations=4)   # the teacher's sampler in two steps
     assert np.abs(few - asked).max() > 0
     for wrong in ({"evaluations": 0}, {"evaluations": 1.5}, {"evaluations": 2, "by": "teacher"}):
-        with pytest.raises(ValueError, match="burgers1d_hidden was asked for samples with evaluations=.*; expected a whole number"):
+        with pytest.raises(ValueError, match="hidden was asked for samples with evaluations=.*; expected a whole number"):
             model.sample("burgers1d_hidden", u0, members=2, **wrong)
 
 
@@ -409,8 +414,31 @@ def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder
     monkeypatch.setattr(predict, "STATES", 3)
     assert predict.main([*common, "--output", str(tmp_path / "b.h5"), "--rows", "2:4"]) == 0
     a, b = (predict.open_data(tmp_path / name, "burgers1d_hidden").read(0, num) for name, num in (("a.h5", 12), ("b.h5", 6)))
-    assert np.abs(b - a[6:]).max() < 0.1 * a[:3, 1:].std(0).mean()
-    assert a.shape == (12, 3, 1, 64) and (a[:3, 1:].std(0) > 0).all() and (a[:3, 0] == a[0, 0]).all()
+    assert np.abs(b - a[6:]).max() < 0.1 * a[:3, 2:].std(0).mean()
+    assert a.shape == (12, 4, 1, 64) and (a[:3, 2:].std(0) > 0).all() and (a[:3, :2] == a[0, :2]).all()   # history + 1
+
+
+@pytest.mark.parametrize(("by", "way"), [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector")])
+@pytest.mark.parametrize("task", ["burgers1d_forced", "burgers1d_hidden"])   # with a context of 10 frames, and of the history
+def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_path, task, by, way):
+    config = load_config(folder / "tiny.yaml")
+    truth = open_truth(config, task)
+    samplers = load_samplers(config.run_dir, ["diffusion", "consistency"], torch.device("cpu"))
+    ensembles = Ensembles(TransientResiduals(model.operator, truth.cache), truth, samplers, seed=3)
+    rows = truth.cache.split["test"]
+    rows = rows[rows < truth.sources[0].num_trajectories][:2]   # those of the first file
+    report = rollouts(ensembles, way, rows, 3, 4).numpy()
+    given = truth.frames(rows, 0, truth.context).numpy()
+    members = model.sample(task, given, num_frames=3, members=4, by=by, seed=3, rows=rows.tolist())
+    spread = report.std(1).mean()
+    assert np.abs(members - report).max() < 1e-4 * spread
+    for row, right in zip(rows.tolist(), members, strict=True):
+        out = tmp_path / f"{row}.h5"
+        asked = {"run": folder / "tiny", "task": task, "input": truth.sources[0].path, "output": out, "frames": 3, "members": 4,
+                 "by": by, "seed": 3, "rows": f"{row}:{row + 1}", "shown": truth.context}
+        assert predict.main([str(word) for key, value in asked.items() for word in (f"--{key}", value)]) == 0
+        drawn = predict.open_data(out, task).read(0, 4)
+        assert np.abs(drawn[:, -3:] - right).max() < 1e-4 * spread
 
 
 @pytest.mark.parametrize(("change", "text"), [
