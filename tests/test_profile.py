@@ -63,7 +63,7 @@ def test_flops_and_bytes_of_a_product_are_counted():
 
 def test_a_missing_parent_names_the_make_target(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["profiling", "diffusion", f"run.root={tmp_path}"])
-    with pytest.raises(FileNotFoundError, match="stage operator of run default is not finished; expected it in .*Run: make op"):
+    with pytest.raises(FileNotFoundError, match="stage operator of run small is not finished; expected it in .*Run: make op"):
         profiling.main()
 
 

@@ -290,8 +290,8 @@ class Forecaster:
             raise ValueError(f"{task} was asked for {members} members; expected a whole number, at least 1. "
                              "Ask for so many.")
         if evaluations is not None and (by is not None or not is_count(evaluations)):
-            raise ValueError(f"{task} was asked for samples with evaluations={evaluations!r:.80} and by={by!r};"
-                             " expected a whole number, at least 1, without by. Give one of the two.")
+            raise ValueError(f"{task} was asked for samples with evaluations={evaluations!r:.80} and "
+                             f"by={by!r}; expected a whole number, at least 1, or by. Give one of the two.")
         if self.folder is None:
             raise FileNotFoundError(f"an operator alone has no {by or 'errors to draw'}; expected a run's "
                                     "folder, such as runs/small, to draw from. Give ups.load that folder.")
