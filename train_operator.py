@@ -20,9 +20,11 @@ from torch import Tensor
 from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
+from ups.evaluation import selected
 from ups.models.choose import fit_base, in_words, spread
-from ups.models.loss import JUDGED, SHARES, best_share, operator_loss, pooled, score_of, squared_errors
+from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
+from ups.models.selection import JUDGED, SHARES, scores_of, select
 from ups.models.windows import Windows
 from ups.setup import begun, opened, started
 from ups.training.fit import fit_once
@@ -90,12 +92,12 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(operator, caches, config, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
-            score = score_of(found)
-            run.validated({"score": score,
+            scores = scores_of(found)
+            run.validated({"score": scores[0],
                            **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}},
                           "validation nRMSE " + ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
                                                           for name, e in errors.items()))
-            run.keep_best(score)
+            run.keep_best(*scores)
 
     # ---- finish: the network serves a task only where it helps by more than chance, by half if that is best
     run.take_best()
@@ -106,8 +108,10 @@ def main() -> None:
         found[share] = validate(operator, caches, config, run, num_judged)
     for name, cache in caches.items():
         groups = cache.trajectory[spread(cache, "val", num_judged)]
-        share, sums = best_share({share: part[name] for share, part in found.items()}, groups, seed)
-        operator.heads[name].description["network_share"], errors[name] = share, pooled(sums)
+        selection = select({share: part[name] for share, part in found.items()}, groups, seed)
+        operator.heads[name].record_selection(selection)
+        errors[name] = pooled(found[selection["compared_share"]][name])
+        run.print(f"{name}: {selected.in_words(selection)}")
     run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"]
                                                 for name, (fact, _) in bases.items()}}, operator.description)
 

@@ -31,8 +31,9 @@ from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.files import write_json
 from ups.models.choose import fit_base, spread
-from ups.models.loss import JUDGED, SHARES, best_share, pooled, squared_errors
+from ups.models.loss import pooled, squared_errors
 from ups.models.operator import Operator, over_bases
+from ups.models.selection import JUDGED, SHARES, select
 from ups.models.windows import Windows
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
@@ -87,10 +88,11 @@ def judge(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[s
     for share in SHARES:
         description["network_share"] = share
         found[share] = squared_errors(operator, cache, rows, context, DEVICE)
-    description["network_share"], sums = best_share(found, cache.trajectory[rows], seed)
+    selection = select(found, cache.trajectory[rows], seed)
+    description["network_share"] = selection["network_share"]
     errors = pooled(squared_errors(operator, cache, cache.split["test"], context, DEVICE))
     return {"error": errors["network"], "base": errors["base"], "share": description["network_share"],
-            "validation": pooled(sums)["network"]}
+            "validation": pooled(found[selection["compared_share"]])["network"]}
 
 
 def conditions(config: Config, caches: dict[str, Cache], steps: int) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
 from ups.models.choose import base_error, candidates, fitted_part, settle, spread
 from ups.models.head import TaskHead
-from ups.models.loss import JUDGED, SHARES, best_share, operator_loss, pooled, squared_errors
+from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
+from ups.models.selection import JUDGED, SHARES, select
 from ups.models.windows import Windows
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
@@ -60,7 +61,7 @@ def served_share(operator: Operator, cache: Cache, num_validated: int, context: 
     for share in SHARES:
         operator.heads[cache.task.name].description["network_share"] = share
         found[share] = squared_errors(operator, cache, rows, context, place)
-    return best_share(found, cache.trajectory[rows], seed)[0]
+    return select(found, cache.trajectory[rows], seed)["network_share"]
 
 
 def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",

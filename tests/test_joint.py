@@ -67,7 +67,7 @@ def test_both_sides_see_the_same_rows_as_often_and_nothing_is_trained_twice(sett
 
 def test_a_model_that_is_trained_after_one_that_did_not_serve_begins_afresh(setting, tmp_path, monkeypatch):
     """The share that serves is found of one model, and stays with it."""
-    monkeypatch.setattr(joint, "best_share", lambda found, groups, seed: (0.0, found[1.0]))
+    monkeypatch.setattr(joint, "select", lambda found, groups, seed: {"network_share": 0.0, "compared_share": 1.0})
     _, seen = compare(setting, tmp_path / "r.json", monkeypatch)
     assert all(fact["description"]["network_share"] == 1.0 for fact, _ in setting[2].values()) and len(seen) == 12
 

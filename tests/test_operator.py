@@ -35,18 +35,15 @@ from ups.models.choose import spread
 from ups.models.head import describe_tokenizer
 from ups.models.loss import (
     FLOOR,
-    best_share,
-    followed,
-    is_better,
     operator_loss,
     pooled,
     relative_error,
     relative_field_error,
-    score_of,
     squared_errors,
 )
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
+from ups.models.selection import select
 from ups.models.windows import Windows, augment
 from ups.precision import in_words
 from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff
@@ -663,13 +660,15 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        rows, served = spread(cache, "val", 4), operator.heads[name].description["network_share"]   # four times as many
+        rows, recorded_of = spread(cache, "val", 4), operator.heads[name].description["selection"]   # four times as many
+        served = operator.heads[name].description["network_share"]
         found = {}
         for share in (0.5, 1.0):
             operator.heads[name].description["network_share"] = share   # as it was validated
             found[share] = squared_errors(operator, cache, rows, config.context(name), torch.device("cpu"))
         best = min(found, key=lambda share: pooled(found[share])["network"])
-        assert served == (best if is_better(found[best], cache.trajectory[rows], config.run.seed) else 0.0)
+        selection = select({share: found[share] for share in (1.0, 0.5)}, cache.trajectory[rows], config.run.seed)
+        assert selection == recorded_of and served == selection["network_share"]   # the numbers that decided are with the weights
         truth, *squares = found[best].sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
@@ -707,24 +706,6 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference
     assert numbers[0] == numbers[1]
 
 
-def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
-    """`squared_errors` of a network whose error is `ratio` (rows,) times its base's, row by row: (rows, 3, 6, 1)."""
-    base = 0.01 * noise(len(ratio), 6, 1, seed=seed).exp().double()
-    return torch.stack([torch.ones_like(base), ratio.double().view(-1, 1, 1).square() * base, base], 1)
-
-
-def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
-    alone = torch.arange(64)
-    luck = (0.5 * noise(64, seed=3)).exp()          # as often better as worse, and by as much
-    ratio = 0.98 * luck / luck.mean()               # on these rows a little better in the mean: that was enough before
-    network, base = (part.sqrt().mean() for part in rollout_squares(ratio).unbind(1)[1:])
-    assert network < base and not is_better(rollout_squares(ratio), alone, 0)
-    assert is_better(rollout_squares(0.8 * luck.clamp(0.8, 1.2)), alone, 0)
-    # a few starts at many parameter values are a few: what looks sure of 64 is not of 4
-    shared = torch.tensor([0.6, 0.7, 0.7, 1.3]).repeat(16)
-    assert is_better(rollout_squares(shared), alone, 0) and not is_better(rollout_squares(shared), alone % 4, 0)
-
-
 def test_half_of_what_the_network_says_is_half_way_from_the_base():
     operator = build(describe("burgers1d", "transport"))
     head, z = operator.heads["burgers1d"], latents(operator, "burgers1d")
@@ -735,17 +716,6 @@ def test_half_of_what_the_network_says_is_half_way_from_the_base():
         found[share], base = operator.predict(z, "burgers1d", known)
     torch.testing.assert_close(found[0.5], (found[1.0] + base) / 2)
     assert torch.equal(found[0.0], base) and not head.is_network_used and (found[1.0] - base).abs().max() > 0.05
-
-
-def test_a_network_that_blows_up_on_one_start_does_not_serve():
-    ratio = torch.full((64,), 0.5)
-    assert is_better(rollout_squares(ratio), torch.arange(64), 0)
-    for large in (60.0, math.inf, math.nan):     # 60: by the median it is still the better of the two
-        ratio[7] = large
-        assert not is_better(rollout_squares(ratio), torch.arange(64), 0)
-    equal = rollout_squares(torch.ones(64))
-    assert not is_better(equal, torch.arange(64), 0)
-    assert not is_better(torch.zeros_like(equal), torch.arange(64), 0)   # nothing to be told by
 
 
 def test_without_validation_the_averaged_weights_are_exported_and_judged(caches, tmp_path):
@@ -829,36 +799,6 @@ def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, 
     count = sum(p.numel() for p in operator.parameters())
     # the plan cannot know which base will be chosen: it counts the last of each list
     assert abs(printed - count) <= 0.01 * count
-
-
-def squares_of(network: list[float], base: list[float], rows: int = 64) -> Tensor:
-    """`squared_errors` of rollouts whose pooled nRMSE by lead are these, rows alike but for a tenth: (rows, 3, T, 1)."""
-    some = 1 + 0.1 * noise(rows, seed=5).double()
-    parts = torch.stack([torch.ones(len(base)).double(), *(torch.tensor(part).double().square() for part in (network, base))])
-    return torch.stack([parts[0].expand(rows, -1), *(some[:, None] ** 2 * part for part in parts[1:])], 1)[..., None]
-
-
-def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
-    found = {"a": squares_of([0.1], [0.4], 1), "b": squares_of([math.inf], [0.3], 1)}
-    size = 1 + 0.1 * float(noise(1, seed=5))
-    assert score_of(found) == pytest.approx(math.sqrt(0.1 * 0.3) * size)
-    assert score_of({"a": squares_of([math.inf], [math.inf], 1)}) == math.inf
-
-
-def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_the_system_does():
-    """Of whole rollouts the base, which falls to the mean, is the better and served; what was learnt shows in the first leads.
-    Errors above chance, a network that has blown up, still count."""
-    alone, base = torch.arange(64), [0.4, 0.7, 0.9] + [1.0] * 7
-    chaotic = squares_of([0.05, 0.15, 0.4] + [1.41] * 7, base)
-    assert pooled(chaotic)["network"] > pooled(chaotic)["base"] and not is_better(chaotic, alone, 0)
-    assert best_share({1.0: chaotic}, alone, 0)[0] == 1.0
-    assert best_share({1.0: squares_of([0.4, 0.7, 0.9] + [1.41] * 7, base)}, alone, 0)[0] == 0.0     # learnt nothing
-    blown_up = squares_of([0.05, 0.15, 0.4] + [3.0] * 7, base)
-    assert best_share({1.0: blown_up}, alone, 0)[0] == 0.0
-    better = squares_of([0.05, 0.1, 0.3] + [1.41] * 7, base)
-    assert score_of({"a": better}) < score_of({"a": chaotic})          # so that of two the one that follows longer is kept
-    near = squares_of([0.1, 0.2, 0.49 / 1.2], [0.3, 0.35, 0.38])
-    assert torch.equal(followed(near), near)                           # where nothing is lost nothing changes
 
 
 def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, tmp_path):

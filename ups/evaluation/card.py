@@ -10,6 +10,7 @@ from typing import Any
 from ups.evaluation.bench_rows import NETWORKS
 from ups.evaluation.figures_ensemble import case_name
 from ups.evaluation.gates import BASELINES
+from ups.evaluation.selected import in_words
 from ups.evaluation.tables import is_interval, label, markdown, number, ordered
 from ups.files import remove, write_atomic
 
@@ -123,8 +124,10 @@ def _forecasts(_: str, results: Mapping[str, Any]) -> list[str]:
         rows.append([name, task["num_frames_predicted"], task["num_trajectories"],
                      *[task["models"].get(model, {}).get("nrmse") for model in models],
                      "on" if task["network_is_used"] else "off"])
-    return _table(["task", "frames", "trajectories", "nRMSE", "base alone", "persistence or mean",
-                   *map(label, others), "network"], rows)
+    return [*_table(["task", "frames", "trajectories", "nRMSE", "base alone", "persistence or mean",
+                     *map(label, others), "network"], rows), "",
+            *[f"- {name}: {in_words(task['selection'])}" for name, task in results["tasks"].items()
+              if task.get("selection")]]
 
 
 def _ensembles(_: str, results: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from ups.evaluation.gates import BASELINES
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
 from ups.metrics.intervals import Scores, compare, merge
+from ups.models.head import SELECTION
 from ups.models.operator import Operator, Part
 from ups.tasks import Task
 
@@ -62,6 +63,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
         "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
         "network_share": head.description["network_share"],
+        "selection": head.description.get(SELECTION),
         "equation": task.equation, "found": head.base.says(task.fields, task.axes),
         "conserved": list(task.conserved), "latent_dim": head.codec.dim,
         "kept_energy": head.codec.kept_energy,

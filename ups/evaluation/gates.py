@@ -31,12 +31,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from ups.evaluation.selected import in_words
+from ups.metrics.errors import LARGEST_ERROR
+
 BASELINES = ("persistence", "train_mean")  # the trivial forecast of a time-dependent and of a steady task
 OTHERS = (*BASELINES, "codec_floor", "fno", "unet")   # models of an entry that no stage of ours made
 # of the stages
 MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
-LARGEST_ERROR = 0.5    # nRMSE of a usable model: a quarter of the field's energy is wrong then
 BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
 NOT_WORSE = 1.05       # a score over the best cheap ensemble's, where that may be the exact law
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
@@ -44,7 +46,7 @@ SHORTEST = 0.5         # share of the horizon over which a usable model stays co
 PAIR = "operator / base"   # of a task's comparisons
 BESIDE = "({value:.3f} [{low:.3f}, {high:.3f}] times the base's error)"
 NETWORK = {   # what a verdict says of it, by `network_share`
-    "off": " Its network is not used: on validation the base alone was better.", "unknown": "",
+    "off": " {selected}", "unknown": "",
     "less": f" Its network makes it better than its base alone {BESIDE}.",
     "more": f" Its network makes it worse than its base alone {BESIDE}.",
     "tie": f" Its network adds nothing that can be told to its base {BESIDE}."}
@@ -234,7 +236,8 @@ def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any
                   f"{best['high']:.3f}] times that of the best mean there can be.")
     kind, _ = network_share(task)
     return {"usable": not faults,
-            "words": words + NETWORK[kind].format(**versus.get(PAIR, {}).get("nrmse", {}))}
+            "words": words + NETWORK[kind].format(selected=in_words(task.get("selection")),
+                                                  **versus.get(PAIR, {}).get("nrmse", {}))}
 
 
 def check_verdicts(results: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,8 @@ shown:
         steady task); "models": {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"),
         "codec_floor": ROW, "fno", "unet", ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or
         {}; "equation": text; "found": lines, what the base found; "conserved": fields whose mean the
-        equation keeps; "network_is_used": bool;
+        equation keeps; "network_is_used": bool; "selection": what decided that on validation,
+        ups.models.selection.select(...), or null from older weights;
         "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
     ROW: ups.metrics.errors.summarise_errors(...) -> metric: number with interval; "error_growth(_low,
         _high)": [T]; "nrmse_by_field": [C]; "nonfinite_trajectories", "zero_frames": counts; and

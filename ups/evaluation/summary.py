@@ -12,13 +12,18 @@ from typing import Any
 
 from ups.evaluation.bench_rows import NETWORKS
 from ups.evaluation.gates import network_share, trivial_of
+from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.evaluation.tables import cell, label, number, table
 
 SHARE = {"less": "<b>{} %</b>", "tie": "tie", "more": "<b>{} %</b> the base is better",
-         "off": "tie: the network is switched off", "unknown": "no interval"}
+         "off": "the network is not used", "unknown": "no interval"}
 ON_THE_BASE = {"less": "Of its base's error the network takes off {}.",
                "tie": "Operator and base alone tie on {}.",
-               "off": "The network is switched off, as validation was no better with it, on {}.",
+               # switched off, by `outcome` of the selection
+               "off, base": "The network is not used where validation was better without it: {}.",
+               "off, tie": "The network is not used where validation found no clear difference: {}.",
+               "off, broken": "The network is not used where its validation error was not finite: {}.",
+               "off, unknown": "The network is not used on {}.",
                "more": "The base alone is better on {}.",
                "unknown": "What the network is worth is not known on {}."}
 # of its RMS, that a conserved mean moves: from there the page says that the operator does not keep it
@@ -63,7 +68,7 @@ def _by_kind(named: Iterable[tuple[str, str]], words: dict[str, str]) -> list[st
 
 def _on_the_base(tasks: dict) -> list[str]:
     shares = {name: network_share(task) for name, task in tasks.items()}
-    out = _by_kind([(kind, f"{number(share[0])} % on {name}" if kind == "less" else name)
+    out = _by_kind([_on_one_base(name, kind, share, tasks[name].get("selection"))
                     for name, (kind, share) in shares.items()], ON_THE_BASE)
     for name, task in tasks.items():
         found = task["models"]["operator"].get("drift")
@@ -72,6 +77,15 @@ def _on_the_base(tasks: dict) -> list[str]:
             out.append(f"On {name} the equation keeps the mean of {_listed(task['conserved'])}; the operator "
                        f"moves it by {number(found['value'])} of its RMS, the data by {number(data)}.")
     return out
+
+
+def _on_one_base(name: str, kind: str, share: list[float], selection: Selection | None) -> tuple[str, str]:
+    """(a kind of ON_THE_BASE, the task with the numbers behind it)."""
+    if kind == "less":
+        return kind, f"{number(share[0])} % on {name}"
+    if kind != "off":
+        return kind, name
+    return f"off, {outcome(selection)}", f"{name} ({numbers_in_words(selection)})" if selection else name
 
 
 def _beside(task: dict) -> str:

@@ -56,8 +56,8 @@ def ordered(models: Collection[str]) -> list[str]:
     return [*[name for name in NAMES if name in models], *[name for name in models if name not in NAMES]]
 
 
-def number(value: Any) -> str:
-    """Three significant digits, powers of ten written out; a dash for null."""
+def number(value: Any, digits: int = 3) -> str:
+    """Three significant digits, or `digits`; powers of ten written out; a dash for null."""
     if value is None:
         return "–"
     if isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**15):
@@ -65,9 +65,9 @@ def number(value: Any) -> str:
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "not finite" if math.isinf(value) else "undefined"
     if not 1e-3 <= abs(value) < 1e5:
-        mantissa, exponent = f"{value:.2e}".split("e")
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         return f"{mantissa}×10{str(int(exponent)).translate(RAISED)}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.{digits}g}".rstrip(".")
 
 
 def cell(value: Any) -> str:

@@ -37,6 +37,7 @@ from ups.metrics.spectra import energy_spectrum, error_shells, rms, space_axes
 
 LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12
 CORRELATION = 0.8  # threshold of the high-correlation time (Lippe et al. 2023, PDE-Refiner, section 4)
+LARGEST_ERROR = 0.5  # nRMSE of a forecast that is still usable: a quarter of the field's energy is wrong
 FLAT = 1e-6  # a field whose standard deviation is below FLAT * RMS is constant to float32 rounding
 
 

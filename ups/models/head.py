@@ -17,6 +17,7 @@ from ups.tasks import described_task
 from ups.transfer import send
 
 FOUND = ("network_share", "is_conservative")   # of the data, by the stage
+SELECTION = "selection"   # what decided network_share, `ups.models.selection.select`; older weights lack it
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
@@ -65,6 +66,10 @@ class TaskHead(nn.Module):
         """Whether the network serves the task: it does where it helps on validation, else the base alone
         does."""
         return self.description["network_share"] > 0
+
+    def record_selection(self, selection: dict[str, Any]) -> None:
+        """Serve what `ups.models.selection.select` found on validation; its numbers stay with the weights."""
+        self.description |= {"network_share": selection["network_share"], SELECTION: selection}
 
     def physical(self, z: Tensor) -> Tensor:
         """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units."""
@@ -124,8 +129,8 @@ class TaskHead(nn.Module):
         if not all(one.is_same(other) for one, other in pairs):
             translate_maps(self, parent)
             return TRANSLATED
-        known, given = ({key: value for key, value in head.description.items() if key not in FOUND}
-                        for head in (self, parent))
+        known, given = ({key: value for key, value in head.description.items()
+                         if key not in (*FOUND, SELECTION)} for head in (self, parent))
         if known == given:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS

@@ -1,5 +1,6 @@
-"""What the operator is trained on, errors relative to what its base leaves along an unrolled window; and what
-it is kept and judged by meanwhile, rollouts of held-out trajectories. Both from latents."""
+"""The training loss of the operator, relative to the error of its base along an unrolled window, and the
+errors of rollouts of held-out trajectories, by which `ups.models.selection` selects. Both start from latents.
+"""
 
 import math
 
@@ -7,19 +8,11 @@ import torch
 from torch import Tensor
 
 from ups.data.cache import Cache
-from ups.metrics.errors import ERROR
-from ups.metrics.intervals import compare
 from ups.models.bases.base import Known
 from ups.models.operator import Operator
 
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 FLOOR = 1e-4
-NUM_BOOTSTRAP = 1000
-SHARES = (1.0, 0.5)   # of what the network says; half is the better where it learnt little (ns_incom2d)
-# nRMSE of a lead at which the truth is lost, as verdicts say it (a quarter of the energy is wrong), and a bit
-# more than that of another state of the same system, sqrt(2) where the mean is zero
-LOST, CHANCE = 0.5, 1.5
-JUDGED = 4   # times as many trajectories decide whether the network serves as judge it on the way
 PARTS = {"network": "full", "base": "base"}   # of the operator: name in the log -> part of a rollout
 
 
@@ -101,46 +94,3 @@ def pooled(sums: Tensor) -> dict[str, float]:
     values = [float((square / reference)[reference > 0].sqrt().mean()) for square in squares]
     return {name: value if math.isfinite(value) else math.inf
             for name, value in zip(PARTS, values, strict=True)}
-
-
-def followed(sums: Tensor) -> Tensor:
-    """`squared_errors` in which a lead whose pooled nRMSE is between LOST and CHANCE has LOST.
-
-    Where chaos or noise has taken over a forecast of the mean has 0.7 of the error of one that goes on as the
-    system does, so whole rollouts prefer what knows nothing. What is worse than chance has blown up, and
-    counts.
-    """
-    reference, *squares = sums.sum(0)
-    relative = (torch.stack(squares) / reference).sqrt()
-    is_lost = (relative > LOST) & (relative < CHANCE)
-    return torch.cat([sums[:, :1], sums[:, 1:] * torch.where(is_lost, LOST / relative, 1.0).square()], 1)
-
-
-def is_better(sums: Tensor, groups: Tensor, seed: int) -> bool:
-    """Whether the network's rollouts, by `squared_errors`, are better than its base's by more than chance:
-    the whole 95 % interval of the ratio of their errors is below 1, by the mean of relative errors and by the
-    pooled one.
-
-    groups (rows,): trajectories of one initial condition, drawn together. Paired: both on the same draws.
-    """
-    reference, network, base = (part.sqrt().cpu() for part in sums.unbind(1))
-    ratios = [compare(ERROR[name], {"rmse": network, "ref_rms": reference},
-                      {"rmse": base, "ref_rms": reference}, NUM_BOOTSTRAP, seed, groups)
-              for name in ("nrmse", "nrmse_pooled")]
-    return all(ratio["high"] is not None and ratio["high"] < 1 for ratio in ratios)
-
-
-def best_share(found: dict[float, Tensor], groups: Tensor, seed: int) -> tuple[float, Tensor]:
-    """Of `squared_errors` by the share of what the network says, (the share that is to serve, its errors):
-    the best by the pooled error while the truth is `followed`, or 0 where that is not better than the base by
-    more than chance."""
-    judged = {share: followed(sums) for share, sums in found.items()}
-    share = min(judged, key=lambda share: pooled(judged[share])["network"])
-    return share if is_better(judged[share], groups, seed) else 0.0, found[share]
-
-
-def score_of(found: dict[str, Tensor]) -> float:
-    """Geometric mean over tasks of the better of network and base while the truth is `followed`, from
-    `squared_errors`; what early stopping and the export go by."""
-    errors = [min(pooled(followed(sums)).values()) for sums in found.values()]
-    return math.exp(sum(math.log(max(error, 1e-12)) for error in errors) / len(errors))

@@ -288,15 +288,17 @@ class Run:
         self.numbers.log({f"validation/{name}": value for name, value in metrics.items()})
         self.print(f"step {self.step}: {words}")
 
-    def keep_best(self, score: float) -> bool:
-        """Keep the averaged weights if `score` is the lowest so far; whether it is. Rank 0's decides for all.
-        A collective.
+    def keep_best(self, score: float, second: float = 0.0) -> bool:
+        """Keep the averaged weights if `score` is the lowest so far; whether it is. Of equal scores the one
+        with the lower `second` is better. Rank 0's decide for all. A collective.
 
         After train.patience calls without a better one (0: never) the loop ends.
         """
-        score = float(self.ranks.gather(float(score))[0])
-        is_better = self.keep_if(score < self.best_score)
-        self.standing.best_score = score if is_better else self.best_score
+        scores = tuple(map(float, self.ranks.gather((score, second))[0]))
+        standing = self.standing
+        is_better = self.keep_if(scores < (standing.best_score, standing.best_second))
+        if is_better:
+            standing.best_score, standing.best_second = scores
         return is_better
 
     def keep_if(self, is_better: bool) -> bool:

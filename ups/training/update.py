@@ -88,6 +88,7 @@ class Standing:
     num_skipped_in_row: int = 0
     num_without_better: int = 0
     best_score: float = math.inf
+    best_second: float = -math.inf   # before the first: a score of inf is not better
     is_stopped_early: bool = False
 
 
@@ -309,7 +310,7 @@ class Updates:
         self.best_weights = state["best_weights"]
         if self.best_weights is not None:
             require_alike(self.best_weights, self.ema.averages, "average")
-        saved = {name: shared[name] for name in vars(self.standing)}
+        saved = {name: shared.get(name, value) for name, value in vars(self.standing).items()}
         asked, micro_batch = saved.pop("micro_batch_asked"), saved.pop("micro_batch")
         vars(self.standing).update(saved)
         if asked == self.train.micro_batch:   # else the user asked for another since

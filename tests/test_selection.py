@@ -1,0 +1,285 @@
+"""Selection on validation (ups/models/selection.py): which weights are kept, whether the network or its base serves, and the
+sentences made from the numbers that decided it (ups/evaluation/selected.py)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+
+import pytest
+import torch
+from test_operator import build, describe
+from torch import Tensor
+
+from ups.config import ROOT
+from ups.evaluation import card, gates
+from ups.evaluation.selected import in_words, numbers_in_words, outcome
+from ups.evaluation.summary import verdict
+from ups.metrics import errors
+from ups.models import selection as rule
+from ups.models.loss import pooled
+from ups.models.operator import load_operator
+from ups.models.selection import error_ratios, is_better, is_lost, scores_of, select
+
+ALONE = torch.arange(64)
+MEAN = [0.4, 0.7, 0.9] + [1.0] * 7         # a base that falls to the mean
+CHAOS = [0.05, 0.15, 0.4] + [1.41] * 7     # a network that follows longer and goes on as the system does
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
+    """`squared_errors` of a network whose error is `ratio` (rows,) times its base's, row by row: (rows, 3, 6, 1)."""
+    base = 0.01 * noise(len(ratio), 6, 1, seed=seed).exp().double()
+    return torch.stack([torch.ones_like(base), ratio.double().view(-1, 1, 1).square() * base, base], 1)
+
+
+def squares_of(network: list[float], base: list[float], rows: int = 64) -> Tensor:
+    """`squared_errors` of rollouts whose pooled nRMSE by lead are about these, rows alike but for a tenth: (rows, 3, T, 1)."""
+    some = 1 + 0.1 * noise(rows, seed=5).double()
+    parts = torch.stack([torch.ones(len(base)).double(), *(torch.tensor(part).double().square() for part in (network, base))])
+    return torch.stack([parts[0].expand(rows, -1), *(some[:, None] ** 2 * part for part in parts[1:])], 1)[..., None]
+
+
+def serves(network: list[float], base: list[float], **shares: list[float]) -> float:
+    found = {1.0: squares_of(network, base), **{float(f"0.{key[4:]}"): squares_of(part, base) for key, part in shares.items()}}
+    return select(found, ALONE, 0)["network_share"]
+
+
+def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
+    return is_better(error_ratios(sums, groups, 0))
+
+
+# ---------------------------------------------------------------- network or base
+
+
+def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
+    luck = (0.5 * noise(64, seed=3)).exp()          # as often better as worse, and by as much
+    ratio = 0.98 * luck / luck.mean()               # on these rows a little better in the mean: that was enough before
+    network, base = (part.sqrt().mean() for part in rollout_squares(ratio).unbind(1)[1:])
+    assert network < base and not beats_its_base(rollout_squares(ratio))
+    assert beats_its_base(rollout_squares(0.8 * luck.clamp(0.8, 1.2)))
+    # a few starts at many parameter values are a few: what looks sure of 64 is not of 4
+    shared = torch.tensor([0.6, 0.7, 0.7, 1.3]).repeat(16)
+    assert beats_its_base(rollout_squares(shared)) and not beats_its_base(rollout_squares(shared), ALONE % 4)
+
+
+def test_a_network_that_blows_up_on_one_start_does_not_serve():
+    ratio = torch.full((64,), 0.5)
+    assert beats_its_base(rollout_squares(ratio))
+    for large in (60.0, math.inf, math.nan):     # 60: by the median it is still the better of the two
+        ratio[7] = large
+        assert not beats_its_base(rollout_squares(ratio))
+        assert select({1.0: rollout_squares(ratio)}, ALONE, 0)["network_share"] == 0
+    equal = rollout_squares(torch.ones(64))
+    assert not beats_its_base(equal)
+    assert not beats_its_base(torch.zeros_like(equal))   # nothing to be told by
+    assert select({1.0: torch.zeros_like(equal)}, ALONE, 0)["network_share"] == 0
+
+
+def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_the_system_does():
+    """Of whole rollouts the base, which falls to the mean, is the better; what was learnt shows in the first leads. Errors above
+    chance, a network that has blown up, still count."""
+    chaotic = squares_of(CHAOS, MEAN)
+    assert pooled(chaotic)["network"] > pooled(chaotic)["base"] and not beats_its_base(chaotic)
+    assert serves(CHAOS, MEAN) == 1.0
+    assert serves([0.4, 0.7, 0.9] + [1.41] * 7, MEAN) == 0.0     # learnt nothing
+    assert serves([0.05, 0.15, 0.4] + [3.0] * 7, MEAN) == 0.0    # blown up
+    assert serves(MEAN, CHAOS) == 0.0                            # the other way round: the base follows longer
+    assert serves(CHAOS, MEAN, half5=[0.06, 0.2, 0.45] + [1.1] * 7) == 1.0   # half is no better for being nearer the mean
+
+
+@pytest.mark.parametrize("num_leads", [10, 100, 400])
+def test_the_number_of_lost_leads_does_not_decide_what_serves(num_leads):
+    lost = num_leads - 3
+    for seed in range(3):
+        sums = squares_of([0.05, 0.15, 0.4] + [1.41] * lost, [0.4, 0.7, 0.9] + [1.0] * lost)
+        sums[:, 1:, 3:] *= (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()   # independent where both know nothing
+        found = select({1.0: sums}, ALONE, 0)
+        assert (found["network_share"], found["num_leads"], found["num_leads_compared"]) == (1.0, num_leads, 3)
+
+
+@pytest.mark.parametrize(("network", "base"), [
+    ([0.518], [0.958]),                                  # a steady task
+    ([1.2], [1.45]),                                     # a first lead, neither follows the truth
+    ([0.70] * 5, [0.945] * 5),                           # neither ever follows
+    ([0.52, 0.7, 0.8, 0.85], [0.6, 0.9, 0.95, 1.0]),
+    ([0.55] * 10, [0.49] + [0.9] * 9),                   # only the base follows, and only at first
+    ([0.45, 0.55, 0.6, 0.6], [0.45, 0.7, 0.9, 0.95]),    # both follow, the network knows much of what comes after
+])
+def test_an_error_counts_in_full_unless_both_first_followed_the_truth_and_then_lost_it(network, base):
+    found = select({1.0: squares_of(network, base)}, ALONE, 0)
+    assert found["network_share"] == 1.0 and found["num_leads_compared"] == len(base)
+    assert serves(base, network) == 0.0
+    assert found["network"] == pytest.approx(pooled(squares_of(network, base))["network"], rel=1e-5)
+    assert scores_of({"a": squares_of(network, base)})[0] == pooled(squares_of(network, base))["network"]
+
+
+def test_an_error_that_falls_never_turns_the_choice_against_its_candidate():
+    """At every lead but those that first follow the truth, whatever the others are."""
+    levels = [0.1, 0.45, 0.6, 0.79, 0.81, 1.0, 1.41, 1.49, 1.51, 3.0]
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        first = [levels[i] for i in torch.randint(0, 2, (2,), generator=draw)]      # both follow: else see the next test
+        network, base = ([start, *(levels[i] for i in torch.randint(0, 10, (4,), generator=draw))] for start in first)
+        lead = int(torch.randint(0, 5, (1,), generator=draw))
+        better = [*network]
+        better[lead] = network[lead] * float(torch.rand(1, generator=draw))
+        before, after = (difference(candidate, base) for candidate in (network, better))
+        assert after <= before, (network, better, base)
+        assert difference(base, better) >= difference(base, network)                 # nor for the other
+
+
+def difference(network: list[float], base: list[float]) -> float:
+    """Sum over the leads that count of the network's error less its base's."""
+    curves = torch.tensor([network, base]).double()[..., None]
+    return float(torch.where(is_lost(curves), 0.0, curves[0] - curves[1]).sum())
+
+
+# ---------------------------------------------------------------- which weights are kept
+
+
+def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
+    found = {"a": squares_of([0.1], [0.4], 1), "b": squares_of([math.inf], [0.3], 1)}
+    size = 1 + 0.1 * float(noise(1, seed=5))
+    assert scores_of(found) == (pytest.approx(math.sqrt(0.1 * 0.3) * size), math.inf)
+    assert scores_of({"a": squares_of([math.inf], [math.inf], 1)}) == (math.inf, math.inf)
+
+
+def test_a_network_that_improves_at_any_lead_never_scores_worse_and_two_errors_never_tie():
+    levels = [0.05, 0.3, 0.49, 0.51, 0.7, 0.79, 0.81, 1.0, 1.2, 1.41, 1.49, 1.51, 3.0, 10.0]
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        base, network = ([levels[i] for i in torch.randint(0, len(levels), (4,), generator=draw)] for _ in range(2))
+        for lead, factor in itertools.product(range(4), (0.99, 0.7, 0.3)):
+            better = [*network]
+            better[lead] *= factor
+            worse_score, better_score = (scores_of({"a": squares_of(curve, base, 1)}) for curve in (network, better))
+            assert better_score < worse_score, (network, better, base)
+
+
+def test_weights_that_follow_longer_are_kept_although_the_mean_has_the_smaller_error():
+    curves = [MEAN, [0.3, 0.6, 0.8] + [1.2] * 7, [0.2, 0.4, 0.7, 1.2] + [1.41] * 6, CHAOS, [0.05, 0.1, 0.3] + [1.41] * 7]
+    found = [scores_of({"a": squares_of(curve, MEAN)}) for curve in curves]
+    assert found == sorted(found, reverse=True) and len(set(found)) == len(found)
+    assert scores_of({"a": squares_of([0.05, 0.15, 0.4] + [3.0] * 7, MEAN)})[1] > found[0][1]   # blown up
+    far = [scores_of({"a": squares_of(curve + curve[-1:] * 400, MEAN + MEAN[-1:] * 400)}) for curve in (MEAN, CHAOS)]
+    assert far[1] < far[0]                                                                      # however long the rollout is
+
+
+def test_where_no_error_is_large_the_score_is_the_pooled_error_bit_for_bit():
+    for seed in range(5):
+        draws = torch.rand(64, 2, 7, 2, generator=torch.Generator().manual_seed(seed))
+        sums = torch.cat([torch.ones(64, 1, 7, 2), 0.6 * draws], 1).double()
+        sums[:, :, 3, 1] = 0.0                                    # a channel that is zero there
+        assert not is_lost(rule.relative(sums)).any()
+        found = pooled(sums)
+        geometric = [math.exp(math.log(error)) for error in (min(found.values()), found["network"])]
+        assert scores_of({"a": sums}) == tuple(geometric)
+        chosen = select({1.0: sums}, ALONE, 0)
+        ratios = error_ratios(sums, ALONE, 0)
+        assert {key: chosen[key] for key in ratios} == ratios
+        assert (chosen["network"], chosen["base"]) == tuple(float(f"{found[part]:.6g}") for part in ("network", "base"))
+
+
+def test_patience_does_not_end_training_while_the_networks_error_falls():
+    """From 0.997 to 0.628: every validation but none in a row is better, above the base's error too."""
+    best, without_better = (math.inf, -math.inf), 0
+    for error in torch.linspace(0.997, 0.628, 12).tolist():
+        scores = scores_of({"a": squares_of([error], [0.945])})
+        is_kept = scores < best
+        best, without_better = (scores, 0) if is_kept else (best, without_better + 1)
+        assert is_kept and without_better == 0
+
+
+def test_usable_and_followed_are_one_definition():
+    assert gates.LARGEST_ERROR is errors.LARGEST_ERROR is rule.LARGEST_ERROR
+
+
+# ---------------------------------------------------------------- the sentences
+
+GRID = [0.05, 0.4, 0.4004, 0.42, 0.7, 0.945, 1.0, 1.3, math.inf]
+
+
+def records() -> list[dict]:
+    """Selections of steady tasks and of rollouts, from real comparisons of all kinds."""
+    found = []
+    for (network, base), leads in itertools.product(itertools.product(GRID, GRID), (1, 4)):
+        for wobble, groups in ((0.0, ALONE), (0.2, ALONE), (0.2, ALONE % 3), (0.0, torch.zeros(64, dtype=torch.long))):
+            sums = squares_of([network] * leads, [base] * leads)
+            sums[:, 1] *= (wobble * noise(64, leads, 1, seed=leads)).exp().double()
+            found.append(select({1.0: sums, 0.5: sums}, groups, 0))
+    found.append(select({1.0: squares_of(CHAOS, MEAN)}, ALONE, 0))
+    found.append(select({1.0: squares_of(MEAN, CHAOS)}, ALONE, 0))
+    found.append(select({1.0: squares_of([0.4], [0.5]), 0.5: squares_of([0.3], [0.5])}, ALONE, 0))
+    return found
+
+
+def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
+    seen = set()
+    for record in records():
+        record = json.loads(json.dumps(record, allow_nan=False))      # as it is stored
+        words, kind = in_words(record), outcome(record)
+        seen.add(kind)
+        assert words.startswith("The network serves") == (record["network_share"] > 0) == (kind == "network")
+        numbers = re.search(r"nRMSE (\S+) with it, (\S+) by the base alone", words).groups()
+        network, base = (math.inf if text == "–" else float(text) for text in numbers)
+        for value, part in zip((network, base), ("network", "base"), strict=True):
+            assert record[part] is None or value == pytest.approx(record[part], rel=5e-3)
+        assert ("base alone is better" in words) == (kind == "base") and (kind != "base" or base < network)
+        assert ("is better than its base alone" in words) == (kind == "network") and (kind != "network" or network < base)
+        assert ("not finite" in words) == (kind == "broken") == (record["network"] is None)
+        assert f"{record['num_initial_conditions']} initial condition" in words
+        if interval := re.search(r"interval of the ratio (\S+) to ([^;)]+)", words):
+            low, high = map(float, interval.groups())
+            assert {"network": high < 1, "base": low > 1, "tie": low <= 1 <= high}[kind], words
+        if record["num_leads_compared"] < record["num_leads"]:
+            assert f"at {record['num_leads_compared']} of {record['num_leads']} leads" in words
+        # the report and the verdict say the same
+        task = a_task(record)
+        text = verdict({"tasks": {"a": task}, "gates": [], "protocol": {}})
+        judged = gates.judge_task(task, {})["words"]
+        if kind != "network":
+            assert words in judged and numbers_in_words(record) in text
+            assert ("better without it" in text) == (kind == "base") and ("no clear difference" in text) == (kind == "tie")
+        else:
+            assert "not used" not in judged + text
+    assert seen == {"network", "base", "tie", "broken"}
+
+
+def a_task(record: dict | None) -> dict:
+    """An entry of results.json."""
+    row = {"nrmse": {"value": 0.4, "low": 0.3, "high": 0.5}}
+    ratio = {"value": 0.9, "low": 0.8, "high": 0.95}
+    return {"models": {"operator": row, "persistence": row}, "times": [1.0], "num_initial_conditions": 9, "num_trajectories": 9,
+            "conserved": [], "network_is_used": bool(record and record["network_share"] > 0), "selection": record,
+            "comparisons": {"operator / persistence": {"nrmse": ratio}, "operator / base": {"nrmse": ratio}}}
+
+
+def test_weights_without_a_record_load_and_no_reason_is_invented():
+    operator = load_operator(ROOT / "pretrained" / "operator")
+    assert all("selection" not in head.description for head in operator.heads.values())
+    task = a_task(None)
+    judged = gates.judge_task(task, {})["words"]
+    assert "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
+    assert "The network is not used on a." in verdict({"tasks": {"a": task}, "gates": [], "protocol": {}})
+
+
+def test_the_numbers_that_decided_stay_with_the_weights_and_do_not_hinder_a_warm_start():
+    first, second = (build(describe("burgers1d", "transport")) for _ in range(2))
+    record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
+    first.heads["burgers1d"].record_selection(record)
+    assert first.heads["burgers1d"].is_network_used and record == first.description["tasks"][0]["selection"]
+    again = json.loads(json.dumps(first.description))
+    assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_share"] == 1.0
+    assert second.heads["burgers1d"].take(first.heads["burgers1d"]) == second.heads["burgers1d"].take(second.heads["burgers1d"])
+
+
+def test_the_model_card_states_the_selection_of_each_task():
+    record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
+    lines = card._forecasts("operator", {"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    assert f"- a: {in_words(record)}" in lines

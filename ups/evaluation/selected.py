@@ -1,0 +1,71 @@
+"""What validation selected for a task, the network or its base alone, in words made from the numbers that
+decided it: the record of `ups.models.selection.select`, kept with the weights and in results.json."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ups.evaluation.tables import number
+
+Selection = Mapping[str, Any]
+
+SENTENCES = {
+    "network": "The network serves{half}: on validation it is better than its base alone ({numbers}).",
+    "base": "The network is not used: on validation the base alone is better ({numbers}).",
+    "tie": "The network is not used: validation finds no clear difference from the base alone ({numbers}).",
+    "broken": "The network is not used: its validation error is not finite ({numbers}).",
+    "unknown": "The network is not used; the weights hold no record of the validation that decided it."}
+METRICS = ("nrmse", "nrmse_pooled")   # the ratios that decide
+DIGITS = range(3, 7)   # the record has six
+
+
+def outcome(selection: Selection | None) -> str:
+    """network | base | tie | broken | unknown: the better of network and base on validation.
+
+    The base is the better one only if its error is lower and both intervals of the ratio are above 1; broken:
+    the network's error is not finite; unknown: nothing is recorded.
+    """
+    if not selection:
+        return "unknown"
+    if selection["network_share"] > 0:
+        return "network"
+    if selection["network"] is None:
+        return "broken"
+    lows = [selection[metric]["low"] for metric in METRICS]
+    is_lower = selection["base"] is not None and selection["base"] < selection["network"]
+    return "base" if is_lower and None not in lows and min(lows) > 1 else "tie"
+
+
+def in_words(selection: Selection | None) -> str:
+    """A sentence that names the better one, with the numbers."""
+    if not selection:
+        return SENTENCES["unknown"]
+    share = selection["network_share"]
+    half = "" if share in (0, 1) else f" with {share:g} of its output"
+    return SENTENCES[outcome(selection)].format(half=half, numbers=numbers_in_words(selection))
+
+
+def numbers_in_words(selection: Selection) -> str:
+    """Both errors, the interval of their ratio (from the lower to the upper end of both that decide), and how
+    many initial conditions and leads they are of."""
+    network, base = _apart(selection["network"], selection["base"])
+    words = [f"nRMSE {network} with it, {base} by the base alone"]
+    lows, highs = ([selection[metric][end] for metric in METRICS] for end in ("low", "high"))
+    count, leads, compared = (selection[key] for key in ("num_initial_conditions", "num_leads",
+                                                         "num_leads_compared"))
+    if count > 1 and None not in (*lows, *highs):
+        low, _, high = _apart(min(lows), 1.0, max(highs))
+        words.append(f"95 % interval of the ratio {low} to {high}")
+    words.append(f"{count} initial condition{'s' * (count != 1)}")
+    if compared < leads:
+        words.append(f"at {compared} of {leads} leads, as both have lost the truth at the others")
+    return "; ".join(words)
+
+
+def _apart(*values: float | None) -> list[str]:
+    """The numbers with as few digits as tell them apart, at least three."""
+    texts: list[str] = []
+    for digits in DIGITS:
+        texts = [number(value, digits) for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
