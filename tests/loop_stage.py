@@ -205,7 +205,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
                 model.train()
             score = float(run.ranks.reduce_sum(local) / run.world)
             run.validated({"score": score}, f"score {score}")
-            run.keep_best(options["scores"].pop(0) if "scores" in options else score)
+            run.keep_best(*(options["scores"].pop(0) if "scores" in options else [score]))
         if fault.get("kind") == "return" and run.step == fault["step"]:
             return None
     if options.get("fsdp", False):

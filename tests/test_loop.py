@@ -288,7 +288,7 @@ def test_a_disk_that_stays_full_or_is_full_at_the_end_fails_every_rank(tmp_path,
 
 
 def test_the_best_averaged_weights_are_exported_and_patience_ends_the_run(tmp_path):
-    scores = [5.0, 3.0, 4.0, float("nan"), 1.0]
+    scores = [[5.0], [3.0], [4.0], [float("nan")], [1.0]]
     outcome = launch(tmp_path, "operator.train.patience=2", options={"scores": scores})
     assert outcome.codes == [0], outcome.logs
     done = outcome.json("done.json")
@@ -298,6 +298,19 @@ def test_the_best_averaged_weights_are_exported_and_patience_ends_the_run(tmp_pa
     weights = load_file(outcome.directory / "model.safetensors")
     assert all(torch.equal(weights[name], value) for name, value in state["best_weights"].items())
     assert not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
+
+
+def test_of_equal_scores_the_lower_second_one_is_kept_and_patience_waits_for_it(tmp_path):
+    """The operator's base is the better one all along, and the network's error falls, stays and falls."""
+    scores = [[0.9, 0.997], [0.9, 0.98], [0.9, 0.98], [0.9, 0.95], [0.9, 0.96]]
+    outcome = launch(tmp_path, "operator.train.patience=2", options={"scores": scores})
+    assert outcome.codes == [0], outcome.logs
+    done = outcome.json("done.json")
+    assert done["best_score"] == 0.9 and done["step"] == 20 and "stopping early" not in outcome.logs[0]
+    state = torch.load(outcome.directory / "state" / "step_000000020" / "shared.pt", weights_only=True)
+    weights = load_file(outcome.directory / "model.safetensors")
+    assert state["best_second"] == 0.95 and not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
+    assert all(torch.equal(weights[name], value) for name, value in state["best_weights"].items())
 
 
 def test_the_stage_directory_is_complete(reference):
