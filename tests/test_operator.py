@@ -669,7 +669,7 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
         best = min(found, key=lambda share: pooled(found[share])["network"])
         selection = select({share: found[share] for share in (1.0, 0.5)}, cache.trajectory[rows], config.run.seed)
         assert selection == recorded_of and served == selection["network_share"]   # the numbers that decided are with the weights
-        truth, *squares = found[best].sum(0)
+        truth, _, *squares = found[best].sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
 
@@ -811,12 +811,16 @@ def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, 
     assert all(windows[name][0] == len(cache.split["train"]) for name, cache in found.items())
 
 
-def test_no_rows_give_no_error_in_the_right_shape(caches, reference):
+def test_rollout_errors_come_with_the_truth_and_its_variation_and_no_rows_give_none_in_the_right_shape(caches, reference):
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
     cache, operator = open_cache(config, "diff_react2d"), load_operator(reference / "smoke" / "operator")
     nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10, torch.device("cpu"))
     something = squared_errors(operator, cache, cache.split["val"], 10, torch.device("cpu"))
-    assert nothing.shape[1:] == something.shape[1:] == (3, 4, 2) and len(nothing) == 0 < len(something) == len(cache.split["val"])
+    assert nothing.shape[1:] == something.shape[1:] == (4, 4, 2) and len(nothing) == 0 < len(something) == len(cache.split["val"])
+    u = operator.heads["diff_react2d"].physical(cache.batch(cache.split["val"], 10, 4, torch.device("cpu"))).double()
+    torch.testing.assert_close(something[:, 0], u.square().sum((3, 4)))
+    mean = cache.tokenizer.mean.view(2, 1, 1).double()
+    torch.testing.assert_close(something[:, 1], (u - mean).square().sum((3, 4)))     # the variation
     assert something.dtype == nothing.dtype
 
 

@@ -21,7 +21,7 @@ from ups.metrics import errors
 from ups.models import selection as rule
 from ups.models.loss import pooled
 from ups.models.operator import load_operator
-from ups.models.selection import error_ratios, is_better, is_lost, scores_of, select
+from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
 
 ALONE = torch.arange(64)
 MEAN = [0.4, 0.7, 0.9] + [1.0] * 7         # a base that falls to the mean
@@ -33,16 +33,18 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
-    """`squared_errors` of a network whose error is `ratio` (rows,) times its base's, row by row: (rows, 3, 6, 1)."""
+    """`squared_errors` of a network whose error is `ratio` (rows,) times its base's, row by row: (rows, 4, 6, 1)."""
     base = 0.01 * noise(len(ratio), 6, 1, seed=seed).exp().double()
-    return torch.stack([torch.ones_like(base), ratio.double().view(-1, 1, 1).square() * base, base], 1)
+    return torch.stack([torch.ones_like(base), torch.ones_like(base), ratio.double().view(-1, 1, 1).square() * base, base], 1)
 
 
-def squares_of(network: list[float], base: list[float], rows: int = 64) -> Tensor:
-    """`squared_errors` of rollouts whose pooled nRMSE by lead are about these, rows alike but for a tenth: (rows, 3, T, 1)."""
+def squares_of(network: list[float], base: list[float], rows: int = 64, mean: float = 0.0) -> Tensor:
+    """`squared_errors` of rollouts whose pooled error by lead, relative to the variation, is about this, rows alike but for a
+    tenth: (rows, 4, T, 1). mean: of the field, in units of its variation."""
     some = 1 + 0.1 * noise(rows, seed=5).double()
-    parts = torch.stack([torch.ones(len(base)).double(), *(torch.tensor(part).double().square() for part in (network, base))])
-    return torch.stack([parts[0].expand(rows, -1), *(some[:, None] ** 2 * part for part in parts[1:])], 1)[..., None]
+    ones = torch.ones(rows, len(base)).double()
+    squares = [some[:, None] ** 2 * torch.tensor(part).double().square() for part in (network, base)]
+    return torch.stack([(1 + mean**2) * ones, ones, *squares], 1)[..., None]
 
 
 def serves(network: list[float], base: list[float], **shares: list[float]) -> float:
@@ -60,7 +62,7 @@ def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
 def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
     luck = (0.5 * noise(64, seed=3)).exp()          # as often better as worse, and by as much
     ratio = 0.98 * luck / luck.mean()               # on these rows a little better in the mean: that was enough before
-    network, base = (part.sqrt().mean() for part in rollout_squares(ratio).unbind(1)[1:])
+    network, base = (part.sqrt().mean() for part in rollout_squares(ratio).unbind(1)[2:])
     assert network < base and not beats_its_base(rollout_squares(ratio))
     assert beats_its_base(rollout_squares(0.8 * luck.clamp(0.8, 1.2)))
     # a few starts at many parameter values are a few: what looks sure of 64 is not of 4
@@ -81,6 +83,14 @@ def test_a_network_that_blows_up_on_one_start_does_not_serve():
     assert select({1.0: torch.zeros_like(equal)}, ALONE, 0)["network_share"] == 0
 
 
+@pytest.mark.parametrize("mean", [0.5, 1.0, 3.0])
+def test_chaos_about_a_mean_is_judged_by_its_variation(mean):
+    """The mean's error is less than 1 relative to such a field, and no less of the field's variation."""
+    sums = squares_of(CHAOS, MEAN, mean=mean)
+    assert select({1.0: sums}, ALONE, 0)["network_share"] == 1.0
+    assert scores_of({"a": sums}) < scores_of({"a": squares_of([0.3, 0.6, 0.8] + [1.2] * 7, MEAN, mean=mean)})
+
+
 def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_the_system_does():
     """Of whole rollouts the base, which falls to the mean, is the better; what was learnt shows in the first leads. Errors above
     chance, a network that has blown up, still count."""
@@ -93,12 +103,29 @@ def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_t
     assert serves(CHAOS, MEAN, half5=[0.06, 0.2, 0.45] + [1.1] * 7) == 1.0   # half is no better for being nearer the mean
 
 
+@pytest.mark.parametrize(("rows", "num_leads", "mean"), [(8, 20, 0.0), (8, 200, 0.3), (64, 10, 0.75), (64, 200, 0.75)])
+def test_in_chaos_the_one_that_follows_longer_serves_whether_it_goes_on_or_falls_to_the_mean(rows, num_leads, mean):
+    """Gaussian waves; correlations with the truth of 1 / (1 + (t / 8)^4), of the other four leads later."""
+    draws, time = torch.Generator().manual_seed(0), torch.arange(1, num_leads + 1.0)
+    waves = torch.randn(12, 64, generator=draws) / 12**0.5
+    truth, one, other = (torch.randn(rows, num_leads, 12, generator=draws) @ waves for _ in range(3))
+    for delay, is_longer in ((4.0, True), (-4.0, False)):
+        known, known_on = (1 / (1 + (part.clamp_min(0.3) / 8) ** 4)[None, :, None] for part in (time, time - delay))
+        goes_on = known_on * truth + (1 - known_on**2).sqrt() * one
+        falls = known * (known * truth + (1 - known**2).sqrt() * other)
+        truth_squares, variation = ((truth + part).square().sum(-1) for part in (mean, 0.0))
+        squares = [(part - truth).square().sum(-1) for part in (goes_on, falls)]
+        for pair, is_used in ((squares, is_longer), (squares[::-1], not is_longer)):
+            sums = torch.stack([truth_squares, variation, *pair], 1)[..., None].double()
+            assert (select({1.0: sums}, torch.arange(rows), 0)["network_share"] > 0) is is_used
+
+
 @pytest.mark.parametrize("num_leads", [10, 100, 400])
 def test_the_number_of_lost_leads_does_not_decide_what_serves(num_leads):
     lost = num_leads - 3
     for seed in range(3):
         sums = squares_of([0.05, 0.15, 0.4] + [1.41] * lost, [0.4, 0.7, 0.9] + [1.0] * lost)
-        sums[:, 1:, 3:] *= (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()   # independent where both know nothing
+        sums[:, 2:, 3:] *= (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()   # independent where both know nothing
         found = select({1.0: sums}, ALONE, 0)
         assert (found["network_share"], found["num_leads"], found["num_leads_compared"]) == (1.0, num_leads, 3)
 
@@ -121,7 +148,7 @@ def test_an_error_counts_in_full_unless_both_first_followed_the_truth_and_then_l
 
 def test_an_error_that_falls_never_turns_the_choice_against_its_candidate():
     """At every lead but those that first follow the truth, whatever the others are."""
-    levels = [0.1, 0.45, 0.6, 0.79, 0.81, 1.0, 1.41, 1.49, 1.51, 3.0]
+    levels = [0.1, 0.45, 0.6, 0.79, 0.81, 1.0, 1.41, 1.7, 1.8, 3.0]
     draw = torch.Generator().manual_seed(0)
     for _ in range(300):
         first = [levels[i] for i in torch.randint(0, 2, (2,), generator=draw)]      # both follow: else see the next test
@@ -137,7 +164,7 @@ def test_an_error_that_falls_never_turns_the_choice_against_its_candidate():
 def difference(network: list[float], base: list[float]) -> float:
     """Sum over the leads that count of the network's error less its base's."""
     curves = torch.tensor([network, base]).double()[..., None]
-    return float(torch.where(is_lost(curves), 0.0, curves[0] - curves[1]).sum())
+    return float(torch.where(lost_by_each(curves).all(0), 0.0, curves[0] - curves[1]).sum())
 
 
 # ---------------------------------------------------------------- which weights are kept
@@ -151,7 +178,7 @@ def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
 
 
 def test_a_network_that_improves_at_any_lead_never_scores_worse_and_two_errors_never_tie():
-    levels = [0.05, 0.3, 0.49, 0.51, 0.7, 0.79, 0.81, 1.0, 1.2, 1.41, 1.49, 1.51, 3.0, 10.0]
+    levels = [0.05, 0.3, 0.49, 0.51, 0.7, 0.79, 0.81, 1.0, 1.2, 1.41, 1.7, 1.8, 3.0, 10.0]
     draw = torch.Generator().manual_seed(0)
     for _ in range(300):
         base, network = ([levels[i] for i in torch.randint(0, len(levels), (4,), generator=draw)] for _ in range(2))
@@ -174,9 +201,9 @@ def test_weights_that_follow_longer_are_kept_although_the_mean_has_the_smaller_e
 def test_where_no_error_is_large_the_score_is_the_pooled_error_bit_for_bit():
     for seed in range(5):
         draws = torch.rand(64, 2, 7, 2, generator=torch.Generator().manual_seed(seed))
-        sums = torch.cat([torch.ones(64, 1, 7, 2), 0.6 * draws], 1).double()
+        sums = torch.cat([torch.ones(64, 2, 7, 2), 0.6 * draws], 1).double()
         sums[:, :, 3, 1] = 0.0                                    # a channel that is zero there
-        assert not is_lost(rule.relative(sums)).any()
+        assert not is_lost(sums).any()
         found = pooled(sums)
         geometric = [math.exp(math.log(error)) for error in (min(found.values()), found["network"])]
         assert scores_of({"a": sums}) == tuple(geometric)
@@ -211,7 +238,7 @@ def records() -> list[dict]:
     for (network, base), leads in itertools.product(itertools.product(GRID, GRID), (1, 4)):
         for wobble, groups in ((0.0, ALONE), (0.2, ALONE), (0.2, ALONE % 3), (0.0, torch.zeros(64, dtype=torch.long))):
             sums = squares_of([network] * leads, [base] * leads)
-            sums[:, 1] *= (wobble * noise(64, leads, 1, seed=leads)).exp().double()
+            sums[:, 2] *= (wobble * noise(64, leads, 1, seed=leads)).exp().double()
             found.append(select({1.0: sums, 0.5: sums}, groups, 0))
     found.append(select({1.0: squares_of(CHAOS, MEAN)}, ALONE, 0))
     found.append(select({1.0: squares_of(MEAN, CHAOS)}, ALONE, 0))

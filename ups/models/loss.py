@@ -66,19 +66,22 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, known
 @torch.no_grad()
 def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
                    device: torch.device) -> Tensor:
-    """Sums over space of u_ref^2 and of the squared rollout errors of operator and base: (rows, 3, T, C),
-    float64."""
+    """Sums over space of u_ref^2, of its squared distance from the mean of the training data, and of the
+    squared rollout errors of operator and base: (rows, 4, T, C), float64."""
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     predicted = head.task.predicted
     if len(rows) == 0:   # fewer trajectories than processes
-        return torch.zeros(0, 1 + len(PARTS), num_frames, len(head.task.moving), dtype=torch.float64,
+        return torch.zeros(0, 2 + len(PARTS), num_frames, len(head.task.moving), dtype=torch.float64,
                            device=device)
+
+    zeros = torch.zeros(1, 1, head.codec.num_channels, *[1] * head.task.ndim, device=device)
+    mean = predicted(head.codec.denormalise(zeros).double())
 
     def sums(some: Tensor) -> Tensor:
         given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)
         u_ref = predicted(head.physical(cache.batch(some, context, num_frames, device)).double())
         over = tuple(range(3, u_ref.ndim))
-        squares = [u_ref.square().sum(over)]
+        squares = [u_ref.square().sum(over), (u_ref - mean).square().sum(over)]
         for part in PARTS.values():
             z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part)
             squares.append((predicted(head.physical(z_pred).double()) - u_ref).square().sum(over))
@@ -90,7 +93,7 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
 def pooled(sums: Tensor) -> dict[str, float]:
     """Pooled nRMSE of network and base, mean over frames and those channels that are not zero throughout,
     from `squared_errors`; inf where one blew up."""
-    reference, *squares = sums.sum(0)
+    reference, _, *squares = sums.sum(0)
     values = [float((square / reference)[reference > 0].sqrt().mean()) for square in squares]
     return {name: value if math.isfinite(value) else math.inf
             for name, value in zip(PARTS, values, strict=True)}

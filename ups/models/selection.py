@@ -1,14 +1,15 @@
-"""Selection on validation rollouts: which weights are kept, and whether the network or its base alone serves.
+"""Selection on validation rollouts: which weights are kept, and whether a network or its base alone serves.
 
-Where chaos has taken over, the mean has a relative error of 1 and a forecast that goes on as the system does
-one of sqrt(2), although neither knows anything of the truth. In long rollouts the mean would always win. So
-leads at which the truth is lost count less, by one rule (`is_lost`). A lead is lost if
+Where chaos has taken over, the mean of the data has an error of 1 and a forecast that goes on as the system
+does one of sqrt(2), although neither knows anything of the truth. In long rollouts the mean would always win.
+So leads at which the truth is lost count less, by one rule (`lost_by_each`). A lead is lost if
 
     every candidate had an error of at most LARGEST_ERROR at an earlier lead, and
-    at this lead every candidate's error is between LOST and CHANCE.
+    at this lead every candidate's error is between LOST and CHANCE,
 
-The first lead, every lead of a steady task, every lead that one candidate still predicts and every forecast
-that has blown up count in full. If a candidate never follows the truth, all leads do. The rule is used twice:
+errors being relative to the variation of the field about its mean. The first lead, every lead of a steady
+task, every lead that one candidate still predicts and every forecast that has blown up count in full. If a
+candidate never follows the truth, all leads do. The rule is used twice:
 
 - Network against base (`select`): lost leads are left out for both, so no error is replaced by a constant.
 - Weights of different steps (`scores_of`): scores have to be comparable over training, so no lead is left
@@ -30,32 +31,34 @@ from ups.models.loss import pooled
 
 NUM_BOOTSTRAP = 1000
 SHARES = (1.0, 0.5)   # of the network's output; half is better where it learnt little (ns_incom2d)
-# nRMSE at a lead. At the same correlation r with the truth the best forecast has an error of sqrt(1 - r^2),
-# and one that goes on as the system does sqrt(2 - 2 r): up to 0.8 less than 12 % more, at 1 sqrt(2) times.
-# CHANCE is somewhat more than sqrt(2), the error of another state of the same system.
-LOST, CHANCE = 0.8, 1.5
+# Errors at a lead, relative to the variation. At the same correlation r with the truth the best forecast has
+# an error of sqrt(1 - r^2) and one that goes on as the system does sqrt(2 - 2 r): up to 0.8 less than 12 %
+# more, at 1 sqrt(2) times. CHANCE: another state of a system of twice the variance. From 8 trajectories of a
+# dozen waves sqrt(2) is measured as 1.2 to 1.6.
+LOST, CHANCE = 0.8, math.sqrt(3)
 EXCESS = 1e-3   # weight of the error above LOST at a lost lead: it orders equal scores, over 1000 leads too
 JUDGED = 4      # times as many trajectories select network or base as select the weights
 
 
-def relative(sums: Tensor) -> Tensor:
-    """Pooled nRMSE of network and base by lead and channel, (2, T, C), from `squared_errors`; NaN or inf
-    where the truth is zero."""
-    reference, *squares = sums.sum(0)
-    return (torch.stack(squares) / reference).sqrt()
+def relative(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Pooled errors of network and base by lead and channel, (2, T, C), from `squared_errors`: relative to
+    the truth (nRMSE) and to its variation. NaN or inf where these are zero."""
+    truth, variation, *squares = sums.sum(0)
+    return (torch.stack(squares) / truth).sqrt(), (torch.stack(squares) / variation).sqrt()
 
 
 def lost_by_each(errors: Tensor) -> Tensor:
-    """Where each candidate has lost the truth after all of them followed it, (candidates, T, C), of their nRMSE
-    (candidates, T, C)."""
+    """Where each candidate has lost the truth after all of them followed it, (candidates, T, C), from their
+    errors relative to the variation (candidates, T, C)."""
     followed = (errors <= LARGEST_ERROR).cumsum(1) > 0
     followed_before = torch.cat([torch.zeros_like(followed[:, :1]), followed[:, :-1]], 1)
     return followed_before.all(0) & (errors > LOST) & (errors < CHANCE)
 
 
-def is_lost(errors: Tensor) -> Tensor:
-    """The leads and channels (T, C) that count less, of the nRMSE of all candidates (candidates, T, C)."""
-    return lost_by_each(errors).all(0)
+def is_lost(*found: Tensor) -> Tensor:
+    """The leads and channels (T, C) that count less, from the `squared_errors` of networks on one base."""
+    errors = [relative(sums)[1] for sums in found]
+    return lost_by_each(torch.stack([*(network for network, _ in errors), errors[0][1]])).all(0)
 
 
 def scores_of(found: dict[str, Tensor]) -> tuple[float, float]:
@@ -73,12 +76,14 @@ def scores_of(found: dict[str, Tensor]) -> tuple[float, float]:
 def _errors(sums: Tensor) -> list[float]:
     """Mean nRMSE of network and base, lost leads reduced; inf where one blew up.
 
-    The base's are those that it has lost itself: what the network gains at a lead must not raise the base's error.
+    The base's are those that it has lost itself: what the network gains at a lead must not raise the error of
+    the base.
     """
-    errors, is_defined = relative(sums), sums[:, 0].sum(0) > 0
-    lost = torch.stack([is_lost(errors), lost_by_each(errors)[1]])
-    reduced = torch.where(lost, LOST + EXCESS * (errors - LOST), errors)
-    means = [float(error[is_defined].mean()) for error in reduced]
+    errors, of_variation = relative(sums)
+    lost = torch.stack([is_lost(sums), lost_by_each(of_variation)[1]])
+    reduced = (LOST + EXCESS * (of_variation - LOST)) / of_variation
+    errors, is_defined = torch.where(lost, reduced * errors, errors), sums[:, 0].sum(0) > 0
+    means = [float(error[is_defined].mean()) for error in errors]
     return [mean if math.isfinite(mean) else math.inf for mean in means]
 
 
@@ -92,7 +97,7 @@ def error_ratios(sums: Tensor, groups: Tensor, seed: int) -> dict[str, dict[str,
 
     groups (rows,): trajectories of one initial condition are resampled together.
     """
-    reference, network, base = (part.sqrt().cpu() for part in sums.unbind(1))
+    reference, _, network, base = (part.sqrt().cpu() for part in sums.unbind(1))
     return {name: compare(ERROR[name], {"rmse": network, "ref_rms": reference},
                           {"rmse": base, "ref_rms": reference}, NUM_BOOTSTRAP, seed, groups)
             for name in ("nrmse", "nrmse_pooled")}
@@ -116,10 +121,9 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int) -> dict[str, A
         num_leads, num_leads_compared: of a rollout, and those not lost by both
         num_initial_conditions: of the validation trajectories
     """
-    candidates = [relative(sums) for sums in found.values()]
-    lost = is_lost(torch.cat([torch.stack([network for network, _ in candidates]), candidates[0][1:]]))
+    lost = is_lost(*found.values())
     share = min(found, key=lambda share: pooled(_without(found[share], lost))["network"])
-    lost = is_lost(relative(found[share]))
+    lost = is_lost(found[share])
     compared = _without(found[share], lost)
     ratios = error_ratios(compared, groups, seed)
     return {"network_share": share if is_better(ratios) else 0.0, "compared_share": share,
