@@ -76,7 +76,7 @@ def main() -> int:
         for name in config.asked["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
-                ensemble.Ensembles(residuals, truths[name], samplers, seed, settings.conserve), settings)
+                ensemble.Ensembles(residuals, truths[name], samplers, seed), settings)
             ensembles[name]["words"].append(judge.in_words(config.run_dir, name))
             sections[f"{name}: ensembles"] = report.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)

@@ -22,6 +22,7 @@ import torch
 from ups.config import DEFAULT_OVERLAY, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
+from ups.generative import conditions
 from ups.generative import residuals as residual
 from ups.metrics import ensembles as probabilistic
 from ups.models.bases.base import Known
@@ -42,14 +43,15 @@ VARIANTS = {   # share of disturbed states, smallest and largest size over the r
 def put_in(variant: str) -> None:
     """Make this process's correctors be trained, and run, as the variant says."""
     residual.DISTURBED, residual.SMALLEST, residual.LARGEST, has_memory = VARIANTS[variant]
+    conditions.SMALLEST = residual.SMALLEST
     if not has_memory:
-        see = residual.StateConditions.predict
+        see = conditions.StateConditions.predict
 
-        def forget(self: residual.StateConditions, z: torch.Tensor, known: Known, error: torch.Tensor | float = 0.0,
+        def forget(self: conditions.StateConditions, z: torch.Tensor, known: Known, error: torch.Tensor | float = 0.0,
                    led: torch.Tensor | None = None) -> tuple:
             return see(self, z[:, -self.head.history :], known, error)   # nothing is before
 
-        residual.StateConditions.predict = forget
+        conditions.StateConditions.predict = forget
 
 
 def train(script: str, arguments: list[str], variant: str | None = None) -> None:
@@ -68,8 +70,7 @@ def score(config_path: str, overrides: list[str], task: str, variant: str, num_i
     device = torch.device("cpu")
     operator = load_operator(config.run_dir / "operator", device)
     truth, samplers = open_truth(config, task), load_samplers(config.run_dir, ["diffusion"], device)
-    ensembles = Ensembles(residual.TransientResiduals(operator, truth.cache), truth, samplers, config.run.seed,
-                          config.evaluate.conserve)
+    ensembles = Ensembles(residual.TransientResiduals(operator, truth.cache), truth, samplers, config.run.seed)
     cache = truth.cache
     values = len(cache.parameter_index.unique())
     rows, num_frames = spread(cache, "val", num_initial * values), min(config.evaluate.ensemble_frames, truth.num_frames)

@@ -9,7 +9,7 @@ from toy_codec import fit_codec
 
 from ups.evaluation.forecast import drift
 from ups.models import choose
-from ups.models.conserve import conserve, correction, given
+from ups.models.conserve import correction, given
 from ups.models.head import TaskHead, describe_tokenizer
 from ups.models.operator import Operator
 from ups.tasks import Task, get_task
@@ -91,7 +91,6 @@ def test_a_right_answer_stays_as_it_is(name):
     u = task.simulate(range(2), seed=0, resolution=16, num_frames=3, parameter=value, t_end=0.1).double()
     assert correction(task, u, u[:, 0]).abs().max() < 2e-7
     assert correction(task, u.roll(3, -1), u[:, 0]).abs().max() < 2e-7
-    torch.testing.assert_close(conserve(task, u, u[:, 0]), u, rtol=1e-6, atol=1e-6)
 
 
 def test_a_gas_with_too_little_energy_left_keeps_a_positive_pressure():
@@ -99,7 +98,9 @@ def test_a_gas_with_too_little_energy_left_keeps_a_positive_pressure():
     u = states(task, frames=1)
     wild = u.clone()
     wild[:, :, 2] *= 50 * noise(8)                # more energy of motion than there is energy
-    found = conserve(task, wild, u[:, 0])
+    change = correction(task, wild, u[:, 0])[..., None]
+    found = torch.stack([part * step.exp() if name in task.positive else part + step for name, part, step in
+                         zip(task.fields, wild.unbind(2), change.unbind(2), strict=True)], 2)
     assert found.isfinite().all() and (found[:, :, :2] > 0).all()
     torch.testing.assert_close(found[:, :, 0].mean(-1), u[:, :, 0].mean(-1))       # the mass is kept all the same
     torch.testing.assert_close(found[:, :, 1], 0.5 * wild[:, :, 1])

@@ -201,10 +201,29 @@ def test_members_are_a_function_of_seed_and_row_whatever_the_batch_holds(model, 
     spread = members.std(1).mean()
     assert (members.std(1) > 0).all()                                    # no member is another
     again = model.sample("burgers1d_hidden", u0[1:], num_frames=2, members=5, by=by, rows=[1, 2])
-    assert np.abs(again - members[1:]).max() < 0.1 * spread
+    np.testing.assert_allclose(again, members[1:], rtol=0, atol=1e-6)
     assert np.abs(model.sample("burgers1d_hidden", u0, num_frames=2, members=5, by=by, seed=1) - members).max() > spread
     one = model.sample("burgers1d_hidden", u0[0], num_frames=2, members=5, by=by)
-    assert np.abs(one - members[0]).max() < 0.1 * spread
+    np.testing.assert_allclose(one, members[0], rtol=0, atol=1e-6)
+    many = model.sample("burgers1d_hidden", np.concatenate([u0] * 9), num_frames=2, members=5, by=by)
+    np.testing.assert_allclose(many[:3], members, rtol=0, atol=1e-6)
+    assert np.abs(many[3:6] - members).max() > 0.1 * spread              # the same states in other rows
+
+
+def test_a_forecast_in_single_steps_has_the_spread_of_one_forecast(model):
+    """Every call draws anew, though seed and rows are the same; the same call draws the same."""
+    u0, frames, members = field(model, "burgers1d_hidden"), 8, 64
+    whole = model.sample("burgers1d_hidden", u0, num_frames=frames, members=members, by="student")[:, -1]
+    u = u0[None].repeat(members, 0)
+    for _ in range(frames):
+        steps, u = u, model.sample("burgers1d_hidden", u, members=1, by="student")[:, 0, -1]
+    assert 0.8 < u.std(0).mean() / whole.std(0).mean() < 1.25
+    np.testing.assert_array_equal(model.sample("burgers1d_hidden", steps, members=1, by="student")[:, 0, -1], u)
+
+
+def test_rows_that_do_not_fit_the_batch_are_refused(model):
+    with pytest.raises(ValueError, match="was given 2 row numbers for a batch of 3; expected one each"):
+        model.sample("burgers1d_hidden", field(model, "burgers1d_hidden", 3), rows=[0, 1])
 
 
 def test_a_prior_draws_positive_solutions_that_what_is_unseen_cannot_change(model):

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from ups.boundary import PERIODIC
-from ups.generative.draws import WAYS, Sampler, load_sampler, sample_solutions, sample_states
+from ups.generative.draws import WAYS, Sampler, block_size, load_sampler, sample_solutions, sample_states
 from ups.generative.judge import USUAL, serving, spending
 from ups.generative.observation import seen as observe_cells
 from ups.labelled import Field, as_tensor, label, unlabel
 from ups.models.head import TaskHead
 from ups.models.operator import Operator, load_operator
+from ups.models.rollout import in_blocks, name_starts
 from ups.spectral import resample as on_grid
 from ups.travel import HUB, fetch
 
@@ -83,7 +84,10 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
                           "parameters.", stacklevel=4)
         return u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
 
-    return codec.encode(codec.normalise(shown.to(head.scale.device, torch.float32))), values, finish
+    shown = shown.to(head.scale.device, torch.float32)
+    z = in_blocks(lambda index: codec.encode(codec.normalise(shown[index])), len(u),
+                  block_size(codec, shown.device))
+    return z, values, finish
 
 
 def is_count(number: Any) -> bool:
@@ -238,15 +242,20 @@ class Forecaster:
         "student_2" (two), "teacher" (the diffusion itself) or "rival". evaluations: per call, in place of
         `by`: what spends this budget draws, the teacher's sampler from 4 on, in as many steps as it was
         trained for at most (`ups.generative.judge.spending`). Without both, what serves: the cheapest that is
-        as good as the best on validation with at most two. seed and a row's number (rows; else its place in
-        the batch) decide its members. Everything else as `forecast`. Raises FileNotFoundError, naming the
-        make target, where the run has no such stage.
+        as good as the best on validation with at most two. seed, a row's number (rows; else its place in the
+        batch) and its last frame decide its members: the same call draws the same, and a forecast that goes
+        on from a member's last frame draws anew. Everything else as `forecast`. Raises FileNotFoundError,
+        naming the make target, where the run has no such stage.
         """
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
         u, answer = self._read(task, u0, ("member", "time"))
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
-        z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, rows)
+        if rows is not None and len(rows) != len(u):
+            raise ValueError(f"{task} was given {len(rows)} row numbers for a batch of {len(u)}; expected "
+                             "one each. Give as many, or leave rows out.")
+        names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
+        z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names)
         return answer(finish(self.operator.head(task).physical(z_pred)))
 
     @torch.no_grad()

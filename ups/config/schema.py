@@ -274,7 +274,6 @@ class EvaluateConfig:
     ensemble_frames: Annotated[int, Positive]
     truth_members: Annotated[int, Positive]
     truth_fields: Annotated[int, Positive]
-    conserve: bool
     max_crps_ratio: float
     max_student_ratio: float
     max_exact_ratio: float

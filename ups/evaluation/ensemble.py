@@ -9,8 +9,8 @@
     corrector                  the diffusion, 2 sampler_steps evaluations
     student_1, student_2       its student in one and two evaluations
 
-All start from the same noise: `ups.models.rollout.member_noise` of (seed, row, lead), so that student and
-teacher can be paired.
+All start from the same noise, `ups.models.rollout.member_noise` of seed, row, start and lead, so that student
+and teacher can be paired.
 """
 
 import statistics
@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.corrector import CorrectorHead, load_corrector
-from ups.generative.draws import STATES, WAYS, Sampler, draw_rollout, two_noises, ways_of
+from ups.generative.draws import STATES, WAYS, Sampler, draw_members, two_noises, ways_of
 from ups.generative.residuals import TransientResiduals, schedule_of
 from ups.models.backbone import ANY, task_of
+from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
 from ups.seeds import generator
 
@@ -59,15 +60,14 @@ def _num_weights(network: nn.Module, task: str = "") -> int:
 class Ensembles:
     """Every way to draw the residual of one task: `names`, those of CHEAP first.
 
-    residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them. is_conserved:
-    rollouts keep what the equation keeps. calls: since it was cleared, "draw" of networks that draw, "every"
-    of these and of the operator, and of the Gaussian that gives mean and scale by its weights over theirs.
+    residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them. calls: since
+    it was cleared, "draw" of networks that draw, "every" of these and of the operator, and of the Gaussian
+    that gives mean and scale by its weights over theirs.
     """
 
-    def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int,
-                 is_conserved: bool = False):
+    def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int):
         self.residuals, self.truth, self.samplers, self.seed = residuals, truth, samplers, seed
-        self.is_conserved, self.device = is_conserved, residuals.device
+        self.device = residuals.device
         self.corrector = samplers["corrector"].network
         self.head = self.corrector.heads[residuals.name]
         self.calls: Counter[str] = Counter()
@@ -105,16 +105,13 @@ class Ensembles:
             return self.head.marginal_mean + self.head.marginal_std * noise
         if model == "dressed_resampled":
             return resampled(self.bank, noise.flatten(1)[:, 0])
-        condition = self.head.condition(tokens, facts)
-        known = condition if shown is None else replace(condition, tokens=condition.tokens[shown],
-                                                        facts=condition.facts[shown])
+        if model in self.samplers:
+            return self.samplers[model].residual(self.residuals, tokens, facts, noise, second, num_steps,
+                                                 shown)
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model == "dressed_waves":
             noise = self.head.waves.coloured(noise)
-        elif model != "dressed_conditional":
-            options = {"num_steps": num_steps} if num_steps else {}
-            noise = self.samplers[model].whitened(known.rows(every), noise, second, **options)
-        return self.head.unwhiten(noise, condition.rows(every))
+        return self.head.unwhiten(noise, self.head.condition(tokens, facts).rows(every))
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:
         """Noise and second noise (rows * members, *tokens, dim)."""
@@ -127,12 +124,11 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     physical units."""
     source, truth, parts = ensembles.residuals, ensembles.truth, []
     num_members = 1 if model == "operator" else num_members
-    for some in truth.cache.parts(rows, num_frames * num_members, max(1, STATES // num_members)):
+    for some in truth.cache.parts(rows, num_frames * num_members, len(rows)):
         given = truth.given(some, source.head.codec, ensembles.device)
-        z = draw_rollout(source, partial(ensembles.residual, model), given,
-                         truth.cache.parameters[some], num_frames, num_members,
-                         partial(ensembles.noise, some, num_members=num_members), ensembles.is_conserved,
-                         ensembles.head_of(model).drawn_error)
+        names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
+        z = draw_members(source, partial(ensembles.residual, model), given, truth.cache.parameters[some],
+                         num_frames, num_members, ensembles.seed, names, ensembles.head_of(model).drawn_error)
         parts.append(truth.task.predicted(source.head.physical(z)).cpu())
     return torch.cat(parts)
 

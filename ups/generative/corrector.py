@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
+from ups.generative.limits import WaveLimits
 from ups.generative.observation import LinearPosterior
 from ups.generative.waves import Waves
 from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_linear
@@ -91,11 +92,12 @@ class Condition:
 class CorrectorHead(nn.Module):
     """What one task adds to the shared network: statistics, Gaussian, input and output map.
 
-    description: name, dim (of r), num_conditions (C), for a task in time tokens (per axis) and num_features
-    (the last of C, of the operator's trunk, on which the Gaussian is then a small head), for a steady one
-    guess (what `LinearPosterior` is built from), start and by (which the stage chooses). Statistics are
-    buffers that `fit_head` fills, but marginal_mean and _std: those of residuals as they occur (training
-    prefers where they are large), for dressing without conditions.
+    description: name, dim (of r), num_conditions (C), for a task in time tokens (per axis), fields (channels
+    of all frames of a call, *space) and num_features (the last of C, of the operator's trunk, on which the
+    Gaussian is then a small head), for a steady one guess (what `LinearPosterior` is built from), start and
+    by (which the stage chooses). Statistics are buffers that `fit_head` fills, but marginal_mean and _std:
+    those of residuals as they occur (training prefers where they are large), for dressing without conditions.
+    limits: of draws, measured when the network is trained.
     """
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
@@ -110,6 +112,8 @@ class CorrectorHead(nn.Module):
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
         self.guess = LinearPosterior(**description["guess"]) if "guess" in description else None
         self.waves = Waves(description["tokens"], dim, self.boundary) if "tokens" in description else None
+        self.limits = (WaveLimits(*description["fields"], boundary=self.boundary) if "fields" in description
+                       else None)
         self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)

@@ -10,27 +10,30 @@ A finished stage's folder is enough: the conditional mean and scale are in all o
 mid_angle in their config.json.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ups.data.tokenizer import Tokenizer
+from ups.generative.conditions import FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
-from ups.generative.residuals import FieldConditions, StateConditions
 from ups.generative.student import sample_student
-from ups.models.conserve import conserve
 from ups.models.operator import Operator
-from ups.models.rollout import ensemble_rollout, member_noise
+from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
 from ups.transfer import send
 
 Predicted = tuple[Tensor, Tensor, Tensor, Start]   # of FieldConditions.predict
 
 STATES = 512          # states in one call of a network
+BLOCK, BLOCK_BYTES = 64, 2**28   # on a CPU; the most that a field of so many states takes
+KEYS = ("noise", "second")       # of the random numbers of a draw
 
 WAYS = {   # name: (stage, evaluations of a student; 0: the probability flow of a diffusion)
     "rival": ("rival", 1), "corrector": ("diffusion", 0), "student_1": ("consistency", 1),
@@ -60,12 +63,26 @@ class Sampler:
         return sample_student(velocity, noise, facts.get("mid_angle", 0.0),
                               second if self.evaluations == 2 else None)
 
-    def residual(self, name: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor) -> Tensor:
-        """r (batch, *tokens, dim), latent units, of task `name` under raw conditions as `predict` gives
-        them."""
-        head = self.network.heads[name]
+    def residual(self, states: StateConditions, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
+                 num_steps: int = 0, shown: Tensor | None = None, is_limited: bool = True) -> Tensor:
+        """r (rows, *tokens, bundle * dim), latent units, from noise of that shape under raw conditions
+        (cases, ...) as `StateConditions.predict` gives them, of rows / cases neighbouring rows each.
+
+        shown: cases whose conditions the network is shown in place of its own; mean and scale stay those of
+        the case. is_limited: within the head's `WaveLimits`.
+        """
+        head = self.network.heads[states.name]
         condition = head.condition(tokens, facts)
-        return head.unwhiten(self.whitened(condition, noise, second), condition)
+        known = condition if shown is None else replace(condition, tokens=condition.tokens[shown],
+                                                        facts=condition.facts[shown])
+        every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
+        options = {"num_steps": num_steps} if num_steps else {}
+        r = head.unwhiten(self.whitened(known.rows(every), noise, second, **options), condition.rows(every))
+        if not is_limited:
+            return r
+        w_pred, w = (states.decode(part).flatten(1, 2) for part in (states.prediction(tokens)[every], r))
+        w = head.limits(w_pred, w, max(1, self.evaluations), facts[every, -1] > 0)
+        return states.encode(w.unflatten(1, (states.head.bundle, -1)))
 
 
 def ways_of(stage: str, network: Corrector) -> dict[str, Sampler]:
@@ -82,16 +99,14 @@ def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "c
 @torch.no_grad()
 def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
                  z: Tensor, parameters: Tensor, num_frames: int, num_members: int,
-                 noise_of: Callable[[int], tuple[Tensor, Tensor]], is_conserved: bool = False,
-                 drawn_error: float = 0.0) -> Tensor:
+                 noise_of: Callable[[int], tuple[Tensor, Tensor]], drawn_error: float = 0.0) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) that follow z (batch, time, *tokens, dim).
 
     residual(tokens, facts, noise, second) of rows (batch * num_members, ...), members of a trajectory being
-    neighbours; noise_of(lead): two noises of such rows. is_conserved: what the equation keeps is put right
-    after every call. drawn_error: of a state that was drawn, as `CorrectorHead.drawn_error`.
+    neighbours; noise_of(lead): two noises of such rows. drawn_error: of a state that was drawn, as
+    `CorrectorHead.drawn_error`.
     """
     head, known = states.head, states.head.known(parameters.repeat_interleave(num_members, 0))
-    start = head.physical(z[:, -1]).repeat_interleave(num_members, 0)
     z = torch.cat([z[:, :1], z], 1)          # where nothing is before the first frame: no change
     last: dict[str, Tensor] = {}             # the prediction that led to the state, where it holds one frame
 
@@ -100,38 +115,54 @@ def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
         if head.bundle == 1:
             last["led"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
-        if head.task.own is not None:
-            z_next = head.keep_latents(z_next, window[:, -1])
-        if not is_conserved:
-            return z_next
-        return head.codec.encode(head.codec.normalise(conserve(head.task, head.physical(z_next), start)))
+        return z_next if head.task.own is None else head.keep_latents(z_next, window[:, -1])
 
     return ensemble_rollout(step, z, num_frames, 1 + head.history, num_members)
 
 
 @torch.no_grad()
+def draw_members(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+                 z: Tensor, parameters: Tensor, num_frames: int, num_members: int, seed: int,
+                 names: Sequence[int | str], drawn_error: float = 0.0) -> Tensor:
+    """`draw_rollout` with the noise of `member_noise`: a member is a function of seed, of the name of its row
+    and of its number, whatever the batch holds."""
+    shape = (*z.shape[2:-1], states.description["dim"])
+
+    def draw(index: Tensor) -> Tensor:
+        row, member = index // num_members, index % num_members
+        first, last = int(row[0]), int(row[-1]) + 1
+
+        def noise_of(lead: int) -> tuple[Tensor, ...]:
+            return tuple(send(member_noise(shape, seed, names[first:last], lead, num_members, key)[
+                row - first, member], states.device) for key in KEYS)
+
+        return draw_rollout(states, residual, z[row], parameters[row], num_frames, 1, noise_of, drawn_error)
+
+    drawn = in_blocks(draw, len(z) * num_members, block_size(states.head.codec, states.device))
+    return drawn[:, 0].unflatten(0, (-1, num_members))
+
+
+def block_size(codec: Tokenizer, device: torch.device) -> int:
+    """States that go through the networks at once, a function of task and device alone."""
+    most = BLOCK_BYTES // (4 * codec.num_channels * math.prod(codec.space))
+    return max(1, min(BLOCK if device.type == "cpu" else STATES, most))
+
+
 def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, parameters: Tensor,
                   num_frames: int, num_members: int, seed: int = 0,
-                  names: Sequence[int] | None = None) -> Tensor:
+                  names: Sequence[int | str] | None = None) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or
-    more, *tokens, dim); parameters (batch, P) raw. A function of seed and row (its number in `names`),
-    whatever the batch holds."""
-    states, rows = StateConditions(operator, name), torch.arange(len(z))
-    shape = (*z.shape[2:-1], states.description["dim"])
-    numbers = rows if names is None else torch.as_tensor(names)
-    return torch.cat([
-        draw_rollout(states, partial(sampler.residual, name), z[some], parameters[some], num_frames,
-                     num_members, partial(two_noises, shape, seed, numbers[some], num_members=num_members,
-                                          device=states.device),
-                     drawn_error=sampler.network.heads[name].drawn_error)
-        for some in rows.split(max(1, STATES // num_members))])
+    more, *tokens, dim); parameters (batch, P) raw. names: of the rows (their numbers), as `draw_members`."""
+    states = StateConditions(operator, name)
+    return draw_members(states, partial(sampler.residual, states), z, parameters, num_frames, num_members,
+                        seed, names or range(len(z)), sampler.network.heads[name].drawn_error)
 
 
 def two_noises(shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int,
                device: torch.device) -> tuple[Tensor, Tensor]:
     """Noise and second noise (rows * members, *shape), by `member_noise`."""
     return tuple(send(member_noise(shape, seed, rows.tolist(), lead, num_members, key).flatten(0, 1), device)
-                 for key in ("noise", "second"))
+                 for key in KEYS)
 
 
 @torch.no_grad()

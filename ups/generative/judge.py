@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.generative.calibration import fit_limits
 from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
@@ -32,17 +33,20 @@ TIED = 1.05   # so much chance is in these figures: with two evaluations for one
 def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResiduals],
           contexts: Mapping[str, int], seed: int, ranks: Any) -> dict[str, dict]:
     """{FOUND: task -> way -> fair CRPS} of the ways of one network: mean over trajectories, the first leads,
-    channels and cells of normalised fields; None where a member is not finite. Sets the heads'
-    `drawn_error`, by the best way. contexts: frames that are given, by task. A collective."""
+    channels and cells of normalised fields; None where a member is not finite. Sets the heads' limits and
+    their `drawn_error`, by the best way. contexts: frames that are given, by task. A collective."""
     [network] = {sampler.network for sampler in samplers.values()}
+    for source in residuals.values():
+        fit_limits(samplers, source, seed, ranks)
     tried = {}
     for size in SIZES:
         for name in residuals:
             network.heads[name].drawn_error = size
         tried[size] = _scores(samplers, residuals, contexts, seed, ranks, FEW)
-    for name in residuals:
+    for name, source in residuals.items():
         network.heads[name].drawn_error = min(SIZES, key=lambda size: min(
             score if score is not None else math.inf for score in tried[size][name].values()))
+        fit_limits(samplers, source, seed, ranks, is_drawn=True)
     return {FOUND: _scores(samplers, residuals, contexts, seed, ranks, ROWS)}
 
 

@@ -1,8 +1,8 @@
-"""Residuals: what a frozen operator leaves, under what a corrector is shown beside the operator's prediction.
+"""Residuals: what a frozen operator leaves, under what a corrector is shown beside the operator's prediction
+(ups/generative/conditions.py).
 
-Conditions are made from an operator (and, for a steady task, the linear posterior that travels with the
-prior) alone: no cache. Residuals, which correctors, students and priors learn, are those of trajectories that
-the operator was not trained on.
+Residuals, which correctors, students and priors learn, are those of trajectories that the operator was not
+trained on.
 
     in time   r = z_ref - O(z)
     steady    r = log u - log O(v_guess),  the solution u given a partly observed coefficient
@@ -27,134 +27,21 @@ from torch import Tensor
 
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
-from ups.data.tokenizer import patchify
-from ups.generative.corrector import Condition, Corrector, Drawn, Start
+from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
+from ups.generative.corrector import Condition, Corrector, Drawn
 from ups.generative.diffusion import draw_angles
-from ups.generative.observation import (
-    LinearPosterior,
-    Observation,
-    draw_levels,
-    observe,
-    row_generators,
-    whole,
-)
-from ups.models.bases.base import Known
+from ups.generative.observation import LinearPosterior, draw_levels, observe, row_generators
 from ups.models.operator import Operator
 from ups.models.windows import augment, stay, symmetry
 from ups.seeds import generator
 from ups.transfer import send
 
-SPREAD_FLOOR = 1e-3    # of the coefficient, in normalised units: what is seen exactly
 FLOOR = 1e-3           # of a solution's mean: a guess is lifted to it before its logarithm is taken
 SIZED = 64             # training solutions behind that mean
 VALIDATION_BATCHES = 8
-STATES = 512           # draws of a coefficient in one call of the operator
 START_ROWS = 32        # trajectories from which the residual's size at each start is taken
 DISTURBED, ALONE = 0.75, 0.1   # shares in training: with an error as a rollout's own; without what was before
-# its size over that of a residual, log-uniform; a sampler of a small run leaves some 5 %
-SMALLEST, LARGEST = 0.01, 1.0
-
-
-class StateConditions:
-    """One call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle * dim).
-
-    Conditions: the operator's history, the change that led to it, the predicted change, what the operator
-    left of the last frame (zero, as the change, where no frame is before) and its trunk's features as tokens;
-    standardised log-parameters, log dt and the size of the history's own error as facts. Change and last
-    residual are what a member knows of its past: causes that are not seen persist, and would be drawn anew at
-    every call. The size tells a state that is given from a drawn one: untold, a network spreads both alike.
-    """
-
-    def __init__(self, operator: Operator, name: str):
-        self.operator, self.name, self.head = operator, name, operator.head(name)
-        self.device = self.head.scale.device
-        dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description: dict[str, Any] = {
-            **self.head.task.description, "dim": bundle * dim, "tokens": list(self.head.codec.tokens),
-            "num_conditions": (history + 2 + bundle) * dim + operator.width, "num_features": operator.width}
-
-    def predict(self, z: Tensor, known: Known, error: Tensor | float = 0.0,
-                led: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
-        facts). Nothing is before a first frame that is there twice, or a history alone. error: of z,
-        (batch,), its size over that of a residual; 0: exact. led (batch, frames, *tokens, dim): the
-        prediction whose first frame became the last of z; None: made here."""
-        z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]
-        earlier, z, change = z[:, :-1], z[:, 1:], z[:, 1:2] - z[:, :1]
-        led = self.operator.predict(earlier, self.name, known)[0] if led is None else led
-        is_first = (change == 0).flatten(1).all(1).view(-1, *[1] * (z.ndim - 1))
-        full, features = self.operator.predict_seen(z, self.name, known)
-        parts = (z, change, full - z[:, -1:], torch.where(is_first, 0.0, z[:, -1:] - led[:, :1]))
-        tokens = torch.cat([*(part.movedim(1, -2).flatten(-2) for part in parts), features], -1)
-        dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
-        size = torch.as_tensor(error, device=z.device).float().expand(len(z))[:, None] / SMALLEST
-        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([known.standard, dt, size.log1p()], 1)
-
-    def frames(self, r: Tensor) -> Tensor:
-        """(..., *tokens, bundle * dim) to frames of latents (..., bundle, *tokens, dim)."""
-        return r.unflatten(-1, (self.head.bundle, -1)).movedim(-2, -2 - self.head.task.ndim)
-
-    def decode(self, r: Tensor) -> Tensor:
-        """(..., *tokens, bundle * dim) to normalised fields (..., bundle, C, *space); linear."""
-        return self.head.codec.decode(self.frames(r))
-
-
-class FieldConditions:
-    """A steady solution given part of its coefficient: r = log u - log O(v_guess), (batch, *tokens, dim).
-
-        c = (mask * v, v_guess, its spread, mask, log O(v_guess)),  facts = (how much, how noisy, how coarse)
-
-    v is the normalised coefficient, v_guess its linear guess from what was seen (v itself where all is seen).
-    noise_shape: of the normal numbers that a draw of it takes.
-    """
-
-    def __init__(self, operator: Operator, name: str, linear: LinearPosterior):
-        self.operator, self.name, self.head, self.linear = operator, name, operator.head(name), linear
-        self.device, self.noise_shape = self.head.scale.device, (2, *linear.shape)
-        codec, dim = self.head.input_codec, self.head.codec.dim
-        num_conditions = 3 * codec.width + codec.patch**self.head.task.ndim + dim
-        self.description: dict[str, Any] = {**self.head.task.description, "dim": dim,
-                                            "num_conditions": num_conditions,
-                                            "guess": {"shape": list(linear.shape),
-                                                      "num_modes": len(linear.variance)}}
-
-    def predict(self, observation: Observation, parameters: Tensor,
-                noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Start]:
-        """(log O(v_guess) (batch, *tokens, dim), tokens, facts, what draws begin at) of an observation in
-        normalised units. noise: (batch, M, *noise_shape) standard normal, for the M draws v_s of each row;
-        None: of none."""
-        posterior = self.linear(observation, noise)
-        guess, tokens = self._pushed(observation, posterior.mean, posterior.spread, parameters)
-        num, v = posterior.draws.shape[1], posterior.draws.flatten(0, 1)
-        if not len(v):
-            return guess, tokens, observation.facts, Start(guess[:0], tokens[:0], observation.facts[:0])
-        each = zip(v.split(STATES), parameters.repeat_interleave(num, 0).split(STATES), strict=True)
-        pushed, shown = (torch.cat(part) for part in zip(*(
-            self._pushed(whole(some), some, torch.zeros_like(some), row) for some, row in each), strict=True))
-        return guess, tokens, observation.facts, Start(pushed - guess.repeat_interleave(num, 0), shown,
-                                                       whole(v).facts)
-
-    def _pushed(self, observation: Observation, v: Tensor, spread: Tensor,
-                parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """(log O(v), tokens) of a coefficient v (batch, C, *space) with its spread."""
-        codec, ndim = self.head.input_codec, self.head.task.ndim
-        z = self.operator(codec.encode(v)[:, None], self.name, parameters)[:, 0]
-        guess = self.logarithm(self.head.physical(z))
-        fields = (observation.values, v, (spread + SPREAD_FLOOR).log(), observation.mask)
-        return guess, torch.cat([*[patchify(part, ndim, codec.patch) for part in fields], guess], -1)
-
-    def logarithm(self, u: Tensor) -> Tensor:
-        """log u as tokens: (batch, C, *space), physical units, to (batch, *tokens, dim); linear in log u."""
-        return self.head.codec.encode(u.clamp_min(self.linear.least).log())
-
-    def solution(self, guess: Tensor, r: Tensor) -> Tensor:
-        """Physical u = O exp(r): guess (batch, *tokens, dim) of `predict` and r (..., *tokens, dim) in
-        tokens."""
-        return self.decode(guess + r).exp()
-
-    def decode(self, r: Tensor) -> Tensor:
-        """(..., *tokens, dim) to fields of log u, (..., C, *space); linear."""
-        return self.head.codec.decode(r)
+LARGEST = 1.0          # of its size over that of a residual, which is log-uniform from SMALLEST on
 
 
 class TransientResiduals(StateConditions):

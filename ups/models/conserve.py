@@ -25,15 +25,6 @@ def correction(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
     return torch.stack(parts, 2)
 
 
-def conserve(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
-    """u (batch, T, C, *space) corrected to what the equation keeps of u_start (batch, C, *space), its start;
-    `clipped` to its range besides. Physical units."""
-    change = correction(task, u, u_start)[(...,) + (None,) * task.ndim]
-    u = torch.stack([part * step.exp() if name in task.positive else part + step for name, part, step in
-                     zip(task.fields, u.unbind(2), change.unbind(2), strict=True)], 2)
-    return clipped(task, u, u_start)
-
-
 def clipped(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
     """u (batch, T, C, *space), its bounded channels clipped to their range in u_start (batch, C, *space)."""
     if not task.bounded:

@@ -154,8 +154,7 @@ class TaskHead(nn.Module):
 
     @property
     def is_restored(self) -> bool:
-        """Whether `keep` changes anything. A bound is kept in forecasts where the user declares it; elsewhere
-        ensembles alone keep it, where they are asked to."""
+        """Whether `keep` changes anything. A bound is kept where the user declares it."""
         is_bounded = self.task.own is not None and bool(self.task.bounded)
         return self.description["is_conservative"] or bool(self.task.still) or is_bounded
 

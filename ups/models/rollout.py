@@ -1,6 +1,7 @@
 """Autoregressive rollouts: a one-call model fed its own predictions, alone or as an ensemble with noise of
 its own per member."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -36,15 +37,34 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
     return torch.cat(frames, 1)[:, :num_frames]
 
 
-def member_noise(shape: Sequence[int], seed: int, rows: Sequence[int], lead: int, num_members: int,
+def member_noise(shape: Sequence[int], seed: int, names: Sequence[int | str], lead: int, num_members: int,
                  key: str = "noise") -> Tensor:
-    """Standard normal (len(rows), num_members, *shape): of (seed, key, row, lead) alone, whatever the batch
+    """Standard normal (len(names), num_members, *shape): of (seed, key, name, lead) alone, whatever the batch
     holds.
 
-    Independent over rows, members, leads and keys. rows: row numbers that name the trajectories.
+    Independent over names, members, leads and keys. names: of the trajectories, such as their row numbers.
     """
-    return torch.stack([torch.randn(num_members, *shape, generator=generator(seed, key, int(row), lead))
-                        for row in rows])
+    return torch.stack([torch.randn(num_members, *shape, generator=generator(seed, key, name, lead))
+                        for name in names])
+
+
+def name_starts(rows: Sequence[int], u: Tensor) -> list[str]:
+    """Names for `member_noise` of forecasts that start from u (batch, ...): the row number and a digest of
+    the state, in float32. A forecast that goes on from its own last frame gets fresh noise; the same forecast
+    made again gets the same."""
+    states = (u.detach().to("cpu", torch.float32) + 0.0).contiguous()   # -0.0 is 0.0
+    return [f"{int(row)} {hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()}"
+            for row, state in zip(rows, states, strict=True)]
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], count: int, size: int) -> Tensor:
+    """function(index) of 0 .. count - 1, (count, ...), always of `size` at once: the last block is filled up.
+
+    Kernels round by the shape of what they are given, and bfloat16 makes 1e-3 of a last bit. In blocks of one
+    shape no row depends on how many others there are.
+    """
+    blocks = [torch.arange(first, first + size).clamp_max(count - 1) for first in range(0, count, size)]
+    return torch.cat([function(block) for block in blocks])[:count]
 
 
 @torch.no_grad()

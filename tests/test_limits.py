@@ -1,0 +1,191 @@
+"""No draw has energy where the data have none (ups/generative/limits.py, calibration.py)."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.generative.calibration import BATCHES, SIZE, fit_limits
+from ups.generative.conditions import error_fact
+from ups.generative.corrector import Drawn
+from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
+from ups.seeds import generator
+from ups.spectral import FieldTransform
+
+ALONE = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"), agreed=lambda function, _: function(),
+                        reduce_sum=lambda total: total)
+CASES = [("periodic", (48,), 1), ("no_flux", (48,), 1), ("dirichlet", (40,), 2), ("periodic", (16, 12), 2),
+         ("periodic no_flux", (12, 10), 1), ("periodic", (10, 8, 10), 1)]
+
+
+def noise(*shape: int, key: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(0, key))
+
+
+def band(space: tuple[int, ...], boundary: str, channels: int, first: float, last: float, key: int, count: int = 64,
+         slope: float = 2.0) -> Tensor:
+    """Fields (count, channels, *space) of waves first <= |k| < last alone, their power falling as |k|^-2 slope."""
+    transform = FieldTransform(space, boundary)
+    k = wave_numbers(transform, boundary)
+    size = torch.where((k >= first) & (k < last), k.clamp_min(0.5) ** -slope, 0.0).float()
+    return transform.inverse(transform(noise(count, channels, *space, key=key)) * size)
+
+
+class Source:
+    """Residuals of short-tailed states, drawn by the fakes below: as much of a `TransientResiduals` as is used."""
+
+    name, device, top = "flow", torch.device("cpu"), 6.0
+
+    def __init__(self, boundary: str, space: tuple[int, ...], channels: int):
+        self.boundary, self.space, self.channels = boundary, space, channels
+
+    def windows(self, split: str) -> tuple[int, int]:
+        assert split == "reserved"   # neither test nor what the operator was trained on
+        return 600, 4
+
+    def draw(self, split: str, rows: Tensor, starts: Tensor, draw: torch.Generator) -> Drawn:
+        key = draw.initial_seed()
+        states = band(self.space, self.boundary, self.channels, 0.9, self.top, key, len(rows), 1.0)
+        r = band(self.space, self.boundary, self.channels, 0.9, self.top, key + 1, len(rows))
+        # tokens: the prediction, which here has waves of its own beyond those of states
+        junk = band(self.space, self.boundary, self.channels, self.top, 99.0, key + 2, len(rows), 0.0)
+        return Drawn(r - 1e-3 * junk, states - r + 1e-3 * junk, torch.zeros(len(rows), 1))
+
+    def prediction(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def decode(self, r: Tensor) -> Tensor:
+        return r[:, None]
+
+
+class Way:
+    """Draws of the right law and white noise, as a network's error is; of told states `told` times as large."""
+
+    evaluations = 1
+
+    def __init__(self, source: Source, white: float, told: float = 1.0):
+        self.source, self.white, self.told = source, white, told
+        head = SimpleNamespace(limits=WaveLimits(source.channels, *source.space, boundary=source.boundary), drawn_error=0.1)
+        self.network = SimpleNamespace(heads={source.name: head})
+
+    def residual(self, source: Source, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
+                 is_limited: bool = True) -> Tensor:
+        transform = FieldTransform(source.space, source.boundary)
+        k = wave_numbers(transform, source.boundary)
+        size = torch.where((k >= 0.9) & (k < source.top), k.clamp_min(0.5) ** -2.0, 0.0).float()
+        r = transform.inverse(transform(noise) * size) + self.white * second
+        return r * torch.where(facts[:, -1] > 0, self.told, 1.0).view(-1, *[1] * (r.ndim - 1))
+
+
+def powers(limits: WaveLimits, w: Tensor) -> Tensor:
+    """Mean power in shells (channels, shells), of every wave."""
+    power = limits.power(w).mean(0)
+    return power.new_zeros(len(power), limits.gain.shape[-1]).index_add_(1, limits.shells, power)
+
+
+def limited(way: Way, source: Source, facts: float, key: int) -> tuple[Tensor, ...]:
+    """(residuals, draws as made, draws within the limits, predictions) of many other states."""
+    r, tokens, _ = source.draw("reserved", torch.arange(2000), torch.zeros(2000), generator(key, "other"))[:3]
+    drawn = way.residual(source, tokens, torch.full((2000, 1), facts), noise(*r.shape, key=key), noise(*r.shape, key=key + 1))
+    limits = way.network.heads[source.name].limits
+    return r, drawn, limits(tokens, drawn, 1, torch.full((2000,), facts) > 0), tokens
+
+
+@pytest.mark.parametrize(("boundary", "space", "channels"), CASES)
+def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_have_none(boundary, space, channels):
+    source = Source(boundary, space, channels)
+    way = Way(source, white=0.1)
+    fit_limits({"way": way}, source, 0, ALONE)
+    r, drawn, found, prediction = limited(way, source, 0.0, 3)
+    limits = way.network.heads[source.name].limits
+    k = wave_numbers(limits.transform, boundary)
+    is_kept = (k >= 0.9) & (k < source.top)
+    assert torch.equal(limits.is_silent, ~is_kept.expand(channels, -1))
+    beyond, before = (limits.power(prediction + part).mean(0)[limits.is_silent].sum() for part in (found, drawn))
+    assert float(beyond) < 1e-11 * float(limits.power(prediction).mean(0).sum()) < 1e-7 * float(before)   # the prediction's, too
+    shells = [shell for shell in range(1, 6) if (is_kept & (limits.shells == shell)).any()]
+    ratio = (powers(limits, found) / powers(limits, r))[:, shells]
+    assert (ratio > 0.7).all() and (ratio < 1.4).all()
+    if len(shells) == 5 and len(space) == 1:
+        assert (powers(limits, drawn) / powers(limits, r))[:, 5].min() > 2
+
+
+def test_a_mean_that_residuals_do_not_have_is_not_drawn():
+    """States have a mean, what the operator leaves has none: the equation keeps it."""
+    class Held(Source):
+        def draw(self, *args) -> Drawn:
+            r, tokens, facts, _ = super().draw(*args)
+            return Drawn(r, tokens + 1.0, facts)
+
+    source = Held("periodic", (48,), 1)
+    way = Way(source, white=0.1)
+    fit_limits({"way": way}, source, 0, ALONE)
+    r, drawn, found, _ = limited(way, source, 0.0, 3)
+    assert not bool(way.network.heads["flow"].limits.is_silent[0, 0])
+    assert drawn.mean(-1).std() > 0.01 and found.mean(-1).std() < 1e-5 and r.mean(-1).std() < 1e-5
+
+
+def test_right_draws_stay_as_they_are():
+    source = Source("periodic", (48,), 1)
+    way = Way(source, white=0.0)
+    fit_limits({"way": way}, source, 0, ALONE)
+    kept = way.network.heads["flow"].limits.gain[0, 0, 0, 1:6]
+    assert (kept == 1).float().mean() >= 0.8 and (kept - 1).abs().max() < 0.2   # 3 standard errors each
+
+
+def test_states_that_were_drawn_have_gains_of_their_own():
+    source = Source("periodic", (48,), 1)
+    way = Way(source, white=0.0, told=1.5)
+    fit_limits({"way": way}, source, 0, ALONE)
+    limits = way.network.heads["flow"].limits
+    assert torch.equal(limits.gain[0, 0], limits.gain[0, 1])
+    fit_limits({"way": way}, source, 0, ALONE, is_drawn=True)
+    for facts in (0.0, float(error_fact(torch.tensor(0.1)))):
+        r, _, found, _ = limited(way, source, facts, 5)
+        ratio = (powers(limits, found) / powers(limits, r))[0, 1:6]
+        assert (ratio > 0.8).all() and (ratio < 1.25).all()
+    assert torch.equal(limits.gain[1], torch.ones_like(limits.gain[1]))       # two evaluations were not fitted
+
+
+def test_noise_is_not_made_from_next_to_nothing():
+    limits = WaveLimits(1, 16, boundary="periodic")
+    power = torch.stack([torch.ones(1, 9), torch.full((1, 9), 0.01)])
+    limits.set_gain(power, 1e-6 * power, 1, False)
+    assert (limits.gain[0] == LARGEST).all()
+
+
+def test_the_gain_of_a_shell_is_significant_or_one():
+    limits = WaveLimits(1, 16, boundary="periodic")
+    mean = torch.ones(1, 9)
+    for ratio, error, expected in ((1.2, 0.05, 1.0), (1.2, 0.01, 1.2**-0.5), (0.5, 0.01, math.sqrt(2)), (0.5, 0.5, 1.0)):
+        limits.set_gain(torch.stack([mean, error * mean]), torch.stack([ratio * mean, error * ratio * mean]), 2, False)
+        torch.testing.assert_close(limits.gain[1], torch.full_like(limits.gain[1], expected))
+
+
+def test_what_is_fitted_does_not_depend_on_how_many_ranks_measure():
+    """Two ranks measure half of the batches each."""
+    source, found = Source("periodic", (48,), 1), {}
+    way = Way(source, white=0.1)
+    fit_limits({"way": way}, source, 0, ALONE)
+    alone = {key: value.clone() for key, value in way.network.heads["flow"].limits.state_dict().items()}
+    assert BATCHES % 2 == 0 and SIZE > 1
+
+    def rank(number: int) -> SimpleNamespace:
+        calls = iter(range(9))
+
+        def reduce_sum(total: Tensor) -> Tensor:
+            call = next(calls)
+            found.setdefault(call, {})[number] = total
+            return sum(found[call].values())
+
+        return SimpleNamespace(rank=number, world=2, device=source.device, agreed=lambda function, _: function(),
+                               reduce_sum=reduce_sum)
+
+    for number in (0, 1, 0):   # the first is told the second's sums when it asks again
+        fit_limits({"way": way}, source, 0, rank(number))
+    for key, value in way.network.heads["flow"].limits.state_dict().items():
+        torch.testing.assert_close(value, alone[key], msg=key)
