@@ -20,7 +20,7 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.choose import base_error, candidates, fitted_part, settle, spread
+from ups.models.choose import candidates, fitted_part, selected, shortlist_of, spread
 from ups.models.head import TaskHead
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
@@ -40,19 +40,14 @@ def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int, part:
 def fit_bases(cache: Cache, config: Config, seed: int, place: torch.device, watch: Stopwatch,
               budget_seconds: float = math.inf) -> tuple[TaskHead, float]:
     """(head of the best base, its validation error); rollouts are not counted. No further one is fitted after the budget."""
-    head, best = None, math.inf
-    for _, candidate in candidates(cache, config.operator.base_steps, seed, place):
+    shortlist = shortlist_of(cache, config.context(cache.task.name), seed)
+    for name, candidate in candidates(cache, config.operator.base_steps, seed, place):
         with watch:
-            error = base_error(candidate, cache, config.context(cache.task.name))
-        if error < best:
-            head, best = candidate, error
+            shortlist.add(name, candidate)
         if watch() > budget_seconds:
             break
-    if head is None:
-        raise ValueError(f"no base of {cache.task.name} survives its validation rollouts; expected one that stays finite. Add "
-                         f"persistence to task.{cache.task.name}.base.")
-    settle(head, cache, seed)
-    return head, best
+    head = selected(shortlist)
+    return head, shortlist.scores[head.description["base"]["name"]]
 
 
 def served_share(operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device) -> float:

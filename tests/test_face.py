@@ -226,6 +226,7 @@ def test_rows_that_do_not_fit_the_batch_are_refused(model):
         model.sample("burgers1d_hidden", field(model, "burgers1d_hidden", 3), rows=[0, 1])
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_prior_draws_positive_solutions_that_what_is_unseen_cannot_change(model):
     a, mask = np.exp(field(model, "darcy2d_grf", 2)), np.random.default_rng(1).random((32, 32)) < 0.1
     draws = model.prior("darcy2d_grf", a, mask, members=3)

@@ -28,7 +28,7 @@ from ups.generative.draws import WAYS, Sampler, block_size, load_sampler, sample
 from ups.generative.judge import USUAL, serving, spending
 from ups.generative.observation import seen as observe_cells
 from ups.labelled import Field, as_tensor, label, unlabel
-from ups.models.head import TaskHead
+from ups.models.head import HORIZON, TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
 from ups.spectral import resample as on_grid
@@ -82,6 +82,8 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
             warnings.warn(f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; "
                           "expected numbers. Use the frames before it, or look at the start and the "
                           "parameters.", stacklevel=4)
+        if beyond := _beyond(head, u_pred):
+            warnings.warn(beyond, stacklevel=4)
         return u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
 
     shown = shown.to(head.scale.device, torch.float32)
@@ -132,6 +134,23 @@ def _check_range(head: TaskHead, u: Tensor) -> None:
                              f"{low:g} to {high:g}: the range of its training data and half as much on both "
                              f"sides, which no forecast leaves. Train on such fields, or ask for "
                              f"extrapolate=True, which cuts the forecast there.")
+
+
+def _beyond(head: TaskHead, u_pred: Tensor) -> str:
+    """In which way and from which frame on a forecast u_pred (..., time, C, *space) on the trained grid goes
+    beyond what was evaluated; "" if it does not. Weights of older versions do not hold their horizon."""
+    if head.task.is_steady:
+        return ""
+    num_frames = u_pred.shape[-2 - head.task.ndim]
+    horizon, first = head.description.get(HORIZON, num_frames), head.first_at_bounds(u_pred)
+    ways = [f"is longer than the {horizon} frames on which the operator was evaluated, so its error is not "
+            f"known from frame {horizon + 1} on"] * (num_frames > horizon)
+    ways += [f"reaches the bounds of the training data (their range and half of it on both sides) in frame "
+             f"{first}, where it is cut, so it is wrong from there on"] * (first > 0)
+    if not ways:
+        return ""
+    return (f"{head.name}: the forecast of {num_frames} frames {', and it '.join(ways)}. Use the frames before "
+            f"that, or train on longer trajectories.")
 
 
 def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:

@@ -1,13 +1,13 @@
-"""Fit every base predictor a task may use and keep the one whose validation rollouts are best.
+"""Fit every base predictor a task may use and select one by its validation rollouts.
 
 One-step errors mislead: on steep Burgers fronts a linear propagator is good in one step and useless after
 thirty. So each candidate predicts every frame after the context of held-out trajectories, and the pooled
-nRMSE of that decides.
+nRMSE of that decides, ties as ups/models/shortlist.py says.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -16,19 +16,16 @@ from torch import Tensor
 
 from ups.boundary import PERIODIC, along
 from ups.data.cache import Cache
-from ups.metrics.errors import nrmse_pooled
 from ups.models.bases import BASES
 from ups.models.bases.base import Samples
 from ups.models.conserve import correction
-from ups.models.head import TaskHead, describe_data
-from ups.models.rollout import rollout
+from ups.models.head import HORIZON, TaskHead, describe_data
+from ups.models.shortlist import Shortlist, tried
 from ups.progress import note
 
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
-# a polynomial is as good along the data where noise drives them, and grows where it takes an ensemble beyond
-TIED = 1.01
 BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
 KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
 
@@ -78,26 +75,10 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
     return head.to(device)
 
 
-@torch.no_grad()
 def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of what it
     predicts and is not zero throughout; inf if it blows up."""
-    device, predicted = head.scale.device, cache.task.predicted
-
-    def forecasts(rows: Tensor) -> tuple[Tensor, Tensor]:
-        u = head.codec.decode(cache.batch(rows, 0, cache.num_frames, device))
-        given, u_ref = u[:, :context_frames], u[:, context_frames:]
-        if head.task.is_steady:
-            given, u_ref = head.input_codec.decode(cache.inputs(rows, device)), u
-        known = head.known(cache.parameters[rows])
-        u_pred = rollout(lambda window: head.next_frame(window, known)[:, None], given, u_ref.shape[1],
-                         head.history)
-        return predicted(u_pred).nan_to_num(math.inf, math.inf, -math.inf), predicted(u_ref)
-
-    parts = cache.parts(spread(cache, "val", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS)
-    errors = nrmse_pooled(map(forecasts, parts))
-    error = float(errors[~errors.isnan()].mean())
-    return error if math.isfinite(error) else math.inf
+    return tried("", head, cache, context_frames, spread(cache, "val", NUM_ROLLOUTS)).error()
 
 
 def spread(cache: Cache, split: str, count: int) -> Tensor:
@@ -161,32 +142,37 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     return torch.stack(scales).clamp_min(1e-7)
 
 
-def chosen_of(scores: Mapping[str, float | None]) -> str | None:
-    """The candidate with the least error, or a drift that is as good within TIED; None if all blew up."""
-    known = {name: error for name, error in scores.items() if error is not None and math.isfinite(error)}
-    return min(known, key=lambda name: known[name] / (TIED if name.startswith("drift") else 1), default=None)
-
-
 def choose_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
                 device: torch.device) -> tuple[TaskHead, dict[str, float]]:
-    """The head whose base `chosen_of` names by validation rollouts, and every candidate's pooled nRMSE (inf:
-    it blew up).
+    """The head with the base that `Shortlist` selects by validation rollouts, and every candidate's pooled
+    nRMSE (inf: it blew up).
 
     Raises ValueError if all of them blow up.
     """
-    scores: dict[str, float] = {}
-    best = None
+    shortlist = shortlist_of(cache, context_frames, seed)
     for name, head in candidates(cache, base_steps, seed, device):
-        scores[name] = base_error(head, cache, context_frames)
-        if chosen_of(scores) == name:
-            best = head
-    if best is None:
-        name = cache.task.name
-        raise ValueError(f"no base of {name} survives its validation rollouts (tried: {', '.join(scores)}); "
-                         f"expected one that stays finite. Add persistence to task.{name}.base, or look at "
-                         "the data with the doctor.")
-    settle(best, cache, seed)
-    return best, scores
+        shortlist.add(name, head)
+    return selected(shortlist), shortlist.scores
+
+
+def shortlist_of(cache: Cache, context_frames: int, seed: int) -> Shortlist:
+    """The empty shortlist of a task, for candidates that are tried on its validation trajectories."""
+    return Shortlist(cache, context_frames, spread(cache, "val", NUM_ROLLOUTS), seed)
+
+
+def selected(shortlist: Shortlist) -> TaskHead:
+    """The head of the candidate that serves, complete. Raises ValueError for an empty shortlist."""
+    cache, name = shortlist.cache, shortlist.cache.task.name
+    if not shortlist.kept:
+        raise ValueError(f"no base of {name} survives its validation rollouts (tried: "
+                         f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence to "
+                         f"task.{name}.base, or look at the data with the doctor.")
+    best, unstable = shortlist.select(spread(cache, "train", NUM_ROLLOUTS))
+    head, is_steady = best.head, cache.task.is_steady
+    head.description["base"] |= {"name": best.name, "unstable": unstable}
+    head.description[HORIZON] = 1 if is_steady else cache.num_frames - shortlist.context
+    settle(head, cache, shortlist.seed)
+    return head
 
 
 def settle(head: TaskHead, cache: Cache, seed: int) -> None:
@@ -224,10 +210,14 @@ def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
 
 
 def in_words(name: str, facts: dict[str, Any]) -> str:
-    """Which base `fit_base` chose for a task, its error, and what it found."""
-    kind, errors = chosen_of(facts["validation_nrmse"]), facts["validation_nrmse"]
-    return "\n    ".join([f"base of {name}: {kind}, validation nRMSE {errors[kind]:.2e}",
-                           *facts.get("says", [])])
+    """Which base `fit_base` chose for a task, its error, whether it is stable, and what it found."""
+    base, horizon = facts["description"]["base"], facts["description"][HORIZON]
+    lines = [f"base of {name}: {base['name']}, validation nRMSE "
+             f"{facts['validation_nrmse'][base['name']]:.2e}"]
+    if base["unstable"]:
+        lines.append(f"no base as good as this one is stable beyond the data: {base['unstable']}. Trust no "
+                     f"forecast of more than {horizon} frames, or add trajectories with more frames.")
+    return "\n    ".join([*lines, *facts.get("says", [])])
 
 
 def fitted_part(head: TaskHead) -> dict[str, Tensor]:

@@ -18,6 +18,8 @@ from ups.transfer import send
 
 FOUND = ("network_share", "is_conservative")   # of the data, by the stage
 SELECTION = "selection"   # what decided network_share, `ups.models.selection.select`; older weights lack it
+HORIZON = "horizon"   # frames of the rollouts on which the operator was evaluated; older weights lack it
+AT_BOUNDS = 1e-3   # of the width between the bounds: a codec that is not complete moves what was clipped
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
@@ -27,7 +29,8 @@ class TaskHead(nn.Module):
     description (JSON-able; ups/models/choose.py makes it): all that the tensors do not hold. name; history,
     bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings}; network_share of
     what the network says, by validation; is_conservative, where the training data keep what the equation
-    keeps. Raises ValueError where that is missing or not the task's.
+    keeps; horizon (frames) of the rollouts it was evaluated on, which old weights do not have. Raises
+    ValueError where that is missing or not the task's.
     """
 
     def __init__(self, description: dict[str, Any], width: int):
@@ -130,7 +133,7 @@ class TaskHead(nn.Module):
             translate_maps(self, parent)
             return TRANSLATED
         known, given = ({key: value for key, value in head.description.items()
-                         if key not in (*FOUND, SELECTION)} for head in (self, parent))
+                         if key not in (*FOUND, SELECTION, HORIZON)} for head in (self, parent))
         if known == given:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS
@@ -145,6 +148,16 @@ class TaskHead(nn.Module):
         inside = self._clamp(w)
         has_left = (inside != w).flatten(1).any(1)
         return torch.where(has_left.view(-1, *[1] * (z.ndim - 1)), self.codec.encode(inside), z)
+
+    def first_at_bounds(self, u: Tensor) -> int:
+        """The number, from 1, of the first frame of a forecast u (..., time, C, *space), physical units, in
+        which a value is at `low` or `high`; 0 if none is."""
+        every, margin = (...,) + (None,) * self.task.ndim, AT_BOUNDS * (self.high - self.low)
+        least, most = (self.codec.denormalise(end[every]).to(u)
+                       for end in (self.low + margin, self.high - margin))
+        is_at = ((u <= least) | (u >= most)) & (margin > 0).to(u.device)[every]
+        frames = self.task.predicted(is_at).flatten(-1 - self.task.ndim).any(-1).flatten(0, -2).any(0)
+        return 1 + int(frames.nonzero()[0]) if bool(frames.any()) else 0
 
     def _clamp(self, w: Tensor) -> Tensor:
         if self.task.is_steady:   # one call grows no further; a coefficient may ask for more than any before

@@ -1,6 +1,7 @@
 """What a base predictor is, what it is shown and fitted on, the simplest one, and how gradient steps fit
 those that are learnt."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -101,10 +102,24 @@ class Base(nn.Module):
     knows_fitted_only = False   # whether it serves no other parameter values than those it was fitted on
     is_learnt = False           # whether it has weights that gradient steps train, rather than a closed form
     lr_factor = 1.0             # of the rate, once it trains beside the network
+    degree = math.inf           # of the next frame as a polynomial of the last ones; inf: it is none
 
     def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         """What it found, in words: of an equation a line for every field, per parameter value."""
         return []
+
+    @property
+    def complexity(self) -> tuple[float, int]:
+        """(degree, numbers fitted to the data): of two bases that are as good, the smaller one is simpler."""
+        return self.degree, self.num_fitted
+
+    @property
+    def num_fitted(self) -> int:
+        return sum(value.numel() for value in self.parameters())
+
+    def unbounded(self) -> "Base":
+        """The base without bounds of its own on the state."""
+        return self
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:
@@ -116,7 +131,7 @@ class Base(nn.Module):
 class Persistence(Base):
     """The last frame again: what every forecast is compared with."""
 
-    kind = "persistence"
+    kind, degree = "persistence", 1
 
     def __init__(self, **_: Any):
         super().__init__()
@@ -129,7 +144,7 @@ class Mean(Base):
     """What training solutions of a steady task are on the average, everywhere: its network learns all
     else."""
 
-    kind = "mean"
+    kind, degree = "mean", 0
 
     def __init__(self, num_channels: int, **_: Any):
         super().__init__()

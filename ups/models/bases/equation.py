@@ -1,5 +1,6 @@
 """The equation itself: a right-hand side whose terms are found in the data, integrated between frames."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -124,6 +125,22 @@ class Equation(Base):
                 right = f"-{right[2:]}" if right.startswith("-") else right[2:] or "0"
                 found.append(f"∂t {name} = {right}")
         return found
+
+    @property
+    def degree(self) -> int:
+        """Of the right-hand side; a power of a positive channel counts by its size."""
+        return max((sum(map(abs, powers)) + sum(channel != WAVE for channel, _ in factors)
+                    for powers, factors in self.terms.terms), default=1)
+
+    @property
+    def num_fitted(self) -> int:
+        return int((self.weight != 0).sum())
+
+    def unbounded(self) -> "Equation":
+        free = copy.deepcopy(self)
+        free.low.fill_(-torch.inf)
+        free.high.fill_(torch.inf)
+        return free
 
     @classmethod
     def fit(cls, samples: Samples,

@@ -49,6 +49,10 @@ class Modal(Base):
         if self.transform.is_complex:
             self.register_buffer("weight_imag", torch.zeros(shape))
 
+    @property
+    def num_fitted(self) -> int:
+        return (2 if self.transform.is_complex else 1) * self.weight_real.numel()
+
     @abstractmethod
     def parts(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """start and phi of a window u (batch, history, C, *space)."""

@@ -1,0 +1,195 @@
+"""Which fitted base serves a task: of those that validation cannot tell from the best, the simplest one that
+is stable beyond the data.
+
+Two bases that forecast the data equally well may differ by orders of magnitude beyond them: a polynomial fits
+its many numbers where the data are, and grows where they are not.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ups.data.cache import Cache
+from ups.metrics.errors import ERROR, rmse
+from ups.metrics.intervals import compare, ratio
+from ups.metrics.spectra import rms, space_axes
+from ups.models.head import TaskHead
+from ups.models.rollout import rollout
+from ups.progress import beat
+from ups.seeds import generator
+from ups.spectral import FieldTransform
+
+NUM_BOOTSTRAP = 1000
+WORSE = 1.1      # times the error of the best: no base is as good with more, however few trajectories tell
+ROUNDING = 1e-6  # of the field, in a frame: a float32 transform there and back, and the sums between (8 eps)
+NUM_LONG = 16    # validation trajectories that are forecast beyond the data
+LONG = 4         # times the frames of the data is how far
+NOISE = 1e-3     # of a channel's standard deviation, added to their start; modes of the data below it are empty
+SLACK = 2.0      # times what the data allow
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A head with a fitted base, and what its validation rollouts leave: rmse and ref_rms, (rows, frames,
+    predicted fields), float64, of normalised fields."""
+
+    name: str
+    head: TaskHead
+    rmse: Tensor
+    ref_rms: Tensor
+
+    def error(self, num_frames: int | None = None) -> float:
+        """Pooled nRMSE over the first frames (all), of the fields that are not zero throughout; inf if the
+        forecast blew up."""
+        pooled = [part[:, :num_frames].square().mean(0).sqrt() for part in (self.rmse, self.ref_rms)]
+        errors = ratio(*pooled)
+        error = float(errors[~errors.isnan()].mean())
+        return error if math.isfinite(error) else math.inf
+
+    @property
+    def rank(self) -> tuple[float, int, float]:
+        """The simplest first, and of those the best."""
+        return *self.head.base.complexity, self.error()
+
+
+@torch.no_grad()
+def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -> Candidate:
+    """The candidate after rollouts of the base alone from the first `context` frames of `rows` (single calls
+    for a steady task)."""
+    device, predicted, found = head.scale.device, cache.task.predicted, []
+    for some in cache.parts(rows, cache.num_frames, len(rows)):
+        u = head.codec.decode(cache.batch(some, 0, cache.num_frames, device))
+        given, u_ref = u[:, :context], u[:, context:]
+        if head.task.is_steady:
+            given, u_ref = head.input_codec.decode(cache.inputs(some, device)), u
+        known = head.known(cache.parameters[some])
+        u_pred = rollout(lambda window: head.next_frame(window, known)[:, None],  # noqa: B023
+                         given, u_ref.shape[1], head.history)
+        u_pred, u_ref = predicted(u_pred).nan_to_num(math.inf, math.inf, -math.inf), predicted(u_ref)
+        found.append((rmse(u_pred, u_ref).cpu(), rms(u_ref.double()).cpu()))
+    return Candidate(name, head, *(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def is_as_good(one: Candidate, best: Candidate, groups: Tensor, seed: int) -> bool:
+    """Whether validation cannot tell `one` from `best`, neither in the first frame nor over all of them: they
+    differ by rounding, or by less than WORSE and no more than chance (the paired 95 % interval of the ratio
+    of their errors holds 1). groups (rows,): trajectories of one initial condition."""
+    for num_frames in (1, one.rmse.shape[1]):
+        here, there = one.error(num_frames), best.error(num_frames)
+        if here - there <= ROUNDING * num_frames:
+            continue
+        scores = [{"rmse": each.rmse[:, :num_frames], "ref_rms": each.ref_rms[:, :num_frames]}
+                  for each in (one, best)]
+        low = here <= WORSE * there and compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed,
+                                                groups)["low"]
+        if not low or low > 1:
+            return False
+    return True
+
+
+class Shortlist:
+    """The candidates of a task that validation cannot tell from the best.
+
+    rows: validation trajectories. scores: the pooled nRMSE of all that were added, inf for one that blew up.
+    """
+
+    def __init__(self, cache: Cache, context: int, rows: Tensor, seed: int):
+        self.cache, self.context, self.rows, self.seed = cache, context, rows, seed
+        self.scores: dict[str, float] = {}
+        self.kept: list[Candidate] = []
+
+    def add(self, name: str, head: TaskHead) -> None:
+        """Try a candidate, and drop those that are worse than the best."""
+        found = tried(name, head, self.cache, self.context, self.rows)
+        self.scores[name] = found.error()
+        if math.isfinite(self.scores[name]):
+            self.kept.append(found)
+            best, groups = self.best, self.cache.trajectory[self.rows]
+            self.kept = [one for one in self.kept
+                         if one is best or is_as_good(one, best, groups, self.seed)]
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate of the least error."""
+        return min(self.kept, key=Candidate.error)
+
+    def select(self, trained: Tensor) -> tuple[Candidate, str]:
+        """The simplest candidate that is stable beyond the data, and ""; if none is, the best, and in which
+        way it is not. trained: training trajectories, which say what growth is theirs."""
+        if self.cache.task.is_steady:
+            return min(self.kept, key=lambda one: one.rank), ""
+        data, reasons = Growth(self.cache, self.kept[0].head, torch.cat([trained, self.rows])), {}
+        for one in sorted(self.kept, key=lambda one: one.rank):
+            reasons[one.name] = data.exceeded_by(one.head, self.rows[:NUM_LONG], self.context, self.seed)
+            if not reasons[one.name]:
+                return one, ""
+        return self.best, reasons[self.best.name]
+
+
+class Growth:
+    """How far the trajectories of a task move from their start, and which modes they leave empty: what tells
+    growth that is theirs from that of a base.
+
+    moved (frames, C): the most that any has moved so far, RMS over space. Linear growth may go on, and
+    exponential growth, of that or of what varies in space, at its rate over the last half.
+    """
+
+    @torch.no_grad()
+    def __init__(self, cache: Cache, head: TaskHead, rows: Tensor):
+        self.cache, self.num_frames = cache, cache.num_frames
+        self.fields = cache.task.moving
+        self.transform = FieldTransform(cache.tokenizer.space, cache.task.boundary).to(head.scale.device)
+        moved, power, size = [], 0.0, 0.0
+        for some in cache.parts(rows, cache.num_frames, len(rows)):
+            w = head.codec.decode(cache.batch(some, 0, cache.num_frames, head.scale.device))
+            w = w[:, :, : len(self.fields)]
+            moved.append(rms(w - w[:, :1]).amax(0))
+            size = size + rms(w - w.mean(space_axes(w), True)).square().sum(0)
+            power = power + self.transform(w).abs().square().mean(1).sum(0) / len(rows)
+        self.is_empty = power.sqrt() < NOISE                                           # C, modes
+        self.moved = torch.stack(moved).amax(0).cummax(0).values.clamp_min(NOISE)
+        half, size = (self.num_frames - 1) // 2, (size / len(rows)).sqrt().clamp_min(NOISE)
+        faster, larger = self.moved[-1] / self.moved[half], size[-1] / size[half]
+        grown = torch.where(faster > 2, torch.maximum(faster, larger), larger)   # linear growth has 2
+        self.rate = grown.log().clamp_min(0) / (self.num_frames / 2)
+
+    def allowed(self, num_frames: int) -> Tensor:
+        """By which factor (C,) a field may grow from the end of the data to so many frames."""
+        later = max(0, num_frames - self.num_frames)
+        return SLACK * (1 + later / self.num_frames) * (self.rate * later).exp()
+
+    @torch.no_grad()
+    def exceeded_by(self, head: TaskHead, rows: Tensor, context: int, seed: int) -> str:
+        """How the base of a head outgrows the data in forecasts LONG times as long, started with a little
+        noise and free of all bounds, in words; "" if it does not."""
+        device, num_fields = head.scale.device, len(self.fields)
+        u = head.codec.decode(self.cache.batch(rows, 0, context, device))
+        start, known = u[:, :1, :num_fields], head.known(self.cache.parameters[rows])
+        noise = torch.randn(u[:, :, :num_fields].shape, generator=generator(seed, head.name, "growth"))
+        u[:, :, :num_fields] += NOISE * noise.to(device)
+        u, base, empty = u[:, -head.history :], head.base.unbounded(), torch.zeros(num_fields, device=device)
+        for frame in range(context, LONG * self.num_frames):
+            beat()
+            new = head.keep(base(u, known)[:, None], u[:, -1])
+            u = torch.cat([u, new], 1)[:, -head.history :]
+            moved = rms(new[:, :, :num_fields] - start).amax((0, 1))
+            allowed = self.allowed(frame + 1)
+            if wrong := self._where(~(moved <= allowed * self.moved[-1])):
+                return f"{wrong} leaves all bounds of the data within {frame + 1} frames"
+            if frame == self.num_frames - 1:
+                empty = self._in_empty_modes(new[:, 0, :num_fields])
+        grown = self._in_empty_modes(new[:, 0, :num_fields]) / empty.clamp_min(NOISE)
+        if wrong := self._where(~(grown <= allowed)):
+            return (f"modes of {wrong} that are empty in the data grow {float(grown.max()):.1e} times from "
+                    f"frame {self.num_frames} to {LONG * self.num_frames}")
+        return ""
+
+    def _in_empty_modes(self, w: Tensor) -> Tensor:
+        """The RMS (C,) of fields w (rows, C, *space) in the modes that are empty in the data."""
+        power = torch.where(self.is_empty, self.transform(w).abs().square().mean(0), 0.0)
+        return (power.sum(1) / self.is_empty.sum(1).clamp_min(1)).sqrt()
+
+    def _where(self, is_wrong: Tensor) -> str:
+        return ", ".join(name for name, wrong in zip(self.fields, is_wrong.tolist(), strict=True) if wrong)
