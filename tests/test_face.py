@@ -305,6 +305,9 @@ def test_dates_stay_dates_and_go_on_by_their_own_step(model):
                         (dates[0].astype("M8[D]") + np.arange(3), np.timedelta64(1, "D"))):
         found = model.forecast("burgers1d", labelled(u, "time", "x", time=times), num_frames=2)["time"].values
         assert found.dtype.kind == times.dtype.kind and (found == times[-1] + step * np.arange(1, 3)).all()
+    one = model.forecast("burgers1d", labelled(u, "time", "x", time=dates))     # an answer of one frame knows its step
+    after = model.forecast("burgers1d", one, num_frames=2)["time"].values
+    assert (after == dates[-1] + np.timedelta64(6, "h") * np.arange(2, 4)).all()
     with pytest.warns(UserWarning, match="burgers1d was given a single date, .* trained time step of 0.05 is taken as seconds"):
         found = model.forecast("burgers1d", labelled(u[:1], "time", "x", time=dates[:1]), num_frames=2)["time"].values
     assert (found == dates[0] + np.timedelta64(50, "ms") * np.arange(1, 3)).all()

@@ -84,19 +84,6 @@ def test_readmes_own_data_are_asked_for_then_taken_described_and_found_sound(clo
     assert (clone / "my/ks.h5").read_bytes() == before
 
 
-@needs_make
-@pytest.mark.slow
-@pytest.mark.faults   # minutes: of the slow half
-def test_readmes_own_data_train_to_a_report(clone):
-    assert run(clone, "python my_data.py").returncode == 0
-    train = re.search(r"^make train .*$", SECTION, re.M)[0]
-    assert train == "make train CONFIG=my_data.yaml"
-    short = "operator.train.steps=4 operator.train.validate_every=4 operator.base_steps=4 evaluate.max_trajectories=8"
-    done = run(clone, f'{train} TOPOLOGY=cpu ARGS="{short}"')
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (clone / "runs/my_data/report/report.html").is_file()
-
-
 @pytest.fixture
 def overlay(tmp_path):
     """A built-in task on a file of one's own of its layout, 12 trajectories."""

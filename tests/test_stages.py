@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import time
-import warnings
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import loop_stage
-import matplotlib
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -1005,25 +1003,3 @@ def test_the_bootstrapped_distillation_of_the_bench_is_another_student_of_the_sa
     found = bootstrapped.compare(config, 4)
     assert set(found) == {"endpoint", "bootstrapped"} and found["endpoint"] != found["bootstrapped"]
     assert all(math.isfinite(value) for entry in found.values() for value in entry[HIDDEN].values())
-
-
-# ---------------------------------------------------------------- the notebook
-
-
-def test_the_notebook_runs_from_top_to_bottom_and_holds_no_outputs(chain, monkeypatch, capsys):
-    book = json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))
-    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
-    assert len(book["cells"]) <= 30 and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
-    matplotlib.use("Agg")
-    text = "\n".join("".join(cell["source"]) for cell in cells)
-    for real, tiny in (("burgers1d_forced", HIDDEN), ('ROOT / "runs/small"', f'Path("{chain / "smoke"}")'),
-                       ("train.steps=200", "train.steps=2")):
-        assert text.count(real) == 1
-        text = text.replace(real, tiny)
-    names: dict = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")   # that a grid was resampled
-        exec(compile(text, "docs/tour.ipynb", "exec"), names)
-    assert "was given a field on the grid" in capsys.readouterr().out
-    assert names["done"].returncode == 0 and names["members"].shape[:2] == (16, 10) and names["coarse"].shape[-1] == 16
-    assert names["tuned"].folder != names["model"].folder and names["change"].shape == names["u"].shape

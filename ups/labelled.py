@@ -12,6 +12,7 @@ from torch import Tensor
 from ups.tasks import Task
 
 CLOSE = 1e-3   # relative: published coordinates are float32, and some are off by a rounding of their own
+STEP = "step_seconds"   # attribute of a coordinate of dates: what one date alone does not say
 Field = Any   # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or nested lists of numbers
 
 
@@ -108,23 +109,30 @@ def _is_dates(values: np.ndarray) -> bool:
     return values.dtype.kind in "mM" or hasattr(values[0], "timetuple")
 
 
-def _times(like: Any, task: Task, dt: float, count: int) -> np.ndarray:
-    """The coordinates of the `count` frames that follow the last one of `like`. Dates go on by their own
-    step; a single date goes on by dt seconds, with a warning."""
+def _times(like: Any, task: Task, dt: float, count: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """(coordinates of the `count` frames that follow the last one of `like`, their attributes). Dates go on
+    by their own step, which the attributes keep as STEP; a single date without it goes on by dt seconds, with
+    a warning."""
     known = like["time"].values.reshape(-1) if "time" in like.coords else np.zeros(1)
+    attributes = dict(like["time"].attrs) if "time" in like.coords else {}
     if not _is_dates(known):
-        return float(known[-1]) + dt * np.arange(1, count + 1)
+        return float(known[-1]) + dt * np.arange(1, count + 1), attributes
     if known.dtype != object:   # fine enough to divide, and wide enough
         unit = "ns" if np.datetime_data(known.dtype)[0] == "ns" else "us"
         known = known.astype(f"{known.dtype.kind}8[{unit}]")
     if len(known) > 1:
         step = (known[-1] - known[0]) / (len(known) - 1)
+        attributes[STEP] = float(step / (timedelta(seconds=1) if known.dtype == object
+                                         else np.timedelta64(1, "s")))
     else:
-        step = timedelta(seconds=dt) if known.dtype == object else np.timedelta64(round(dt * 1e9), "ns")
-        warnings.warn(f"{task.name} was given a single date, which does not say how far frames are apart; "
-                      f"the trained time step of {dt:g} is taken as seconds. Pass two frames or more, and "
-                      "their step is used.", stacklevel=6)
-    return np.array([known[-1] + number * step for number in range(1, count + 1)])
+        seconds = attributes.get(STEP, dt)
+        step = timedelta(seconds=seconds) if known.dtype == object else \
+            np.timedelta64(round(seconds * 1e9), "ns")
+        if STEP not in attributes:
+            warnings.warn(f"{task.name} was given a single date, which does not say how far frames are "
+                          f"apart; the trained time step of {dt:g} is taken as seconds. Pass two frames or "
+                          "more, and their step is used.", stacklevel=6)
+    return np.array([known[-1] + number * step for number in range(1, count + 1)]), attributes
 
 
 def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tuple[str, ...],
@@ -137,8 +145,7 @@ def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tup
     sizes = dict(zip(dims, values.shape, strict=True))
     coordinates = {name: like[name] for name in (*batch, *task.axes) if name in like.coords}
     if "time" in axes:
-        attributes = like["time"].attrs if "time" in like.coords else {}
-        coordinates["time"] = "time", _times(like, task, dt, sizes["time"]), attributes
+        coordinates["time"] = "time", *_times(like, task, dt, sizes["time"])
     coordinates |= {"channel": list(task.fields)} | ({"member": np.arange(sizes["member"])}
                                                      if "member" in axes else {})
     out = xarray.DataArray(values, coordinates, dims, attrs={"task": task.name})
