@@ -39,10 +39,11 @@ def main() -> int:
     # ---- config
     config, is_dry_run = parse_arguments(__doc__)
     if is_dry_run:
+        from ups.data.counts import print_refusals
         from ups.dry_run import print_report_plan
 
         print_report_plan(config)
-        return 0
+        return print_refusals(config, config.evaluated)
 
     # ---- setup
     settings, seed, directory = config.evaluate, config.run.seed, config.report_dir

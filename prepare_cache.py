@@ -16,6 +16,7 @@ import time
 from ups.config import CONFIG_OPTIONS, load_config, read_command, run_script
 from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
+from ups.data.counts import print_refusals
 from ups.dry_run import duration, free_bytes
 
 BYTES_PER_S = 60e6   # of latents built: two passes over the data on one core
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
                   f"MiB, {state}")
         print(f"  at most {missing / 2**20:,.0f} MiB to write in about {duration(missing / BYTES_PER_S)}; "
               f"{free_bytes(config.cache.root) / 2**20:,.0f} MiB free")
-        return 0
+        return print_refusals(config, config.data.tasks)
 
     # ------------------------------------------------------------------------------------------------- verify
     if args.verify:

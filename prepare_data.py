@@ -24,6 +24,7 @@ from functools import partial
 from tqdm import tqdm
 
 from ups.config import CONFIG_OPTIONS, SHOW_CONFIG, load_config, read_command, run_script, show
+from ups.data.counts import count_findings, print_refusals
 from ups.data.doctor import examine, report
 from ups.data.download import fetch, is_verified, published_file, published_files
 from ups.data.first import fetch_first, holds_first
@@ -99,9 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
         paths = [(task, path) for task, _, path, *_ in files]
         found = {name: data_files(config, name) for name in declared}
         paths += [(name, some[0].parent if some[1:] else some[0]) for name, some in found.items()]
+        checks = {name: partial(count_findings, config, [
+            one for one in config.data.tasks if name in (one, config.spec(one).of)]) for name, _ in paths}
         for path, findings in examine(paths, hash_all=args.md5, val_fraction=config.data.val_fraction,
                                       test_fraction=config.data.test_fraction, is_own=is_own,
-                                      declared=declared):
+                                      declared=declared, checks=checks):
             print(report(path, findings))
             is_ill |= any(finding.severity != "info" for finding in findings)
         return int(is_ill)
@@ -113,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
         look_at_own(config, list(declared))
         if files:
             print_data_plan(config, files, solve, args.workers)
-        return 0
+        return print_refusals(config, config.data.tasks)
 
     # ---------------------------------------------------------------------------------------------------- own
     look_at_own(config, mine)

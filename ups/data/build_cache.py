@@ -22,7 +22,9 @@ from tqdm import tqdm
 
 from ups.config import Config
 from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
+from ups.data.counts import check_counts, count_data
 from ups.data.layout import allocated
+from ups.data.leakage import REMEDY, frame_digests, shared_frames
 from ups.data.sources import (
     Source,
     data_files,
@@ -95,14 +97,17 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     returns its path.
 
     Reads the data twice, some trajectories or, of long ones, some frames at a time.
-    Raises FileNotFoundError (naming `make data`) or ValueError for data that are missing, not finite or not
-    what the configuration says; OSError where the disk is full or may not be written. The file appears whole
+    Raises FileNotFoundError (naming `make data`) or ValueError for data that are missing, not finite, too
+    few, shared by two parts of the split or not what the configuration says; OSError where the disk is full or may not be written. The file appears whole
     or not at all.
     """
     task, settings, used = config.spec(task_name), config.task[task_name], cache_settings(config, task_name)
     path, paths = config.cache_path(task_name), data_files(config, task_name)
     sources, files, groups = open_sources(config, task_name), _identity(paths), _channels(task)
     num, split = trajectories_of(config, task_name, sources), split_of(config, task_name, sources)
+    for finding in check_counts(config, task_name, count_data(config, task_name, sources)):
+        if finding.severity == "error":
+            raise ValueError(f"{task_name}: {finding.what}. To do: {finding.do}.")
     table = table_of(config, task_name, sources)
     with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
               disable=not progress) as bar:
@@ -228,9 +233,11 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
     errors = {name: torch.full((num_rows, codec.num_channels + 4), torch.nan, dtype=torch.float64)
               for name, codec in codecs.items()}
     measures: dict[str, CodecErrors] = {}
+    seen = np.zeros(latents["state"].shape[:2], np.uint64)
     for number, index, frames, u in stream:
         digest.update(u)
         row = number * num + int(index[0])
+        seen[row : row + len(u), frames.start : frames.stop] = frame_digests(u, task)
         for name, codec in codecs.items():
             fields, dtype = torch.from_numpy(u[:, :, _channels(task)[name]]), latents[name].dtype.name
             stored = codec.encode(codec.normalise(fields)).to(getattr(torch, dtype))
@@ -247,9 +254,15 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
                 measured.add(fields[held_out], stored[held_out])
                 if frames.stop == latents[name].shape[1]:
                     errors[name][row : row + len(u)][held_out] = measured.result()
-    rows = {part: split_rows(split[part], num_rows // num, num) for part in ("val", "test")}
+    rows = {part: split_rows(index, num_rows // num, num) for part, index in split.items()}
+    part_of = np.empty(num_rows, "<U5")
+    for part, chosen in rows.items():
+        part_of[chosen] = part
+    if shared := shared_frames(seen, part_of):
+        raise ValueError(f"{task.name}: {shared}; expected no frame in two parts of the split, or test errors "
+                         f"are too good. To do: {REMEDY}.")
     floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
-             for part, chosen in rows.items()}
+             for part, chosen in rows.items() if part != "train"}
     return checksums, floor
 
 

@@ -133,14 +133,20 @@ def more_judged(config: Config, task_name: str, counts: Counts, part: str) -> st
     return f"{raised}add trajectories: {needed:g} at data.{split}_fraction {share:g}"
 
 
-def refusals(config: Config, tasks: Sequence[str]) -> list[str]:
-    """A line for everything that will be refused of these tasks, before anything is trained."""
-    lines = []
+def count_findings(config: Config, tasks: Sequence[str]) -> list[Finding]:
+    """Everything that will be refused of these tasks for want of data, by the doctor and the dry runs."""
+    found = []
     for name in tasks:
         try:
-            found = list(check_counts(config, name, count_data(config, name)))
+            found += check_counts(config, name, count_data(config, name))
         except ValueError as error:
-            lines.append(str(error))
-            continue
-        lines += [f"{name}: {finding.what}. To do: {finding.do}." for finding in found]
-    return lines
+            found.append(Finding("error", str(error).rstrip("."), f"task.{name}", ""))
+    return found
+
+
+def print_refusals(config: Config, tasks: Sequence[str]) -> int:
+    """Print what will be refused, for a dry run; returns its exit status."""
+    found = count_findings(config, tasks)
+    for finding in found:
+        print(f"  {finding.severity}: {finding.what} [{finding.where}]." + (f" To do: {finding.do}." if finding.do else ""))
+    return int(bool(found))

@@ -16,6 +16,7 @@ import yaml
 
 from ups.boundary import PERIODIC, along
 from ups.data.download import edition, md5_of
+from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
 from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.tasks import Finding
@@ -38,15 +39,19 @@ SHOWN = 5             # indices listed per finding
 def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_fraction: float,
             hash_all: bool = False, is_own: bool = False,
             declared: Mapping[str, Callable[[], OwnTrajectories]] | None = None,
+            checks: Mapping[str, Callable[[], Iterable[Finding]]] | None = None,
             ) -> Iterator[tuple[Path, list[Finding]]]:
     """What is to be said about each of the files (task, path). A file that cannot be read gives one error;
     nothing is raised for its sake.
 
     val_fraction, test_fraction: of the split that leakage is judged by. hash_all: compute the MD5 of large
     files too. is_own: the user's files, whatever their names: not compared with the published ones. declared:
-    how the files of tasks that the user declares are opened.
+    how the files of tasks that the user declares are opened. checks: further ones of a task as a whole, whose
+    findings are given with its first file.
     """
     seen: dict[tuple[str, bytes], tuple[Path, int, str]] = {}
+    earlier: dict[str, list[tuple[np.ndarray, list[str]]]] = {}   # frames of the task's files, parts
+    checks = dict(checks or {})
     for task, path in files:
         try:
             is_declared = task in (declared or {})
@@ -56,18 +61,26 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
             yield path, [Finding("error", str(error).rstrip("."), str(path), "")]
             continue
         split = dict.fromkeys(range(data.num_trajectories), "train")   # where there are too few to split
-        if len(split) >= 3:
+        found = [Finding("info", note, str(path), "nothing") for note in data.notes]
+        try:
             shares = (val_fraction, test_fraction)
             parts = data.split(*shares) if is_declared else split_indices(task, len(split), *shares)
             split = {int(i): name for name, rows in parts.items() for i in rows}
+        except ValueError as error:
+            found.append(Finding("error", str(error).rstrip("."), str(path), ""))
+        # the same text where the split of the whole task is refused for the same reason
+        found += [one for one in checks.pop(task, tuple)() if one.what not in {f.what for f in found}]
         again = ("repair the numbers, or leave them out" if is_declared
                  else "generate or download the file again")
-        found = [Finding("info", note, str(path), "nothing") for note in data.notes]
         found += _of_domain(data) if is_own else [] if is_declared else _edition(data, hash_all)
         first = [seen.setdefault((task, digest), (path, i, split[i]))
                  for i, digest in enumerate(scan.initial)]
         leaks = [i for i, (_, _, part) in enumerate(first) if part != split[i]]
         found += [*_of_data(data, scan), *_of_rows(scan, leaks, first, again)]
+        frames = earlier.setdefault(task, [])
+        frames.append((np.concatenate(scan.frames), [split[i] for i in range(len(split))]))
+        if not leaks and (shared := _shared(frames)):
+            found.append(Finding("error", f"{shared}, so test results are too good", str(path), REMEDY))
         if not any(finding.severity == "error" for finding in found):
             found += _wall_noise(data)
         shared = [other.name for other, _, _ in first if other != path]
@@ -91,8 +104,17 @@ def report(path: Path, findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
+def _shared(files: list[tuple[np.ndarray, list[str]]]) -> Shared | None:
+    """What parts of the split share in the files of a task that have as many frames as the last one; numbers
+    of trajectories count on from file to file."""
+    alike = [(digests, parts) for digests, parts in files if digests.shape[1] == files[-1][0].shape[1]]
+    return shared_frames(np.concatenate([digests for digests, _ in alike]),
+                         [part for _, parts in alike for part in parts])
+
+
 @dataclass
 class _Scan:
+    frames: list[np.ndarray] = field(default_factory=list)   # digests
     initial: list[bytes] = field(default_factory=list)
     whole: list[bytes] = field(default_factory=list)
     not_finite: list[int] = field(default_factory=list)
@@ -111,7 +133,9 @@ def _scan(data: Trajectories) -> _Scan:
     scan, frozen = _Scan(), 0.0
     step = max(1, BLOCK_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
-        for i, u in enumerate(data.read(first, min(first + step, data.num_trajectories)), first):
+        block = data.read(first, min(first + step, data.num_trajectories))
+        scan.frames.append(frame_digests(block, task))
+        for i, u in enumerate(block, first):
             start = u[0, :len(task.inputs)] if task.is_steady else u[0]
             # coefficients of one value everywhere are few, and alike by chance: each counts as its own
             is_flat = task.is_steady and start.min() == start.max()
