@@ -65,7 +65,8 @@ def main() -> int:
         tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
         tasks[name]["models"] |= others[name]
         error = tasks[name]["models"]["operator"]["nrmse"]
-        print(f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}] over "
+        relative = f", relative to the {tasks[name]['measure']}," * bool(tasks[name]["offset"])
+        print(f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
               f"{tasks[name]['num_trajectories']} trajectories ({time.perf_counter() - started:.1f} s)",
               flush=True)
 

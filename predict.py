@@ -127,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         if args.members:
             options.update(members=args.members, by=args.by, evaluations=args.evaluations, seed=args.seed,
                            rows=range(first, last))
+        u = head.task.absolute(u, head.input_codec.fields)
         u_pred = (model.sample if args.members else model.forecast)(args.task, u, **options)
         u_pred = u_pred.reshape(-1, *u_pred.shape[2:]) if args.members else u_pred
         return np.concatenate([u.repeat(repeats, 0), u_pred], 2 if is_steady else 1)

@@ -457,7 +457,8 @@ def small(folder, **changes):
     """A configuration of two tiny tasks in a temporary folder."""
     tiny = {"num_trajectories": 8, "resolution": 16, "num_frames": 12, "space_stride": 1, "time_stride": 1, "patch": 4}
     overlay = {"data": {"tasks": ["advection1d", "diff_react2d"], "root": str(folder / "data"), "chunk": 3, **changes},
-               "task": {"advection1d": {**tiny, "t_end": 1.1, "parameters": [0.4, 1.0]}, "diff_react2d": tiny}}
+               "task": {"advection1d": {**tiny, "t_end": 1.1, "parameters": [0.4, 1.0]}, "diff_react2d": tiny},
+               "evaluate": {"min_initial_conditions": 1}}
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(overlay), encoding="utf-8")
     return str(path)

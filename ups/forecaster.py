@@ -53,12 +53,14 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
     parameters and starts outside the trained range. Raises ValueError, by name, for whatever the operator
     was not trained on.
     """
-    head = operator.head(task)
+    head, given = operator.head(task), u
     _check_field(head, u, num_frames, dt)
+    codec = head.input_codec
+    u = head.task.counted(u, codec.fields)   # in float64, before anything is rounded to float32
     if not extrapolate:
         _check_range(head, u)
     values = check_parameters(head, parameters, len(u), extrapolate)
-    codec, shown = head.input_codec, u
+    shown = u
     space, boundary = tuple(u.shape[3:]), head.task.boundary
     if space != codec.space:
         if not resample:
@@ -84,7 +86,8 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
                           "parameters.", stacklevel=4)
         if beyond := _beyond(head, u_pred):
             warnings.warn(beyond, stacklevel=4)
-        return u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
+        u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
+        return head.task.absolute(u_pred, head.codec.fields).to(given)
 
     shown = shown.to(head.scale.device, torch.float32)
     z = in_blocks(lambda index: codec.encode(codec.normalise(shown[index])), len(u),
@@ -125,14 +128,17 @@ def _check_range(head: TaskHead, u: Tensor) -> None:
     """Raise ValueError where a state u (batch, time, C, *space) starts outside what no forecast leaves."""
     if head.task.is_steady:
         return
-    codec, shown = head.codec, u[:, -head.history :].transpose(0, 2).flatten(1)
+    codec, offsets = head.codec, head.task.offsets
+    channels = u[:, -head.history :].transpose(0, 2).flatten(1)
     ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
-    for name, low, high, values in zip(codec.fields, *(end.tolist() for end in ends), shown, strict=True):
+    for name, low, high, values in zip(codec.fields, *(end.tolist() for end in ends), channels, strict=True):
         found, slack = (float(values.min()), float(values.max())), SAME * max(abs(low), abs(high))
         if not low - slack <= found[0] <= found[1] <= high + slack:
-            raise ValueError(f"{head.name} was given {name} from {found[0]:g} to {found[1]:g}; expected "
-                             f"{low:g} to {high:g}: the range of its training data and half as much on both "
-                             f"sides, which no forecast leaves. Train on such fields, or ask for "
+            digits, offset = (9, offsets[name]) if name in offsets else (6, 0.0)
+            shown = [f"{end + offset:.{digits}g}" for end in (*found, low, high)]
+            raise ValueError(f"{head.name} was given {name} from {shown[0]} to {shown[1]}; expected "
+                             f"{shown[2]} to {shown[3]}: the range of its training data and half as much on "
+                             f"both sides, which no forecast leaves. Train on such fields, or ask for "
                              f"extrapolate=True, which cuts the forecast there.")
 
 
@@ -299,6 +305,7 @@ class Forecaster:
         seen = seen.expand(len(u), *u.shape[-codec.ndim :])[:, None]
         u = torch.where(seen[:, None], u, torch.ones_like(u))
         z, values, finish = start(self.operator, task, u, parameters, 1)
+        u = self.operator.head(task).task.counted(u, codec.fields)
         observation = observe_cells(codec.normalise(u[:, 0].to(z)), seen.to(z))
         draws = sample_solutions(self.operator, sampler, task, observation, values, members, seed)
         return answer(finish(draws))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
+from ups.config.offset import offsets
 from ups.config.shown import (
     TIMES,
     UNEVEN,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
     "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
-    "symmetries": [], "vector": [], "hidden": False,
+    "symmetries": [], "vector": [], "hidden": False, "offset": {},
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
@@ -60,7 +61,8 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     if name in TASKS:
         raise wrong(key, "it declares files under the name of a built-in task", "a name of its own",
                     f"Write another in place of {name}, here and in data.tasks.")
-    path = Path(matches(key, said["files"])[0])
+    paths = matches(key, said["files"])
+    path = Path(paths[0])
     with open_store(path) as store:
         if isinstance(said["layout"], str):
             said = _foreign(key, said, store)
@@ -97,6 +99,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     _symmetries(key, said, axes, ends, [field for field in fields if field not in said["inputs"]])
     said["vector"] = said["vector"] or next((list(place.fields) for place in places
                                              if place.axes.count("component") == 1), [])
+    said["offset"] = offsets(key, said, paths, places, axes, is_steady)
     said["layout"] = {place.array: {key: list(value) if key != "array" else value
                                     for key, value in vars(place).items()} for place in places}
     shown = [sizes[axis] for axis in axes]
@@ -128,7 +131,8 @@ def facts(settings: Any) -> dict[str, Any]:
             "inputs": settings.inputs,
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
-            "vector": settings.vector, "hidden": settings.hidden}
+            "vector": settings.vector, "hidden": settings.hidden,
+            **({"offset": settings.offset} if settings.offset else {})}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:

@@ -137,6 +137,7 @@ class OwnTaskConfig(TaskConfig):
     symmetries: list[str]
     vector: list[str]
     hidden: bool
+    offset: dict[str, float]
     split: Literal["auto", "index", "folder"]
 
     def spec(self, name: str) -> Task:

@@ -33,6 +33,7 @@ RARE = 1e-3           # of the windows, which may alternate by chance
 FROZEN_CHANGE = 1e-5
 FROZEN_SHARE = 0.5    # stay equal to 4 digits for 90 % of their frames (PDEBench issue 94)
 MD5_BYTES = 10**9     # larger files are hashed on request only
+ROUNDED = 0.01        # share of a field's variation that may be rounding
 SHOWN = 5             # indices listed per finding
 
 
@@ -83,6 +84,8 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
             found.append(Finding("error", f"{shared}, so test results are too good", str(path), REMEDY))
         if not any(finding.severity == "error" for finding in found):
             found += _wall_noise(data)
+        if not scan.not_finite:
+            found += _rounding(data)
         shared = [other.name for other, _, _ in first if other != path]
         if shared and not leaks:
             found.append(Finding(
@@ -258,6 +261,26 @@ def _edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
         what, old = f"the MD5 {md5} is not the published {published[name][1]}", edition(name, md5)
         yield (Finding("error", f"{what}. {old.rstrip('. ')}", where, "delete it and run `make data` again")
                if old else Finding("warning", what, where, "make sure you know where it comes from"))
+
+
+def _rounding(data: Trajectories) -> Iterator[Finding]:
+    """How much of a field's variation is rounding of the numbers that the file holds, or, where its mean is
+    not subtracted before (`Task.offsets`), of those that are trained on."""
+    task, (_, u) = data.task, data.spread(LOOKED_AT)
+    for channel, name in enumerate(task.channels):
+        values, offset = u[:, :, channel].astype(np.float64), task.offsets.get(name, 0.0)
+        mean, std = offset + values.mean(), values.std()
+        step = max(data.precision(name), np.finfo(np.float32).eps * (not offset))
+        share = step * abs(mean) / math.sqrt(12) / max(std, np.finfo(np.float64).tiny)
+        if ROUNDED < share < 1:   # more: a constant
+            kept = "the files hold it" if data.precision(name) > 1e-12 else "it is trained on"
+            do = (f"write the files in float64, or without the mean of {name}" if data.precision(name) > 1e-12
+                  else f"leave {name} out of task.{task.name}.positive and vector, or write the files without "
+                  "its mean")
+            yield Finding("error" if share > 10 * ROUNDED else "warning",
+                          f"{share:.0%} of the variation of {name} is rounding: its mean {mean:.6g} is "
+                          f"{abs(mean) / std:.2g} times its variation, and {kept} in float32",
+                          str(data.path), do)
 
 
 def _wall_noise(data: Trajectories) -> Iterator[Finding]:

@@ -102,8 +102,8 @@ class OwnTrajectories:
         return np.array(out) if len(first) > 2 else np.arange(self.num_trajectories)
 
     def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
-        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units; of `frames`,
-        consecutive ones, where these are given."""
+        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units, counted from
+        the task's offsets; of `frames`, consecutive ones, where these are given."""
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         frames = range(self.num_frames) if frames is None else frames
         out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
@@ -113,6 +113,13 @@ class OwnTrajectories:
                 for place in self.task.arrays:
                     self._fill(store, file, place, number, out[start:stop], frames)
         return out
+
+    def precision(self, name: str) -> float:
+        """The relative rounding of a field as the first file holds it; 0 of whole numbers."""
+        place, file = next(place for place in self.task.arrays if name in place.fields), self.files[0]
+        with open_store(file.path) as store:
+            dtype = store.array(place.array.replace("*", (file.groups or ("",))[0])).dtype
+        return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
     spread = Trajectories.spread
 
@@ -170,7 +177,7 @@ class OwnTrajectories:
                       **dict.fromkeys(("channel", "component"), slice(None))}
                 index = tuple(at.get(axis, slice(None, None, self.space_stride)) for axis in place.axes)
                 block = self._ordered(np.asarray(store.read(array, index)), place)
-                target[:, into:into + count, names] = block
+                target[:, into:into + count, names] = self.task.counted(block, place.fields)
 
     def _ordered(self, block: np.ndarray, place: Place) -> np.ndarray:
         """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""

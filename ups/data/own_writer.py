@@ -67,7 +67,7 @@ def _store(file: h5py.File, task: Task, place: Place, u: np.ndarray, indices: np
     if "trajectory" in place.axes:
         shape = tuple(num if word == "trajectory" else block.shape[axis] for word, axis in zip(
             place.axes, order, strict=True))
-        stored = file.require_dataset(place.array, shape, np.float32)
+        stored = file.require_dataset(place.array, shape, block.dtype)
         rows = slice(indices[0], indices[-1] + 1)
         at = tuple(rows if word == "trajectory" else slice(None) for word in place.axes)
         stored[at] = block.transpose(order)

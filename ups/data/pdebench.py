@@ -115,6 +115,15 @@ class Trajectories:
         with opened(self.path, self.task.name) as file:
             return self.read_from(file, first, last, frames)
 
+    def precision(self, name: str) -> float:
+        """The relative rounding of a field as the file holds it."""
+        with opened(self.path, self.task.name) as file:
+            layout, task = layout_of(self.task), self.task
+            names = [(array, task.channels[i]) for array, part in layout.parts(
+                np.arange(len(task.channels)).reshape(1, 1, -1)) for i in part[0, 0]]
+            array = next(array for array, field in names if field == name)
+            return float(np.finfo(layout.dataset(file, array, *self.groups[:1])[0].dtype).eps)
+
     def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers (n,) of at most `num` trajectories spread over the file, and what `read` gives of them."""
         rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))

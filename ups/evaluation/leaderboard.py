@@ -15,6 +15,7 @@ from ups.files import read_record
 OPTIONS = {"--runs": {"default": "runs", "help": "folder of all runs"}, "--metric": {"default": "nrmse"},
            "--task": {}, "--split": {"default": "test", "choices": ["test", "val"]}}
 SHARED = ("num_frames_predicted", "grid", "parameters", "num_trajectories")   # of a task that is compared
+MEASURE = "RMS of the truth"   # what relative errors are relative to, where a report does not say
 
 
 def read(runs: str | Path, split: str = "test") -> list[dict]:
@@ -42,13 +43,15 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None,
     """Markdown, best first (lower is better except for correlation_time), by `task` or by the mean over
     tasks.
 
-    Runs that differ in protocol, tasks, grid, frames, parameters or number of trajectories are not comparable
-    and get tables of their own. A value that is missing or not finite sorts last.
+    Runs that differ in protocol, tasks, grid, frames, parameters, number of trajectories or what errors are
+    relative to are not comparable and get tables of their own. A value that is missing or not finite sorts
+    last.
     """
     groups, known = {}, set()
     for results in read(runs, split):
         protocol = {key: value for key, value in results["protocol"].items() if key != "seed"}
-        data = {name: [entry[key] for key in SHARED] for name, entry in results["tasks"].items()}
+        data = {name: [*[entry[key] for key in SHARED], entry.get("measure", MEASURE)]
+                for name, entry in results["tasks"].items()}
         groups.setdefault(json.dumps([protocol, data], sort_keys=True), []).append(results)
         known |= {name for entry in results["tasks"].values()
                   for name, value in entry["models"]["operator"].items()
@@ -69,7 +72,9 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
     """One table, of runs that can be compared."""
     tasks, sign = rows[0]["tasks"], -1 if metric == "correlation_time" else 1
     horizon = ", ".join(f"{name} {'×'.join(map(str, entry['grid']))} cells, "
-                        f"{entry['num_frames_predicted']} frames" for name, entry in sorted(tasks.items()))
+                        f"{entry['num_frames_predicted']} frames"
+                        + f", relative to the {entry.get('measure')}" * bool(entry.get("offset"))
+                        for name, entry in sorted(tasks.items()))
     settings = ", ".join(f"{name} {value}" for name, value in sorted(rows[0]["protocol"].items())
                          if name != "seed")
     head = ["run", "gates", f"{metric} (geometric mean)", *sorted(tasks), "base", "network", "rates", "seed",

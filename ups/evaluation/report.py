@@ -185,6 +185,7 @@ def _task_section(name: str, task: dict, samples: list[dict],
                  f", trained on {task['num_training']:,} others" if "num_training" in task else ""),
              f"{' × '.join(map(str, task['grid']))} cells{_where(task)}",
              f"field{'s' * (len(fields) != 1)} {', '.join(fields)}",
+             task.get("offset") and f"errors relative to the {task['measure']}, as the mean dominates",
              task.get("given") and f"given {', '.join(task['given'])}",
              not is_steady and (f"{len(times)} frame{'s' * is_rollout} predicted, up to lead time "
                                 f"{number(float(times[-1]))}"),

@@ -204,7 +204,7 @@ def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
     started = time.perf_counter()
     head, scores = choose_base(cache, base_steps, context_frames, seed, device)
     facts = {"description": head.description, "seconds": time.perf_counter() - started,
-             "says": head.base.says(cache.task.fields, cache.task.axes),
+             "says": head.says(),
              "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
     return facts, fitted_part(head)
 

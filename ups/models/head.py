@@ -74,8 +74,15 @@ class TaskHead(nn.Module):
         """Serve what `ups.models.selection.select` found on validation; its numbers stay with the weights."""
         self.description |= {"network_share": selection["network_share"], SELECTION: selection}
 
+    def says(self) -> list[str]:
+        """What the base found, in words, and from where the fields in it are counted."""
+        found = self.base.says(self.task.fields, self.task.axes)
+        return found + [f"{name} is counted from {value:.12g}" for name, value in self.task.offsets.items()
+                        if found and name in self.task.fields]
+
     def physical(self, z: Tensor) -> Tensor:
-        """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units."""
+        """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units counted from
+        the task's offsets."""
         return self.codec.denormalise(self.codec.decode(z))
 
     def known(self, parameters: Tensor) -> Known:
@@ -127,6 +134,7 @@ class TaskHead(nn.Module):
         """
         pairs = [(self.codec, parent.codec), (self.input_codec, parent.input_codec)]
         if ((self.history, self.bundle) != (parent.history, parent.bundle)
+                or dict(self.task.offsets) != dict(parent.task.offsets)
                 or not all(can_translate(*pair) for pair in pairs)):
             return ""
         if not all(one.is_same(other) for one, other in pairs):

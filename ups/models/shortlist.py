@@ -67,8 +67,10 @@ def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -
         known = head.known(cache.parameters[some])
         u_pred = rollout(lambda window: head.next_frame(window, known)[:, None],  # noqa: B023
                          given, u_ref.shape[1], head.history)
-        u_pred, u_ref = predicted(u_pred).nan_to_num(math.inf, math.inf, -math.inf), predicted(u_ref)
-        found.append((rmse(u_pred, u_ref).cpu(), rms(u_ref.double()).cpu()))
+        # in physical units, as the nRMSE of the report and of the log of training
+        u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
+        u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
+        found.append((rmse(u_pred, u_ref).cpu(), rms(u_ref).cpu()))
     return Candidate(name, head, *(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 

@@ -38,7 +38,8 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
     """The task that `facts` (plain values, JSON-able) declare.
 
     arrays: of `Place`; axes, boundary, domain (a pair per axis), inputs; parameters: name -> where its value
-    is; positive, conserved, bounded, vector: fields; symmetries ("shift", "shift_x", "mirror"); hidden.
+    is; positive, conserved, bounded, vector: fields; symmetries ("shift", "shift_x", "mirror"); hidden;
+    offset: field -> the number it is counted from (`Task.offsets`), where there are any.
     """
     places = tuple(Place(entry["array"], tuple(entry["axes"]), tuple(entry["fields"]))
                    for entry in facts["arrays"])

@@ -3,7 +3,7 @@ here: what a user may choose (resolution, number of trajectories, parameter valu
 configuration."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -167,6 +167,41 @@ class Task:
     def vectors(self) -> tuple[tuple[str, ...], ...]:
         """The components of each vector."""
         return tuple(zip(*[iter(self.vector)] * self.ndim, strict=True))
+
+    @property
+    def offsets(self) -> Mapping[str, float]:
+        """Field -> the number it is counted from, of those whose mean dominates their variation: everywhere
+        but in files and at the public interface their values are relative to it."""
+        return (self.own or {}).get("offset", {})
+
+    def counted(self, u: Any, names: Sequence[str]) -> Any:
+        """Physical values (..., C, *space) of the fields `names` counted from their offsets, float64; as they
+        are where there are none."""
+        return self._moved(u, names, -1.0)
+
+    def absolute(self, u: Any, names: Sequence[str]) -> Any:
+        """The inverse of `counted`."""
+        return self._moved(u, names, 1.0)
+
+    def _moved(self, u: Any, names: Sequence[str], sign: float) -> Any:
+        if not any(name in self.offsets for name in names):
+            return u
+        u = u.double() if hasattr(u, "double") else u.astype("f8")   # torch, NumPy
+        u = u + 0.0   # a copy
+        for channel, name in enumerate(names):
+            u[(..., channel, *[slice(None)] * self.ndim)] += sign * self.offsets.get(name, 0.0)
+        return u
+
+    @property
+    def measure(self) -> str:
+        """What relative errors are relative to."""
+        shown = ", ".join(map(self.as_counted, self.moving))
+        return f"RMS of {shown}" if {*self.moving} & {*self.offsets} else "RMS of the truth"
+
+    def as_counted(self, name: str) -> str:
+        """A field as figures name it: u - 101325 where it is counted from 101325."""
+        offset = self.offsets.get(name, 0.0)
+        return f"{name} {'-' if offset > 0 else '+'} {abs(offset):.12g}" if offset else name
 
     def predicted(self, u: Any) -> Any:
         """Of fields (..., C, *space) those that are predicted: what is given is not scored."""

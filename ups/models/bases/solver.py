@@ -25,10 +25,11 @@ class Solver(Base):
     kind = "solver"
 
     def __init__(self, num_channels: int, solver: str, task: str, positive: Sequence[int],
-                 names: Sequence[str], dt: float, **_: Any):
+                 names: Sequence[str], dt: float, offsets: Sequence[float] = (), **_: Any):
         super().__init__()
         self.step, self.dt = load_step(solver, task), dt
         self.positive, self.names = list(positive), list(names)
+        self.offsets = list(offsets)   # of fields that are counted from one; the solver's are not
         self.solver, self.accepts = solver, set(inspect.signature(self.step).parameters)
         self.is_torch = "torch" in self.step.__globals__
         self.register_buffer("mean", torch.zeros(num_channels))
@@ -38,7 +39,12 @@ class Solver(Base):
         column = (-1, *[1] * (u.ndim - 3))
         w, mean, std = u[:, -1].float(), self.mean.view(column), self.std.view(column)
         physical = self._across(torch.exp, w * std + mean)
-        return (self._across(torch.log, self._next(physical, known.raw)) - mean) / std
+        if any(self.offsets):
+            offset = torch.tensor(self.offsets, dtype=torch.float64, device=w.device).view(column)
+            physical = self._next(physical.double() + offset, known.raw) - offset
+        else:
+            physical = self._next(physical, known.raw)
+        return ((self._across(torch.log, physical) - mean) / std).to(w)
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         """`function` of the channels that are normalised by their logarithms."""
@@ -72,6 +78,7 @@ class Solver(Base):
         cache, codec = samples.cache, samples.head.codec
         named = {**settings, "solver": cache.settings.solver, "task": cache.task.name, "dt": cache.dt,
                  "names": [] if cache.task.hides else list(cache.task.parameters),
+                 "offsets": [cache.task.offsets.get(name, 0.0) for name in codec.fields],
                  "positive": [codec.fields.index(name) for name in codec.positive]}
         base = cls(**named).to(samples.device)
         base.mean.copy_(codec.mean)
