@@ -126,7 +126,7 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
     head = loaded(config, facts, "advection1d")
     rows = cache.split["val"]
     assert len(rows) <= choose.NUM_ROLLOUTS
-    u = head.codec.decode(cache.batch(rows, 0, cache.num_frames)).double()
+    u = head.physical(cache.batch(rows, 0, cache.num_frames)).double()   # as the report's nRMSE, physical units
     error = (u[:, context:] - u[:, context - 1 : context]).square().sum((0, 3)) / u[:, context:].square().sum((0, 3))
     head.base = Persistence()
     expected = float(error.sqrt().mean())
