@@ -38,12 +38,14 @@ FIRST = next(text for language, text in BLOCKS if language == "python")
 DATA = "configs/pdebench_2task.yaml"
 IN_PLACE = {   # of commands that a test cannot run: what runs, and why
     "make test": "make -n test",   # this
-    f"make train CONFIG={DATA}": f"make dry-run CONFIG={DATA}",   # tens of gigabytes from the network
+    f"make train CONFIG={DATA}": f"python prepare_data.py --config {DATA} --dry-run",   # tens of gigabytes from the network
     f'make data CONFIG={DATA} ARGS="data.fetch=first task.advection1d.num_trajectories=500"':
         f"python prepare_data.py --config {DATA} --dry-run data.fetch=first task.advection1d.num_trajectories=500",
     f"python prepare_data.py --config {DATA} --file 'KH_*'": f"python prepare_data.py --config {DATA} --file 'KH_*' --dry-run",
     "accelerate launch --config_file accelerate_configs/4gpu.yaml train_operator.py":   # four GPUs
         "accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py",
+    'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator':   # twice as long for nothing else
+        'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0" STAGES=operator',
     "make publish RUN=small TO=hf://owner/name": "make -n publish RUN=small TO=hf://owner/name",   # test_travel.py has a hub
 }
 COMMANDS = {"make": ("make", f"PYTHON={sys.executable}"), "python": (sys.executable,),
