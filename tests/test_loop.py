@@ -309,8 +309,16 @@ def test_of_equal_scores_the_lower_second_one_is_kept_and_patience_waits_for_it(
     assert done["best_score"] == 0.9 and done["step"] == 20 and "stopping early" not in outcome.logs[0]
     state = torch.load(outcome.directory / "state" / "step_000000020" / "shared.pt", weights_only=True)
     weights = load_file(outcome.directory / "model.safetensors")
-    assert state["best_second"] == 0.95 and not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
+    assert state["lowest_second"] == 0.95 and not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
     assert all(torch.equal(weights[name], value) for name, value in state["best_weights"].items())
+
+
+def test_patience_waits_while_the_second_score_falls_although_the_first_drifts_up(tmp_path):
+    """The operator's base is learnt, is the better one and gets a little worse, while the network's error falls."""
+    scores = [[0.900001, 0.997], [0.900002, 0.99], [0.900003, 0.97], [0.900004, 0.95], [0.900005, 0.93]]
+    outcome = launch(tmp_path, "operator.train.patience=1", options={"scores": scores})
+    assert outcome.codes == [0], outcome.logs
+    assert outcome.json("done.json")["best_score"] == 0.900001 and outcome.json("done.json")["step"] == 20
 
 
 def test_the_stage_directory_is_complete(reference):

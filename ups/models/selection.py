@@ -65,8 +65,8 @@ def scores_of(found: dict[str, Tensor]) -> tuple[float, float]:
     """Two scores of one set of weights, from `squared_errors` by task: the geometric mean over tasks of the
     better error of network and base, and that of the network's error.
 
-    The first selects the weights. The second decides between equal ones: as long as the base is better on
-    every task, only the network's error shows what it learns.
+    The first selects the weights. The second decides between equal ones, and training goes on while it falls:
+    as long as the base is better on every task, only the network's error shows what it learns.
     """
     errors = [_errors(sums) for sums in found.values()]
     best = [min(pair) for pair in errors]

@@ -288,27 +288,29 @@ class Run:
         self.numbers.log({f"validation/{name}": value for name, value in metrics.items()})
         self.print(f"step {self.step}: {words}")
 
-    def keep_best(self, score: float, second: float = 0.0) -> bool:
-        """Keep the averaged weights if `score` is the lowest so far; whether it is. Of equal scores the one
-        with the lower `second` is better. Rank 0's decide for all. A collective.
+    def keep_best(self, score: float, second: float = math.inf) -> bool:
+        """Keep the averaged weights if `score` is the lowest so far, or equal to it with the lowest `second`;
+        whether they are kept. Rank 0's decide for all. A collective.
 
-        After train.patience calls without a better one (0: never) the loop ends.
+        After train.patience calls in which neither became lower (0: never) the loop ends.
         """
-        scores = tuple(map(float, self.ranks.gather((score, second))[0]))
+        score, second = map(float, self.ranks.gather((score, second))[0])
         standing = self.standing
-        is_better = self.keep_if(scores < (standing.best_score, standing.best_second))
-        if is_better:
-            standing.best_score, standing.best_second = scores
-        return is_better
+        is_lower = second < standing.lowest_second
+        is_better = score < standing.best_score or (score == standing.best_score and is_lower)
+        standing.best_score = score if is_better else standing.best_score
+        standing.lowest_second = second if is_lower else standing.lowest_second
+        return self.keep_if(is_better, is_lower)
 
-    def keep_if(self, is_better: bool) -> bool:
-        """`keep_best` for a decision in place of a score; best_score stays what it is.
+    def keep_if(self, is_better: bool, is_promising: bool = False) -> bool:
+        """`keep_best` for a decision in place of a score; best_score stays what it is. Promising weights use up
+        no patience.
 
         Rank 0's decides. A collective. What is kept is in the checkpoints too, and is what `finish` exports.
         """
         is_better = bool(self.ranks.gather(bool(is_better))[0])
         standing = self.standing
-        standing.num_without_better = 0 if is_better else standing.num_without_better + 1
+        standing.num_without_better = 0 if is_better or is_promising else standing.num_without_better + 1
         if is_better:
             self.updates.best_weights = self.updates.ema.snapshot()
         elif self.train.patience and standing.num_without_better >= self.train.patience:

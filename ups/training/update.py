@@ -88,7 +88,7 @@ class Standing:
     num_skipped_in_row: int = 0
     num_without_better: int = 0
     best_score: float = math.inf
-    best_second: float = -math.inf   # before the first: a score of inf is not better
+    lowest_second: float = math.inf
     is_stopped_early: bool = False
 
 
