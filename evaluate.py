@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 import torch
 
 from ups.chain import bench_rows, judged, report_parents, report_record, why_report
-from ups.config import parse_arguments, read_yaml, run_script, to_dict
+from ups.config import parse_arguments, run_script, to_dict
 from ups.evaluation import card, ensemble, forecast, gates, report, steady, transient, truth
 from ups.files import value_hash, write_sealed
 from ups.forecaster import Forecaster
@@ -31,7 +31,8 @@ from ups.generative import judge
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.training.folder import DONE
+from ups.solvers import solvers_of
+from ups.training.folder import DONE, stage_config
 from ups.training.ranks import describe_environment
 
 
@@ -56,7 +57,8 @@ def main() -> int:
     truths = {name: truth.open_truth(config, name) for name in config.evaluated}
     (directory / DONE).unlink(missing_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    operator, asked = load_operator(folder, device), read_yaml(folder / "config.yaml")   # as it was trained
+    operator = load_operator(folder, device, solvers_of(config))
+    asked = stage_config(folder, trained)
 
     # ---- forecasts
     tasks, samples, others = {}, {}, bench_rows(config, trained["parents"])
@@ -74,7 +76,7 @@ def main() -> int:
     ensembles, priors, sections = {}, {}, {}
     if "diffusion" in stages:
         networks = [name for name in stages if name != "steady"]
-        samplers = ensemble.load_samplers(config.run_dir, networks, device)
+        samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
         for name in config.asked["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
@@ -83,7 +85,7 @@ def main() -> int:
             sections[f"{name}: ensembles"] = report.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
-        prior = load_corrector(config.run_dir / "steady", device)
+        prior = load_corrector(config.run_dir / "steady", device, operator)
         for name in config.asked["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)

@@ -28,8 +28,9 @@ from ups.data.layout import layout_of
 from ups.data.own import open_input
 from ups.data.own_writer import write_own
 from ups.data.pdebench import Trajectories, open_data
-from ups.files import file_hash, flush
+from ups.files import flush
 from ups.labelled import CLOSE
+from ups.solvers import load_step
 
 STATES = 64   # fields in one call of the network
 OPTIONS = {
@@ -49,6 +50,8 @@ OPTIONS = {
     "--time-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th frame of the input"},
     "--resample": {"action": "store_true", "help": "take another grid to the trained one and back"},
     "--extrapolate": {"action": "store_true", "help": "allow parameters and fields beyond the trained"},
+    "--solver": {"nargs": "*", "default": [], "metavar": "TASK=MODULE:FUNCTION",
+                 "help": "your coarse solver of each task that was trained over one"},
     "--device": {"default": "cpu"},
     **DRY_RUN,
 }
@@ -77,6 +80,14 @@ def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories)
     return values or None
 
 
+def solvers_named(given: list[str]) -> dict[str, Any]:
+    """Task -> function, of TASK=MODULE:FUNCTION on the command line. Raises ValueError."""
+    if wrong := [text for text in given if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
+        raise ValueError(f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as ks=my_solver:step. "
+                         "Correct it.")
+    return {task: load_step(place, task) for task, place in (text.split("=") for text in given)}
+
+
 def main(arguments: list[str] | None = None) -> int:
     # ---- config
     args = read_command(__doc__, OPTIONS, arguments)
@@ -86,9 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
                          "or name another.")
 
     # ---- model
-    model = ups.load(args.run, args.device)
+    model = ups.load(args.run, args.device, solvers_named(args.solver))
     head, known = model.operator.head(args.task), model.tasks.get(args.task)
-    weights = file_hash(Path(args.run) / "operator" / "model.safetensors")
+    weights = model.operator.record["model_sha256"]
 
     # ---- data
     strides, own = {"space_stride": args.space_stride, "time_stride": args.time_stride}, head.task.own

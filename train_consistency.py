@@ -38,6 +38,7 @@ from ups.generative.student import (
 )
 from ups.models.operator import load_operator
 from ups.setup import begun, opened, started
+from ups.solvers import solvers_of
 from ups.training.ranks import main_guard
 
 STAGE, TUNING = "consistency", "tuning.json"
@@ -69,9 +70,9 @@ def main() -> None:
     tuned_from = max(1, round((1 - section.tune_fraction) * train.steps))
 
     # ---- data: batches of residuals, solved by the teacher
-    operator = load_operator(config.run_dir / "operator", run.device)
+    operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
-    teacher = load_corrector(config.run_dir / "diffusion", run.device)
+    teacher = load_corrector(config.run_dir / "diffusion", run.device, operator)
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks,
                            partial(ends_of, teacher, seed))
     batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)

@@ -25,6 +25,7 @@ from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.models.operator import load_operator
 from ups.setup import begun, opened, started
+from ups.solvers import solvers_of
 from ups.training.ranks import main_guard
 
 STAGE = "diffusion"
@@ -38,7 +39,7 @@ def main() -> None:
     section, train, seed = config.diffusion, config.diffusion.train, config.run.seed
 
     # ---- data: residuals of the frozen operator
-    operator = load_operator(config.run_dir / "operator", run.device)
+    operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 

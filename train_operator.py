@@ -29,6 +29,7 @@ from ups.models.windows import Windows
 from ups.setup import begun, opened, started
 from ups.training.fit import fit_once
 from ups.training.ranks import main_guard
+from ups.solvers import solvers_of
 from ups.training.run import Run
 
 STAGE = "operator"
@@ -77,7 +78,8 @@ def main() -> None:
 
     # ---- model
     run.seed_all()
-    operator = run.attach(begun(run, over_bases(bases, config.operator.model, train.precision), config))
+    operator = run.attach(begun(run, over_bases(bases, config.operator.model, train.precision,
+                                                solvers_of(config)), config))
 
     largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
     batch = windows.schedule.batch(largest).share(run.rank, run.world)

@@ -32,6 +32,7 @@ from ups.generative.student import (
 )
 from ups.models.operator import load_operator
 from ups.setup import begun, opened, started
+from ups.solvers import solvers_of
 from ups.training.ranks import main_guard
 
 STAGE = "rival"
@@ -53,10 +54,10 @@ def main() -> None:
     section, seed = config.rival, config.run.seed
 
     # ---- data: residuals of the frozen operator
-    operator = load_operator(config.run_dir / "operator", run.device)
+    operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     batches = Batches(residuals, section.train.batch_size, seed, STAGE, run.ranks, offset=3)
-    corrector = load_corrector(config.run_dir / "diffusion", run.device)
+    corrector = load_corrector(config.run_dir / "diffusion", run.device, operator)
     held_out = held_out_of(residuals, seed, section.train.validate_trajectories, run.ranks,
                            partial(ends_of, corrector, seed))
 

@@ -24,6 +24,7 @@ from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
 from ups.models.operator import load_operator
 from ups.setup import begun, opened, started
+from ups.solvers import solvers_of
 from ups.training.ranks import main_guard
 
 STAGE = "steady"
@@ -37,7 +38,7 @@ def main() -> None:
     section, train, seed = config.steady, config.steady.train, config.run.seed
 
     # ---- data: residuals of the frozen operator
-    operator = load_operator(config.run_dir / "operator", run.device)
+    operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
     residuals = {name: SteadyResiduals(operator, cache) for name, cache in caches.items()}
     batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 

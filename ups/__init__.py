@@ -9,7 +9,9 @@ See `ups.forecaster`. Importing this costs nothing: torch comes with the first `
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+    from typing import Any
 
     import torch
 
@@ -19,15 +21,17 @@ __all__ = ["load", "push"]
 __version__ = "0.1.0"
 
 
-def load(folder: "str | Path", device: "str | torch.device" = "cpu") -> "Forecaster":
+def load(folder: "str | Path", device: "str | torch.device" = "cpu",
+         solvers: "Mapping[str, Callable[..., Any]] | None" = None) -> "Forecaster":
     """The model of a run's folder (such as runs/small), of its operator's, or of a hub's hf://OWNER/NAME; see
     `ups.forecaster.Forecaster`.
 
+    solvers: task -> step(u), of a model that corrects a coarse solver of yours: weights name no code to run.
     Raises FileNotFoundError, naming the make target, where there is none, and ValueError where it is damaged.
     """
     from ups.forecaster import Forecaster
 
-    return Forecaster.load(folder, device)
+    return Forecaster.load(folder, device, solvers)
 
 
 def push(folder: "str | Path", name: str) -> str:

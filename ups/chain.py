@@ -6,7 +6,6 @@ as asked for. Without torch, as make asks every time.
 Exit status 0: up to date; 3: to do; 1: refused, with the reason.
 """
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import h5py
 from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.files import DamagedError, file_hash, read_record, read_sealed, value_hash
+from ups.solvers import solver_digest
 from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
 
 TO_DO = 3   # exit status
@@ -32,7 +32,7 @@ def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = No
     return {**{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
             **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
                for name in config.served(stage)},
-            **init_of(config, stage), **(solvers_of(config) if stage == "operator" else {})}
+            **init_of(config, stage), **(solver_digests(config) if stage == "operator" else {})}
 
 
 def init_of(config: Config, stage: str) -> dict[str, str]:
@@ -60,28 +60,11 @@ def init_of(config: Config, stage: str) -> dict[str, str]:
     return {"init": done["fingerprint"]}
 
 
-def solvers_of(config: Config) -> dict[str, str]:
-    """"solver of TASK" -> digest of the file that holds the user's coarse solver, of the tasks that have one
-    for a base. Raises ValueError where Python finds none."""
-    found = {}
-    for name in config.data.tasks:
-        if "solver" in config.task[name].base:
-            found[f"solver of {name}"] = file_hash(solver_file(config.task[name].solver, name))
-    return found
-
-
-def solver_file(place: str, task: str) -> Path:
-    """The source of the module in MODULE:FUNCTION, which is found and not run. Raises ValueError."""
-    module = place.partition(":")[0]
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.has_location:
-        raise ValueError(f"task.{task}.solver is {place!r}, and Python finds no file of a module {module}; "
-                         f"expected one, such as {module.replace('.', '/')}.py in {Path.cwd()}. Write it "
-                         "there, or put its folder on PYTHONPATH.")
-    return Path(spec.origin)
+def solver_digests(config: Config) -> dict[str, str]:
+    """"solver of TASK" -> digest of the user's coarse solver, of the tasks that have one for a base. Raises
+    ValueError where Python finds none."""
+    return {f"solver of {name}": solver_digest(config.task[name].solver, name) for name in config.data.tasks
+            if "solver" in config.task[name].base}
 
 
 def cache_fingerprint(config: Config, task: str) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}   # flock where there are no locks
+# of a record such as done.json or of the header of weights: what a stranger sends is read in a second, or not
+MOST_RECORD_BYTES = 4 * 2**20
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 UNWRITABLE = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
 
@@ -34,6 +36,27 @@ def require_hash(path: Path, digest: str, record: str, do: str) -> None:
     found = file_hash(path) if path.is_file() else "missing"
     if found != digest:
         raise DamagedError(f"{path} is {found[:12]}; expected {digest[:12]} as {record} says. {do}")
+
+
+def require_plain(path: Path, do: str) -> None:
+    """Raise DamagedError for a file that is a link out of its folder, or no file: it may lead to anything.
+
+    A hub's client keeps files as links from snapshots/REVISION/ into the folder blobs/ beside it: these are
+    followed.
+    """
+    folder, target = path.parent.resolve(), path.resolve()
+    hub = next((above.parent for above in folder.parents if above.name == "snapshots"), None)
+    if target != folder / path.name and (hub is None or target.parent != hub / "blobs"):
+        raise DamagedError(f"{path} is a link to {str(target)!r:.200}; expected a file of its own. {do}")
+    if target.exists() and not target.is_file():
+        raise DamagedError(f"{path} is no plain file; expected one. {do}")
+
+
+def require_small(path: Path, what: str, do: str) -> None:
+    """Raise DamagedError for a record that is no plain file or larger than any."""
+    require_plain(path, do)
+    if path.exists() and (size := path.stat().st_size) > MOST_RECORD_BYTES:
+        raise DamagedError(f"{path} has {size} bytes; expected {what}, of at most {MOST_RECORD_BYTES}. {do}")
 
 
 def value_hash(value: Any) -> str:
@@ -108,8 +131,9 @@ def read_record(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
     Raises FileNotFoundError, or DamagedError: what the file is, and what to do when it is not.
     """
     try:
+        require_small(path, what, do)
         record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedError):
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is not readable ({error}); expected {what}. {do}") from error

@@ -32,6 +32,7 @@ from ups.models.head import HORIZON, TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
 from ups.spectral import resample as on_grid
+from ups.training.folder import stage_of_run
 from ups.travel import HUB, fetch
 
 SAME = 1e-6   # relative: a time step or parameter that differs by less is the same number in float32
@@ -210,15 +211,18 @@ class Forecaster:
             for head in operator.heads.values()}
 
     @classmethod
-    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "Forecaster":
-        """Of a run's folder, its operator's or a hub's hf://OWNER/NAME. Raises FileNotFoundError or
-        ValueError, which name the make target."""
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu",
+             solvers: Mapping[str, Callable[..., Any]] | None = None) -> "Forecaster":
+        """Of a run's folder, its operator's or a hub's hf://OWNER/NAME. solvers: task -> your coarse solver,
+        where it was trained over one. Raises FileNotFoundError or ValueError, which name the make target."""
         folder = fetch(str(folder)) if str(folder).startswith(HUB) else Path(folder)
         inside = folder / "operator"
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder}; expected a run, such as runs/small, or "
                                     f"its operator's folder. Run make operator RUN={folder.name or 'small'}.")
-        operator = load_operator(inside if inside.is_dir() else folder, device)
+        if inside.is_dir():
+            stage_of_run(folder, "operator")
+        operator = load_operator(inside if inside.is_dir() else folder, device, solvers)
         return cls(operator, folder if inside.is_dir() else folder.parent)
 
     def __repr__(self) -> str:
@@ -336,7 +340,7 @@ class Forecaster:
         elif by is None:
             name = serving(self.folder, task)
         if name not in self._samplers:
-            self._samplers[name] = load_sampler(self.folder, name, head.scale.device)
+            self._samplers[name] = load_sampler(self.folder, name, head.scale.device, self.operator)
         sampler = replace(self._samplers[name], num_steps=num_steps)
         if task not in sampler.network.names:
             raise ValueError(f"{self.folder} draws no samples of {task}; expected one of "

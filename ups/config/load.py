@@ -16,7 +16,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -24,7 +24,7 @@ import yaml
 
 from ups.config.checks import check
 from ups.config.own import DEFAULTS, complete
-from ups.config.schema import ROOT, Config, OwnTaskConfig, TaskConfig
+from ups.config.schema import ROOT, STAGES, Config, OwnTaskConfig, TaskConfig
 from ups.tasks import TASKS, get_task
 
 DEFAULT = ROOT / "configs" / "default.yaml"   # every key
@@ -37,20 +37,37 @@ SHOW_CONFIG = {"--show-config": {"action": "store_true",
                                  "help": "print the resolved configuration and end"}}
 
 
+MOST_BYTES = 2**17    # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
+MOST_DIGITS = 1000    # of a whole number, which PyYAML reads in quadratic time
+MOST_PROBLEMS = 20    # that a message lists
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice in one mapping."""
+    """SafeLoader that refuses a key written twice in one mapping and endless numbers. (libyaml's is ten times
+    as fast and ends the process at deep nesting.)"""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for place, key in enumerate(keys):
-        if key in keys[:place]:
-            line = node.value[place][0].start_mark.line + 1
-            raise ValueError(f"duplicate key {_show(key)} in line {line}; expected each key once. Remove one "
-                             "of the two")
+    seen = set()
+    for node_of_key, _ in node.value:
+        key = loader.construct_object(node_of_key, deep=True)
+        if not isinstance(key, Hashable):   # which the next line says
+            break
+        if key in seen:
+            raise ValueError(f"duplicate key {_show(key)} in line {node_of_key.start_mark.line + 1}; expected "
+                             "each key once. Remove one of the two")
+        seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
 
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; expected at "
+                         f"most {MOST_DIGITS}. Shorten it")
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -62,6 +79,9 @@ def read_yaml(path: str | Path) -> dict:
         raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. Name one that is there "
                                 "with --config (CONFIG= of make): "
                                 f"{', '.join(near) or f'{path.parent} has none'}.")
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"{path} has {size} bytes; expected a configuration of at most {MOST_BYTES}. Name "
+                         "another file.")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
@@ -149,7 +169,8 @@ def _convert_all(entries: typing.Iterable[tuple[str, Any, Any, str]],
         except ValueError as error:
             problems.append(str(error))
     if problems:
-        raise ValueError("\n".join(problems))
+        more = [f"and {len(problems) - MOST_PROBLEMS} more"] * (len(problems) > MOST_PROBLEMS)
+        raise ValueError("\n".join([*problems[:MOST_PROBLEMS], *more]))
     return values
 
 
@@ -157,7 +178,9 @@ def _build(cls: type, data: Any, where: str = "") -> Any:
     if not isinstance(data, dict):
         raise _wrong(f"section {where.rstrip('.') or 'of the file'}", data, "a mapping of keys")
     hints = typing.get_type_hints(cls)
-    problems = [str(_unknown(str(key), hints, where)) for key in data if key not in hints]
+    unknown = [str(key) for key in data if key not in hints]
+    problems = [str(_unknown(key, hints, where)) for key in unknown[:MOST_PROBLEMS]]
+    problems += [f"unknown key {where}{key:.200}" for key in unknown[MOST_PROBLEMS:]]
     if missing := [key for key in hints if key not in data]:
         problems.append(f"missing {', '.join(where + key for key in missing)}; expected every key in "
                         f"{DEFAULT} or in an overlay. Add to your overlay what is missing.")
@@ -200,6 +223,20 @@ def _name_solver(section: Any) -> None:
                            for kind in (entry if isinstance(entry, dict) else [entry])]
 
 
+def _is_of_run(path: Path) -> bool:
+    """Whether this is where a stage of a run keeps its configuration."""
+    return path.name == "config.yaml" and path.absolute().parent.name in STAGES
+
+
+def _without_solver(section: Any) -> Any:
+    """A section of a task that names no function of the user's."""
+    if not isinstance(section, dict):
+        return section
+    section = dict(section)
+    _name_solver(section)
+    return section | {"solver": ""}
+
+
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
     """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as
     "run.seed=1".
@@ -208,6 +245,7 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     FileNotFoundError for anything a user can get wrong, before any process group or file exists.
     """
     overlays = _overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
+    is_of_run = bool(path) and _is_of_run(Path(path))
     data = functools.reduce(_merge, overlays, read_yaml(DEFAULT))
     sections = data["task"]
     sections = sections if isinstance(sections, dict) else {}
@@ -220,13 +258,20 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
         if unknown := [key for key in sections[name] if key not in DEFAULTS]:
             raise _unknown(str(unknown[0]), DEFAULTS, f"task.{name}.")
         data["task"][name] = {**DEFAULTS, **sections[name]}
+    if is_of_run and isinstance(data["task"], dict):
+        data["task"] = {name: _without_solver(section) for name, section in data["task"].items()}
     for text in overrides:
         _override(data, text)
     for name in declared:   # the files of one that is not asked for need not be there
         section, is_asked = data["task"].pop(name), name in data["data"]["tasks"]
         data["task"] |= {name: complete(str(name), section)} if is_asked else {}
-    for section in data["task"].values() if isinstance(data["task"], dict) else ():
+    for name, section in data["task"].items() if isinstance(data["task"], dict) else ():
         _name_solver(section)
+        if is_of_run and isinstance(section, dict) and "solver" in section["base"] and not section["solver"]:
+            raise ValueError(f"{path} is the configuration of a run, which may come from elsewhere and names "
+                             f"no code to run; expected the solver of {name} from you. Give it again: "
+                             f"'task.{name}.base={{solver: MODULE:FUNCTION}}' (ARGS= of make), or --config with "
+                             "a file of your own.")
     config = _build(Config, data)
     named = {*config.data.tasks, *map(str, sections),
              *(text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task."))}
@@ -291,6 +336,9 @@ def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
                          "of files that ends. Remove one include.")
     data = read_yaml(path)
     include = data.pop("include", None)
+    if include and _is_of_run(path):
+        raise ValueError(f"{path} includes {_show(include)}; expected the whole configuration of a run. Give "
+                         "--config a file of your own.")
     before = _overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
     return [*before, data]
 

@@ -30,6 +30,7 @@ from ups.generative.corrector import CorrectorHead, load_corrector
 from ups.generative.draws import STATES, WAYS, Sampler, draw_members, two_noises, ways_of
 from ups.generative.residuals import TransientResiduals, schedule_of
 from ups.models.backbone import ANY, task_of
+from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
 from ups.seeds import generator
@@ -39,10 +40,11 @@ TIMED = 5             # calls behind a time per state
 CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_waves", "dressed_resampled")
 
 
-def load_samplers(run_dir: Path, stages: Iterable[str], device: torch.device) -> dict[str, Sampler]:
+def load_samplers(run_dir: Path, stages: Iterable[str], device: torch.device,
+                  operator: Operator | None = None) -> dict[str, Sampler]:
     """Name -> a way to draw, of every network that these finished stages of a run hold. Raises as
     `load_corrector`."""
-    found = [ways_of(stage, load_corrector(run_dir / stage, device)) for stage in stages]
+    found = [ways_of(stage, load_corrector(run_dir / stage, device, operator)) for stage in stages]
     return {name: ways[name] for name in WAYS for ways in found if name in ways}
 
 

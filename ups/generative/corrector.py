@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import ModelConfig, OptimConfig
+from ups.files import DamagedError
 from ups.generative.diffusion import Velocity
 from ups.generative.limits import WaveLimits
 from ups.generative.observation import LinearPosterior
@@ -30,7 +31,7 @@ from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_li
 from ups.models.warm import take_maps
 from ups.precision import autocast
 from ups.tasks import described_task
-from ups.training.checkpoint import load_stage
+from ups.training.stage import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 # what a steady solution is drawn by: see ups/generative/choice.py
@@ -43,6 +44,7 @@ LARGEST_LOG_SCALE = math.log(1e4)
 # of a head's tensors
 FITTED = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian", "waves")
 GAUSSIAN_DEPTH = 2               # of the mean and scale on the operator's trunk
+MOST_SAMPLER_STEPS = 4096        # with more a draw of one state takes minutes
 STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
 
 
@@ -212,6 +214,9 @@ class Corrector(TaskNetwork):
 
     def __init__(self, description: dict[str, Any]):
         super().__init__(description, CorrectorHead)
+        if (steps := description.get("sampler_steps", 1)) not in range(1, MOST_SAMPLER_STEPS + 1):
+            raise ValueError(f"a corrector takes {steps!r:.80} steps a draw; expected 1 to "
+                             f"{MOST_SAMPLER_STEPS}. Train it with fewer sampler_steps.")
         width = self.width
         self.facts, self.angle = (nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))
                                   for size in (MAX_FACTS, 2 * len(FREQUENCIES) + 1))
@@ -327,7 +332,14 @@ def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
     return v.norm().sqrt()
 
 
-def load_corrector(directory: str | Path, device: torch.device | str = "cpu") -> Corrector:
+def load_corrector(directory: str | Path, device: torch.device | str = "cpu",
+                   operator: nn.Module | None = None) -> Corrector:
     """The finished network of a stage directory (config.json, model.safetensors), in evaluation mode on
-    `device`."""
-    return load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.").to(device).eval()
+    `device`. operator: a loaded one, whose errors it draws. Raises as `load_stage`, and DamagedError for the
+    network of another operator."""
+    found = load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.")
+    if operator is not None and found.record["parents"].get("operator") != operator.record["fingerprint"]:
+        raise DamagedError(f"{directory} draws the errors of another operator than the one that was loaded; "
+                           f"expected stages of one run. Load the run again, or run make "
+                           f"{Path(directory).name}.")
+    return found.to(device).eval()

@@ -27,6 +27,7 @@ from ups.generative.observation import Observation
 from ups.generative.student import sample_student
 from ups.models.operator import Operator
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
+from ups.training.folder import stage_of_run
 from ups.transfer import send
 
 Predicted = tuple[Tensor, Tensor, Tensor, Start]   # of FieldConditions.predict
@@ -90,10 +91,12 @@ def ways_of(stage: str, network: Corrector) -> dict[str, Sampler]:
     return {name: Sampler(network, draw) for name, (of, draw) in WAYS.items() if of == stage}
 
 
-def load_sampler(run_dir: str | Path, name: str, device: torch.device | str = "cpu") -> Sampler:
-    """The way `name` (of WAYS) from its finished stage in the folder of a run. Raises as `load_corrector`."""
+def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator: Operator) -> Sampler:
+    """The way `name` (of WAYS) from its finished stage in the folder of a run, whose errors of `operator` it
+    draws. Raises as `stage_of_run` and `load_corrector`."""
     stage, evaluations = WAYS[name]
-    return Sampler(load_corrector(Path(run_dir) / stage, device), evaluations)
+    stage_of_run(run_dir, stage)
+    return Sampler(load_corrector(run_dir / stage, device, operator), evaluations)
 
 
 @torch.no_grad()

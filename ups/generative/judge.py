@@ -6,7 +6,6 @@ leads and noise are the same in every stage, so figures of different stages comp
 told that its own draws have is chosen before, in the same way.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
 from ups.models.choose import spread
-from ups.training.checkpoint import MODEL
+from ups.training.folder import stage_of_run
 
 FOUND = "validation_crps"   # in config.json: task -> way -> CRPS, None where a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
@@ -81,9 +80,8 @@ def finished_ways(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]
     a task's errors, of the finished stages in the folder of a run; without what blew up."""
     found = {}
     for way, (stage, evaluations) in WAYS.items():
-        folder = Path(run_dir) / stage
-        if way != "prior" and (folder / MODEL).is_file():
-            description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if way != "prior" and (finished := stage_of_run(Path(run_dir), stage)) is not None:
+            description = finished.description
             crps = description.get(FOUND, {}).get(task, {}).get(way, math.inf)
             if crps is not None:
                 found[way] = evaluations or 2 * description["sampler_steps"], crps

@@ -124,6 +124,8 @@ def candidates(cache: Cache, base_steps: int, seed: int,
         for name, fitted, base in BASES[kind].fit(samples, settings):
             head = head_with(cache, kind, fitted, device)
             head.base.load_state_dict(base.state_dict())
+            if base.is_users:
+                head.base.use(base.step)
             head.description["is_conservative"] = is_conservative
             yield name, head
 

@@ -10,6 +10,7 @@ Whatever the network says, what the equation keeps, the base and the whole keep 
 prediction goes far beyond what training has shown (`TaskHead.bound`): long rollouts stay finite.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +22,12 @@ from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.models.backbone import TaskNetwork
 from ups.models.bases.base import Known
+from ups.models.bases.solver import PASS
 from ups.models.choose import load_base
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
 from ups.models.rollout import rollout
 from ups.precision import autocast
-from ups.training.checkpoint import load_stage
+from ups.training.stage import load_stage
 
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 OF_FIELDS = ("grid", "fields", "input grid", "input fields", "boundary", "domain", "dt")   # of `flat_facts`
@@ -58,6 +60,17 @@ class Operator(TaskNetwork):
             raise ValueError(f"this operator does not know {task!r:.80}; expected one of the tasks it was "
                              f"trained on: {', '.join(self.names)}. Add it to data.tasks and train.")
         return self.heads[task]
+
+    def use_solvers(self, solvers: Mapping[str, Callable[..., Any]]) -> "Operator":
+        """With the user's functions (task -> step) for the bases that call one. Raises ValueError, by name,
+        for a task that lacks its own."""
+        bases = {head.name: head.base for head in self.heads.values() if head.base.is_users}
+        if missing := [name for name in bases if name not in solvers]:
+            raise ValueError(f"the base of {missing[0]} is a solver of the user's, "
+                             f"{bases[missing[0]].solver!r:.80}; {PASS}")
+        for name, base in bases.items():
+            base.use(solvers[name])
+        return self
 
     def serve(self, cache: Cache, any_codec: bool = False) -> TaskHead:
         """The head of a cache's task. Raises ValueError, by name, where it was trained on other data.
@@ -152,18 +165,20 @@ class Operator(TaskNetwork):
         return self.task_embedding[self.names.index(head.name)] + self.condition(facts)
 
 
-def load_operator(directory: str | Path, device: torch.device | str = "cpu") -> Operator:
+def load_operator(directory: str | Path, device: torch.device | str = "cpu",
+                  solvers: Mapping[str, Callable[..., Any]] | None = None) -> Operator:
     """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on
-    `device`."""
-    return load_stage(directory, Operator, "operator stage", "Run make operator.").to(device).eval()
+    `device`. solvers: task -> the user's function, where its base calls one."""
+    operator = load_stage(directory, Operator, "operator stage", "Run make operator.", "operator")
+    return operator.use_solvers(solvers or {}).to(device).eval()
 
 
 def over_bases(bases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]], model: ModelConfig,
-               precision: str) -> Operator:
-    """An operator over fitted bases (task -> facts and weights of `fit_base`), its network not yet
-    trained."""
+               precision: str, solvers: Mapping[str, Callable[..., Any]] | None = None) -> Operator:
+    """An operator over fitted bases (task -> facts and weights of `fit_base`), its network not yet trained.
+    solvers: as of `load_operator`."""
     descriptions = [facts["description"] for facts, _ in bases.values()]
     operator = Operator({"model": to_dict(model), "precision": precision, "tasks": descriptions})
     for name, (_, weights) in bases.items():
         load_base(operator.heads[name], weights)
-    return operator
+    return operator.use_solvers(solvers or {})

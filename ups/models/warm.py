@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import TaskNetwork, task_of
-from ups.training.checkpoint import load_stage
+from ups.training.stage import load_stage
 
 AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
 

@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ups.files import (
     DamagedError,
     file_hash,
     flush,
-    read_record,
     read_sealed,
     remove,
     replacing,
@@ -51,39 +50,6 @@ def read_weights(path: Path, do: str) -> dict[str, Tensor]:
         raise DamagedError(f"{path} is not readable ({error}); expected a safetensors file. {do}") from error
     _require_finite(tensors, path, do)
     return tensors
-
-
-def load_weights(module: nn.Module, path: Path, do: str) -> None:
-    """Fill `module` from a safetensors file. Raises DamagedError also if a tensor is missing or unlike."""
-    tensors, wanted = read_weights(path, do), module.state_dict()
-    for name in sorted(tensors.keys() | wanted.keys()):
-        found, expected = ((t.dtype, tuple(t.shape)) if (t := state.get(name)) is not None else "missing"
-                           for state in (tensors, wanted))
-        if found != expected:
-            raise DamagedError(f"{path} has {name} as {found}; expected {expected}, as its config.json "
-                               f"describes. {do}")
-    module.load_state_dict(tensors)
-
-
-def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str,
-               do: str) -> nn.Module:
-    """The network of a finished stage: `build` from its config.json, filled from its model.safetensors.
-
-    what: the stage in words, do: how it is made. Raises FileNotFoundError, or DamagedError if either file
-    cannot be read or they do not fit each other.
-    """
-    directory = Path(directory)
-    for path in (directory / "config.json", directory / MODEL):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; expected a finished {what} in {directory}. {do}")
-    description = read_record(directory / "config.json", "the description of a network", do)
-    try:
-        network = build(description)
-    except Exception as error:  # whatever a foreign description leads to
-        raise DamagedError(f"{directory / 'config.json'} describes no network ({type(error).__name__}: "
-                           f"{error}); expected what this version writes. {do}") from error
-    load_weights(network, directory / MODEL, do)
-    return network
 
 
 def _require_finite(value: Any, path: Path, do: str) -> None:

@@ -16,11 +16,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import yaml
 
-from ups.config import Config, read_yaml, to_dict
+from ups.config import STAGES, Config, read_yaml, to_dict
 from ups.files import (
     DamagedError,
     is_at,
@@ -29,6 +29,8 @@ from ups.files import (
     read_sealed,
     remove,
     require_hash,
+    require_plain,
+    require_small,
     value_hash,
     write_atomic,
     write_json,
@@ -82,10 +84,18 @@ def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], wha
                                   f"now); expected the same one. {do}")
 
 
-def finished_stage(folder: Path) -> dict[str, Any] | None:
-    """The record of a finished stage, or None if it is not finished.
+class FinishedStage(NamedTuple):
+    """The verified records of a finished stage: done.json and config.json, which describes its network."""
 
-    Raises DamagedError if it is not as it was left.
+    done: dict[str, Any]
+    description: dict[str, Any]
+
+
+def read_stage(folder: Path, stage: str = "") -> FinishedStage | None:
+    """The records of a finished stage, without a look at its weights; None if it is not finished. stage: its
+    name, where that is not the folder's.
+
+    Raises DamagedError if they are not as they were left, or are links that lead elsewhere.
     """
     again = f"Delete {folder / DONE} and run the stage again; it resumes from its last checkpoint."
     try:
@@ -94,11 +104,66 @@ def finished_stage(folder: Path) -> dict[str, Any] | None:
                            step=int)
     except FileNotFoundError:
         return None
-    if done["stage"] != folder.name:
-        raise DamagedError(f"{folder / DONE} is of stage {done['stage']}; expected {folder.name}. {again}")
-    for name, key in ((MODEL, "model_sha256"), ("config.json", "config_sha256")):
-        require_hash(folder / name, done[key], DONE, again)
-    return done
+    if done["stage"] != (stage or folder.name):
+        raise DamagedError(f"{folder / DONE} is of stage {done['stage']!s:.80}; expected "
+                           f"{stage or folder.name}. {again}")
+    path, what = folder / "config.json", "the description of a network"
+    require_small(path, what, again)
+    require_hash(path, done["config_sha256"], DONE, again)
+    return FinishedStage(done, read_record(path, what, again))
+
+
+def finished_stage(folder: Path, stage: str = "") -> dict[str, Any] | None:
+    """The record of a finished stage whose weights are as they were left, or None if it is not finished.
+
+    Raises DamagedError as `read_stage`, and for altered weights.
+    """
+    if (found := read_stage(folder, stage)) is not None:
+        require_weights(folder, found.done)
+    return found and found.done
+
+
+def require_weights(folder: Path, done: Mapping[str, Any]) -> None:
+    """Raise DamagedError unless the weights of a stage are those of its record."""
+    again = f"Delete {folder / DONE} and run the stage again; it resumes from its last checkpoint."
+    require_plain(folder / MODEL, again)
+    require_hash(folder / MODEL, done["model_sha256"], DONE, again)
+
+
+def stage_config(folder: Path, done: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration that a finished stage was trained with, as its config.yaml says and done.json
+    confirms. Raises DamagedError."""
+    path = folder / "config.yaml"
+    require_small(path, "a configuration", "Take another copy of the stage.")
+    try:
+        saved = read_yaml(path)
+        found = value_hash({"stage": done["stage"], **relevant_keys(saved, done["stage"])})
+    except (KeyError, TypeError, AttributeError, ValueError, FileNotFoundError) as error:
+        raise DamagedError(f"{path} is not readable ({error!s:.200}); expected the configuration that this "
+                           f"stage was trained with. Take another copy of the stage.") from error
+    if found != done["config_hash"]:
+        raise DamagedError(f"{path} has hash {found[:12]}; expected {done['config_hash']:.12} as {DONE} says. "
+                           f"Take another copy of the stage.")
+    return saved
+
+
+def stage_of_run(run: Path, stage: str) -> FinishedStage | None:
+    """`read_stage` of a run's folder that may come from elsewhere: a stage that is no link, made from the
+    stages beside it. Raises DamagedError, by name, where it is not, or another stage lies beside it.
+    """
+    folder = run / stage
+    if folder.is_symlink():
+        raise DamagedError(f"{folder} is a link; expected a folder of its own. Copy the stage there.")
+    if (found := read_stage(folder)) is None:
+        return None
+    for parent in STAGES[stage]:
+        beside, then = read_stage(run / parent), found.done["parents"].get(parent, "none")
+        now = beside.done["fingerprint"] if beside is not None else "none"
+        if now != then:
+            raise DamagedError(f"{folder} was made from another {parent} than the one beside it "
+                               f"({then!s:.12}, not {now!s:.12}); expected stages of one run. Put the stages "
+                               f"of one run together, or run make {stage} again.")
+    return found
 
 
 class StageFolder:

@@ -101,6 +101,7 @@ class Base(nn.Module):
     kind: str
     knows_fitted_only = False   # whether it serves no other parameter values than those it was fitted on
     is_learnt = False           # whether it has weights that gradient steps train, rather than a closed form
+    is_users = False            # whether it calls a function of the user's, which weights do not hold
     lr_factor = 1.0             # of the rate, once it trains beside the network
     degree = math.inf           # of the next frame as a polynomial of the last ones; inf: it is none
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Base, Known, Samples
 from ups.models.bases.drift import Drift
-from ups.models.bases.identify import Identification, Model, terms_of
+from ups.models.bases.identify import MOST_STEPS, Identification, Model, terms_of
 from ups.models.bases.terms import WAVE, Term, Terms, written
 from ups.progress import note
 from ups.spectral import FieldTransform
@@ -40,6 +40,9 @@ class Equation(Base):
                  terms: Sequence[Term] = (), num_steps: int = 1, is_stiff: bool = False, **_: Any):
         super().__init__()
         terms = [(tuple(powers), tuple((c, tuple(axes)) for c, axes in factors)) for powers, factors in terms]
+        if num_steps not in range(1, 2 * MOST_STEPS + 1):
+            raise ValueError(f"an equation takes {num_steps} steps a frame; expected 1 to {2 * MOST_STEPS}. "
+                             f"Train it again.")
         self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
         self.terms = Terms(terms, positive, space, lengths or [1.0] * len(space), boundary)
         self.register_buffer("weight", torch.zeros(num_values, num_channels, len(terms)))

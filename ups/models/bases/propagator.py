@@ -12,6 +12,9 @@ from ups.models.bases.base import Base, Known, Samples
 from ups.spectral import FieldTransform
 
 
+MOST_DEGREE = 5
+
+
 def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
     """Channel tuples of all monomials of degree 1 .. `degree`, in order of degree."""
     return [term for d in range(1, degree + 1)
@@ -164,4 +167,7 @@ class Propagator(Modal):
 
     @classmethod
     def num_terms(cls, num_channels: int, degree: int, history: int) -> int:
-        return len(monomials(num_channels, degree)) * history
+        if degree not in range(1, MOST_DEGREE + 1):
+            raise ValueError(f"a propagator has the degree {degree!r:.80}; expected 1 to {MOST_DEGREE}. Train it "
+                             f"again.")
+        return sum(math.comb(num_channels + d - 1, d) for d in range(1, degree + 1)) * history

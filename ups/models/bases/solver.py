@@ -1,7 +1,6 @@
 """A coarse solver of the user's: the network learns what it leaves (correction, as in APEBench, arXiv
 2411.00180)."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
@@ -11,31 +10,42 @@ import torch
 from torch import Tensor
 
 from ups.models.bases.base import Base, Known, Samples
+from ups.solvers import load_step
+
+PASS = ("expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
+        "solvers={TASK: step}), or predict.py --solver TASK=MODULE:FUNCTION.")
 
 
 class Solver(Base):
-    """u_next = step(u), physical units, of a function named MODULE:FUNCTION (task.TASK.solver).
+    """u_next = step(u), physical units, of a function of the user's (task.TASK.solver is MODULE:FUNCTION).
 
     step(u (batch, channel, *space)) -> u_next of that shape, a frame later: tensors if its module imports
     torch, else NumPy float64. What else it names, it is given: dt; parameters (name -> (batch,)); or
     parameter, the first one as a number, called for the rows of each value. No gradient goes through NumPy.
-    The weights carry the name, not the function: it must be there when they are loaded.
+    The weights carry its name for messages alone: whoever loads them passes the function (`use`).
     """
 
     kind = "solver"
+    is_users = True
 
     def __init__(self, num_channels: int, solver: str, task: str, positive: Sequence[int],
                  names: Sequence[str], dt: float, offsets: Sequence[float] = (), **_: Any):
         super().__init__()
-        self.step, self.dt = load_step(solver, task), dt
+        self.step, self.dt, self.task, self.solver = None, dt, task, str(solver)
         self.positive, self.names = list(positive), list(names)
         self.offsets = list(offsets)   # of fields that are counted from one; the solver's are not
-        self.solver, self.accepts = solver, set(inspect.signature(self.step).parameters)
-        self.is_torch = "torch" in self.step.__globals__
         self.register_buffer("mean", torch.zeros(num_channels))
         self.register_buffer("std", torch.ones(num_channels))
 
+    def use(self, step: Callable[..., Any]) -> Self:
+        """With the function that is called."""
+        self.step, self.accepts = step, set(inspect.signature(step).parameters)
+        self.is_torch = "torch" in getattr(step, "__globals__", {})
+        return self
+
     def forward(self, u: Tensor, known: Known) -> Tensor:
+        if self.step is None:
+            raise ValueError(f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; {PASS}")
         column = (-1, *[1] * (u.ndim - 3))
         w, mean, std = u[:, -1].float(), self.mean.view(column), self.std.view(column)
         physical = self._across(torch.exp, w * std + mean)
@@ -80,19 +90,7 @@ class Solver(Base):
                  "names": [] if cache.task.hides else list(cache.task.parameters),
                  "offsets": [cache.task.offsets.get(name, 0.0) for name in codec.fields],
                  "positive": [codec.fields.index(name) for name in codec.positive]}
-        base = cls(**named).to(samples.device)
+        base = cls(**named).use(load_step(named["solver"], named["task"])).to(samples.device)
         base.mean.copy_(codec.mean)
         base.std.copy_(codec.std)
         yield f"solver {named['solver']}", named, base
-
-
-def load_step(place: str, task: str) -> Callable[..., Any]:
-    """The function MODULE:FUNCTION. Raises ValueError, by name, where it is not there."""
-    module, _, name = place.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"the base of {task} is the solver {place!r}, which is not there ({error}); "
-                         f"expected a module with a function step(u), as {module}.py with {name or 'step'}. "
-                         f"Run where Python finds that module (its folder on PYTHONPATH), or choose another "
-                         f"base and train.") from error

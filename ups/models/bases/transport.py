@@ -30,6 +30,9 @@ class Transport(Learnt):
     def __init__(self, num_parameters: int, num_channels: int, space: tuple[int, ...], boundary: str,
                  reach: int, **_: Any):
         super().__init__()
+        if not 0 < reach <= max(space):
+            raise ValueError(f"transport reaches {reach} cells of a grid {tuple(space)}; expected at most the "
+                             f"grid. Train it again.")
         self.ndim, self.reach, self.ends = len(space), reach, along(boundary, len(space))
         self.stencil = nn.Parameter(torch.zeros(self.ndim, num_channels, self.TAPS))
         self.log_amplitude = nn.Parameter(torch.zeros(self.ndim, num_parameters))
