@@ -42,7 +42,11 @@ $(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected 
 $(if $(wildcard accelerate_configs/$(TOPOLOGY).yaml),,$(error no accelerate_configs/$(TOPOLOGY).yaml; expected TOPOLOGY to \
   be one of: $(basename $(notdir $(wildcard accelerate_configs/*.yaml)))))
 endif
-# RUN and STAGE name folders that `remove` deletes: no way out of RUNS
+# Paths and names are used as single words
+$(foreach name,CONFIG RUN RUNS TOPOLOGY STAGE TASK TO PYTHON,$(if $(filter-out 0 1,$(words $($(name)))),$(error $(name) is \
+  '$($(name))'; expected one word, without spaces. Rename the file or folder)))
+$(if $(RUNS),,$(error RUNS is empty; expected a folder, such as RUNS=runs))
+# RUN and STAGE name folders: no way out of RUNS
 is_name = $(and $(filter 1,$(words $(1))),$(if $(findstring /,$(1))$(filter .%,$(1)),,yes))
 $(if $(call is_name,$(RUN)),,$(error RUN is '$(RUN)'; expected one word without / that does not begin with a dot. It names a \
   folder of $(RUNS)))
@@ -125,7 +129,7 @@ report: $(STAGES)             ## Roll out the test split: results.json, report.h
 	$(call stage,$@,$(PY) evaluate.py,"evaluate.stages=[$(subst $(SPACE),$(COMMA),$(strip $(STAGES)))]")
 
 smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU processes
-	rm -rf $(RUNS)/smoke
+	$(PY) -m ups.remove "$(RUNS)/smoke"
 	@$(MAKE) --no-print-directory train CONFIG=configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
 
 test: $(ENVIRONMENT)          ## The test suite but its slow half: truth, behaviour, contracts; known answers from a fixed seed
@@ -166,11 +170,11 @@ leaderboard: $(ENVIRONMENT)   ## All runs side by side
 publish: $(ENVIRONMENT)       ## Put what travels of a run elsewhere: make publish RUN=small TO=pretrained (a folder, or hf://OWNER/NAME)
 	$(PY) -m ups.travel "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=pretrained))"
 
-remove:                       ## Delete one stage of a run: make remove STAGE=operator RUN=small
-	rm -r "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"
+remove: $(ENVIRONMENT)        ## Delete one stage of a run: make remove STAGE=operator RUN=small
+	$(PY) -m ups.remove "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"
 
-clean-smoke:                  ## Delete the run, the data and the caches of make smoke
-	rm -rf $(RUNS)/smoke data/smoke cache/smoke
+clean-smoke: $(ENVIRONMENT)   ## Delete the run, the data and the caches of make smoke; nothing that carries no record of ours
+	$(PY) -m ups.remove "$(RUNS)/smoke" data/smoke cache/smoke
 
 ##
 ## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:

@@ -27,9 +27,9 @@ from ups.models.operator import Operator, over_bases
 from ups.models.selection import JUDGED, SHARES, scores_of, select
 from ups.models.windows import Windows
 from ups.setup import begun, opened, started
+from ups.solvers import solvers_of
 from ups.training.fit import fit_once
 from ups.training.ranks import main_guard
-from ups.solvers import solvers_of
 from ups.training.run import Run
 
 STAGE = "operator"

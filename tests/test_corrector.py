@@ -4,7 +4,6 @@ conservation of ensembles."""
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from finished import write_stage
 from torch import Tensor
 
 from ups.config import ModelConfig, OptimConfig, load_config, to_dict
@@ -200,9 +199,8 @@ def test_a_student_is_rebuilt_because_a_deep_copy_loses_what_muon_trains():
 def test_a_saved_corrector_gives_its_outputs_back_bit_by_bit(tmp_path):
     corrector = build()
     corrector.heads["diff_react2d"].largest_std.fill_(7.0)
-    (tmp_path / "config.json").write_text(json.dumps(corrector.description))
-    save_file({name: value.contiguous() for name, value in corrector.state_dict().items()}, tmp_path / "model.safetensors")
-    again = load_corrector(tmp_path)
+    write_stage(tmp_path / "diffusion", corrector.description, corrector.state_dict(), "diffusion")
+    again = load_corrector(tmp_path / "diffusion")
     assert not again.training and float(again.heads["diff_react2d"].largest_std) == 7.0
     for name in TOKENS:
         r, tokens, facts = batch_of(corrector, name)

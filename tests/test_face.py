@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -17,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from finished import write_stage
 
 import predict
 import prepare_cache
 import prepare_data
 import ups
-from ups.config import load_config
+from ups.config import STAGES, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
@@ -132,12 +132,13 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
 
 
 def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_are_spent(tmp_path, model):
-    def stage(name, *, is_done=True, **figures):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"sampler_steps": 16, judge.FOUND: {"forced": figures}}))
-        if is_done:
-            (folder / "model.safetensors").touch()
+    parents = {"operator": write_stage(tmp_path / "operator", {}, {})}
+
+    def stage(name, task="forced", *, is_done=True, **figures):
+        of = {parent: parents[parent] for parent in STAGES[name]}
+        parents[name] = write_stage(tmp_path / name, {"sampler_steps": 16, judge.FOUND: {task: figures}}, {}, name, of)
+        if not is_done:
+            (tmp_path / name / "done.json").unlink()
 
     assert judge.serving(tmp_path, "forced") == "student_1"   # nothing is known
     stage("diffusion", corrector=0.10)
@@ -150,12 +151,11 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
         assert judge.spending(tmp_path, "forced", asked) == spent   # not student_2, which blew up
     stage("rival", is_done=False, rival=0.01)                  # a stage that is still training says nothing
     assert judge.serving(tmp_path, "forced") == "student_1"
-    (tmp_path / "rival" / "model.safetensors").touch()
+    stage("rival", rival=0.01)
     assert judge.serving(tmp_path, "forced") == "rival" and judge.serving(tmp_path, "other") == "student_1"
     assert judge.spending(tmp_path, "forced", 1) == ("rival", 0)   # of as many evaluations the better
     for more, best in ((0.128, "student_1"), (0.1, "student_2")):   # a second evaluation must be worth more than chance is
-        (tmp_path / "consistency" / "config.json").write_text(json.dumps({judge.FOUND: {"tied": {
-            "student_1": 0.13, "student_2": more}}}))
+        stage("consistency", "tied", student_1=0.13, student_2=more)
         assert judge.serving(tmp_path, "tied") == best
         assert judge.spending(tmp_path, "tied", 2) == ("student_2", 0) and judge.spending(tmp_path, "tied", 32)[0] == "corrector"
     found = judge.judged(model.folder, "burgers1d_hidden")     # of the scripts themselves

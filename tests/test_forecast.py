@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from finished import write_stage
 from test_choose import make_caches
 from torch import Tensor
 
@@ -317,8 +316,6 @@ def test_weights_that_do_not_say_what_they_were_trained_on_are_refused(trained, 
         del description["tasks"][0][key]
     else:
         description["tasks"][0][key] = value
-    weights = {name: part.contiguous() for name, part in operator.state_dict().items()}
-    save_file(weights, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(description))
+    write_stage(tmp_path, description, operator.state_dict())
     with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator, then make operator"):
         load_operator(tmp_path)

@@ -11,17 +11,18 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"files", "stored", "progress", "seeds", "spectral", "boundary", "interpreter", "lazy", "transfer",
-     "precision"},
+     "precision", "solvers"},
     {"tasks", "metrics"}, {"config"},
     {"data", "training"}, {"models"}, {"generative"}, {"evaluation"},
-    {"forecaster", "labelled", "chain", "dry_run", "setup", "machine", "devices", "travel"},
+    {"forecaster", "labelled", "chain", "dry_run", "setup", "machine", "devices", "travel", "remove"},
 ]
 # who may import what of a floor below: rooms of one floor know nothing of each other, and these know less than their floor allows
 NARROW = {
     "metrics": FLOORS[0],
     "training": FLOORS[0] | {"config"},
 }
-FROM_TRAINING = {room: {"checkpoint", "optim", "fit", "fitted"} for room in ("models", "generative")}   # never Run
+OF_TRAINING = {"checkpoint", "optim", "fit", "fitted", "folder", "stage"}
+FROM_TRAINING = {room: OF_TRAINING for room in ("models", "generative")}   # never Run
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:

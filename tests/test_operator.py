@@ -18,7 +18,8 @@ import loop_stage
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from finished import write_stage
+from safetensors.torch import load_file
 from test_choose import TINY, make_caches
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
@@ -555,8 +556,7 @@ def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
     operator.heads["burgers1d"].scale.copy_(torch.tensor([1.0, 2.0, 3.0]))
     for head in operator.heads.values():   # as `choose_base` does; weights are finite
         head.low.fill_(-3.0), head.high.fill_(3.0)
-    (tmp_path / "config.json").write_text(json.dumps(operator.description))
-    save_file({name: value.contiguous() for name, value in operator.state_dict().items()}, tmp_path / "model.safetensors")
+    write_stage(tmp_path, operator.description, operator.state_dict())
     again = load_operator(tmp_path)
     assert not again.training and again.description == json.loads(json.dumps(operator.description))
     for name, _, history in HEADS:
@@ -566,9 +566,9 @@ def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
             assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "done.json"])
 def test_an_unfinished_operator_is_refused_naming_the_make_target(tmp_path, missing):
-    for name in {"config.json", "model.safetensors"} - {missing}:
+    for name in {"config.json", "model.safetensors", "done.json"} - {missing}:
         (tmp_path / name).write_text("{}")
     with pytest.raises(FileNotFoundError, match=f"{missing} is missing; expected a finished operator stage in .*. Run make oper"):
         load_operator(tmp_path)

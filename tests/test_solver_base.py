@@ -144,8 +144,9 @@ def test_a_digest_covers_the_modules_that_a_solver_imports_and_runs_none(tmp_pat
     """The fakes: a digest of the named file alone, and one whose search imports the packages around it."""
     ran = "raise SystemExit('was run')\n"
     files = {"pkg/__init__.py": ran, "pkg/mod.py": ran + "import helper, numpy\nfrom . import beside\nfrom .deep.end import f\n",
-             "pkg/beside.py": "", "pkg/deep/__init__.py": "", "pkg/deep/end.py": "import importlib\nimportlib.import_module('late')",
-             "helper.py": "import pkg.mod", "late.py": "", "other.py": ""}
+             "pkg/beside.py": "", "pkg/deep/__init__.py": "",
+             "pkg/deep/end.py": "import importlib\nimportlib.import_module('late')", "helper.py": "import pkg.mod",
+             "late.py": "", "other.py": ""}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")

@@ -101,9 +101,10 @@ def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):
     assert not [name for name in files if "state" in name or name.endswith((".pt", ".lock"))]
     one, two = (ups.load(folder).forecast("burgers1d", u0, {"Nu": 0.05}, num_frames=3) for folder in (run, copy))
     assert np.array_equal(one, two)
-    (copy / "operator" / "stale.txt").touch()
+    (copy / "operator" / "metrics.jsonl").unlink()
     monkeypatch.setattr(sys, "argv", ["travel", str(run), str(copy)])   # as make publish calls it
-    assert travel.main() == 0 and not (copy / "operator" / "stale.txt").exists() and (copy / "operator" / "done.json").is_file()
+    assert travel.main() == 0 and (copy / "operator" / "metrics.jsonl").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_same(home, tmp_path, monkeypatch):

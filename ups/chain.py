@@ -8,7 +8,6 @@ Exit status 0: up to date; 3: to do; 1: refused, with the reason.
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import h5py

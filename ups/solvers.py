@@ -15,6 +15,7 @@ from typing import Any
 
 from ups.files import file_hash, value_hash
 
+IMPORTERS = ("import_module", "__import__")
 KEYS = ("stdlib", "platstdlib", "purelib", "platlib")   # of sysconfig: where installed packages lie
 
 
@@ -94,7 +95,7 @@ def _imports(name: str, file: Path) -> Iterator[str]:
             base = ".".join([*around, *([node.module] if node.module else [])])
             yield from (part for part in (base, *(f"{base}.{alias.name}" for alias in node.names)) if base)
         elif (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
-              and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__")):
+              and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTERS):
             yield str(node.args[0].value)
 
 

@@ -10,12 +10,14 @@ import time
 
 import pytest
 import torch
+from finished import write_stage
 
 from bench import mutate
 from bench.mutate import TARGETS, Finding, Target, attempt, is_clear
 from ups.config import DEFAULT, load_config
 from ups.files import DamagedError, read_record
-from ups.training.checkpoint import load_weights, read_weights
+from ups.training.checkpoint import read_weights
+from ups.training.stage import load_stage
 
 IN_PROCESS = {"config": 60, "cache": 60, "checkpoint": 40, "done": 60, "stage": 40}
 
@@ -101,7 +103,7 @@ def test_a_case_is_a_function_of_its_number():
 @pytest.mark.parametrize(("text", "message"), [
     ("run: " + "[" * 20000, "is not valid YAML"), ("run: {name: 2022-13-45}", "is not valid YAML"),
     ("? [a]\n: 1", "is not valid YAML"),
-    ("run: {name: \"\x00\"}", "is not valid YAML"), ("run: {seed: 0x" + "f" * 9000 + "}", "too long to print"),
+    ("run: {name: \"\x00\"}", "is not valid YAML"), ("run: {seed: 0x" + "f" * 9000 + "}", "a number of 9002 characters"),
     ("run: {seed: 1.0e400}", "run.seed is '1.0e400'|run.seed is inf"),
     ("a: &a [x, x]\nb: &b [*a, *a]\nrun: {seed: *b}", "unknown key a"),
 ])
@@ -130,11 +132,11 @@ def test_records_and_weights_are_refused_with_what_to_do(tmp_path):
             read_record(path, "a record", "Delete it.", step=int)
     with pytest.raises(DamagedError, match="is not readable .*; expected a safetensors file. Make it."):
         read_weights(tmp_path / "w.safetensors", "Make it.")
-    layer = torch.nn.Linear(2, 1)
+    layer, description = torch.nn.Linear(2, 1), {"model": {"depth": 1}, "tasks": [{}]}
     for state, message in (({"weight": layer.weight.data}, "has bias as missing; expected .torch.float32"),
                            ({"weight": torch.zeros(1, 3), "bias": layer.bias.data}, "has weight as .*1, 3.*expected .*1, 2"),
                            ({"weight": layer.weight.data * torch.nan, "bias": layer.bias.data},
                             r"in \['weight'\] that are not finite")):
-        mutate.save_file(state, tmp_path / "w.safetensors")
         with pytest.raises(DamagedError, match=f"{message}.*Make it."):
-            load_weights(layer, tmp_path / "w.safetensors", "Make it.")
+            write_stage(tmp_path / "operator", description, state)
+            load_stage(tmp_path / "operator", lambda _: layer, "stage", "Make it.")

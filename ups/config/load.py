@@ -54,16 +54,17 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
         if not isinstance(key, Hashable):   # which the next line says
             break
         if key in seen:
-            raise ValueError(f"duplicate key {_show(key)} in line {node_of_key.start_mark.line + 1}; expected "
-                             "each key once. Remove one of the two")
+            line = node_of_key.start_mark.line + 1
+            raise ValueError(f"duplicate key {_show(key)} in line {line}; expected each key once. Remove one "
+                             "of the two")
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
 
 def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
     if len(node.value) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; expected at "
-                         f"most {MOST_DIGITS}. Shorten it")
+        raise ValueError(f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; "
+                         f"expected at most {MOST_DIGITS}. Shorten it")
     return loader.construct_yaml_int(node)
 
 
@@ -270,8 +271,8 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
         if is_of_run and isinstance(section, dict) and "solver" in section["base"] and not section["solver"]:
             raise ValueError(f"{path} is the configuration of a run, which may come from elsewhere and names "
                              f"no code to run; expected the solver of {name} from you. Give it again: "
-                             f"'task.{name}.base={{solver: MODULE:FUNCTION}}' (ARGS= of make), or --config with "
-                             "a file of your own.")
+                             f"'task.{name}.base={{solver: MODULE:FUNCTION}}' (ARGS= of make), or --config "
+                             "with a file of your own.")
     config = _build(Config, data)
     named = {*config.data.tasks, *map(str, sections),
              *(text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task."))}

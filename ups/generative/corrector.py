@@ -31,8 +31,8 @@ from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_li
 from ups.models.warm import take_maps
 from ups.precision import autocast
 from ups.tasks import described_task
-from ups.training.stage import load_stage
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
+from ups.training.stage import load_stage
 
 # what a steady solution is drawn by: see ups/generative/choice.py
 BY = ("pushed", "error", "gaussian", "diffusion")

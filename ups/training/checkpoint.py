@@ -30,7 +30,7 @@ from ups.files import (
     require_hash,
     write_sealed,
 )
-from ups.training.folder import MANIFEST, MODEL, require_identity
+from ups.training.folder import MANIFEST, require_identity
 from ups.training.processes import saved_steps
 
 SHARED = "shared.pt"

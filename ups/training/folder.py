@@ -142,8 +142,8 @@ def stage_config(folder: Path, done: Mapping[str, Any]) -> dict[str, Any]:
         raise DamagedError(f"{path} is not readable ({error!s:.200}); expected the configuration that this "
                            f"stage was trained with. Take another copy of the stage.") from error
     if found != done["config_hash"]:
-        raise DamagedError(f"{path} has hash {found[:12]}; expected {done['config_hash']:.12} as {DONE} says. "
-                           f"Take another copy of the stage.")
+        raise DamagedError(f"{path} has hash {found[:12]}; expected {done['config_hash']:.12} as {DONE} "
+                           f"says. Take another copy of the stage.")
     return saved
 
 

@@ -25,8 +25,8 @@ from ups.training.folder import DONE, MODEL, read_stage, require_weights
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
           "I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
-# Of what a network holds or computes on the way beside its weights (transforms, grids): numbers in one tensor,
-# operations per tensor of the weights; and the largest whole number that needs no weights to explain it.
+# Of what a network holds or computes on the way beside its weights (transforms, grids): numbers in one
+# tensor, operations per tensor of the weights; and the largest whole number that no weights must explain.
 MOST_NUMBERS = 2**25
 MOST_OPERATIONS = 200
 MOST_COUNT = 2**20

@@ -1,6 +1,7 @@
 """Bases that are linear in what they fit, so fitted in closed form, and the polynomial propagator."""
 
 import itertools
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from ups.models.bases.base import Base, Known, Samples
 from ups.spectral import FieldTransform
-
 
 MOST_DEGREE = 5
 
@@ -168,6 +168,6 @@ class Propagator(Modal):
     @classmethod
     def num_terms(cls, num_channels: int, degree: int, history: int) -> int:
         if degree not in range(1, MOST_DEGREE + 1):
-            raise ValueError(f"a propagator has the degree {degree!r:.80}; expected 1 to {MOST_DEGREE}. Train it "
-                             f"again.")
+            raise ValueError(f"a propagator has the degree {degree!r:.80}; expected 1 to {MOST_DEGREE}. "
+                             f"Train it again.")
         return sum(math.comb(num_channels + d - 1, d) for d in range(1, degree + 1)) * history

@@ -45,7 +45,8 @@ class Solver(Base):
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         if self.step is None:
-            raise ValueError(f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; {PASS}")
+            raise ValueError(f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; "
+                             f"{PASS}")
         column = (-1, *[1] * (u.ndim - 3))
         w, mean, std = u[:, -1].float(), self.mean.view(column), self.std.view(column)
         physical = self._across(torch.exp, w * std + mean)

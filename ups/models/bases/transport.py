@@ -31,8 +31,8 @@ class Transport(Learnt):
                  reach: int, **_: Any):
         super().__init__()
         if not 0 < reach <= max(space):
-            raise ValueError(f"transport reaches {reach} cells of a grid {tuple(space)}; expected at most the "
-                             f"grid. Train it again.")
+            raise ValueError(f"transport reaches {reach} cells of a grid {tuple(space)}; expected no more "
+                             f"than the grid. Train it again.")
         self.ndim, self.reach, self.ends = len(space), reach, along(boundary, len(space))
         self.stencil = nn.Parameter(torch.zeros(self.ndim, num_channels, self.TAPS))
         self.log_amplitude = nn.Parameter(torch.zeros(self.ndim, num_parameters))

@@ -1,0 +1,200 @@
+"""Weights from strangers: whatever a folder holds, opening it runs nothing, opens nothing else, ends soon, takes little memory
+and, unless it is whole, is refused in one clear sentence."""
+
+import copy
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finished import sign, write_stage
+
+from ups.config import ROOT, ModelConfig, to_dict
+from ups.generative.corrector import Corrector
+from ups.models.operator import Operator
+from ups.training.folder import MODEL
+
+MOST_S, MOST_MB = 5, 500
+PUBLISHED = json.loads((ROOT / "pretrained" / "operator" / "config.json").read_text(encoding="utf-8"))
+SIZE = {**PUBLISHED["model"], "width": 8, "depth": 1, "modes": 2}
+
+
+def operator_of(*names: str) -> Operator:
+    """A small operator of some of the published tasks, its weights finite and without a meaning."""
+    torch.manual_seed(0)
+    tasks = [copy.deepcopy(task) for task in PUBLISHED["tasks"] if task["name"] in names]
+    operator = Operator({"model": SIZE, "precision": "no", "tasks": tasks})
+    for name, value in operator.state_dict().items():
+        value.copy_(torch.full_like(value, {"low": -3.0, "high": 3.0}.get(name.rpartition(".")[2], float("nan")))
+                    if not bool(value.isfinite().all()) else value)
+        if name.endswith(("low", "high")):
+            value.fill_(-3.0 if name.endswith("low") else 3.0)
+    return operator
+
+
+def stage(folder: Path, change: Callable[[dict], Any] = lambda description: None, name: str = "burgers1d") -> None:
+    """An operator whose description was changed before it was signed."""
+    operator = operator_of(name)
+    description = copy.deepcopy(operator.description)
+    change(description)
+    write_stage(folder / "operator", description, operator.state_dict())
+
+
+def settings(description: dict) -> dict:
+    return description["tasks"][0]["base"]["settings"]
+
+
+def put(place: Callable[[dict], dict], **values: Any) -> Callable[[Path], None]:
+    return lambda folder: stage(folder, lambda description: place(description).update(values))
+
+
+def model(description: dict) -> dict:
+    return description["model"]
+
+
+def codec(description: dict) -> dict:
+    return description["tasks"][0]["codec"]
+
+
+def first(description: dict) -> dict:
+    return description["tasks"][0]
+
+
+def solver(place: str) -> Callable[[Path], None]:
+    base = {"kind": "solver", "settings": {"num_channels": 1, "solver": place, "task": "burgers1d", "positive": [], "names": [],
+                                           "dt": 0.05}}
+
+    def make(folder: Path) -> None:
+        operator = operator_of("burgers1d")
+        operator.description["tasks"][0]["base"] = base
+        named = Operator(operator.description)
+        weights = {name: operator.state_dict().get(name, value) for name, value in named.state_dict().items()}
+        write_stage(folder / "operator", named.description, weights)
+    return make
+
+
+def altered(name: str, change: Callable[[bytes], bytes], is_signed: bool = False) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        stage(folder)
+        path = folder / "operator" / name
+        path.write_bytes(change(path.read_bytes()))
+        if is_signed:
+            sign(folder / "operator")
+    return make
+
+
+def header(change: Callable[[dict], Any]) -> Callable[[Path], None]:
+    def of(data: bytes) -> bytes:
+        length = int.from_bytes(data[:8], "little")
+        entries = json.loads(data[8 : 8 + length])
+        text = json.dumps(change(entries) or entries).encode()
+        return len(text).to_bytes(8, "little") + text + data[8 + length :]
+    return altered(MODEL, of, is_signed=True)
+
+
+def resized(entries: dict) -> None:
+    entries["task_embedding"]["shape"] = [2**15, 2**15]
+
+
+def replaced(name: str, by: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """A file of the stage, or the stage itself, that is something else."""
+    def make(folder: Path) -> None:
+        stage(folder)
+        path = folder / name
+        path.rename(folder.parent / f"{folder.name} {path.name} outside")
+        by(path)
+    return make
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parent.parent.parent / f"{path.parent.parent.name} {path.name} outside"
+                    if path.name != "operator" else path.parent.parent / f"{path.parent.name} {path.name} outside")
+
+
+def other_corrector(folder: Path) -> None:
+    operator = operator_of("burgers1d")
+    write_stage(folder / "operator", operator.description, operator.state_dict())
+    task = {"name": "burgers1d", "dim": 4, "num_conditions": 12, "tokens": [64], "num_features": 0}
+    corrector = Corrector({"model": to_dict(ModelConfig(**SIZE)), "precision": "no", "sampler_steps": 2, "tasks": [task]})
+    write_stage(folder / "diffusion", corrector.description, corrector.state_dict(), "diffusion", {"operator": "0" * 64})
+
+
+class Payload:
+    def __reduce__(self) -> tuple:
+        return exec, ("raise SystemExit('was run')",)
+
+
+HUGE, DIGESTS = 10**9, "is .*; expected .* as done.json says"
+NONE, COUNTS = "describes no network", "describes no network .*it counts to"
+KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a solver that opens a browser": (solver("antigravity:geohash"), "the base of burgers1d is a solver of the user's, 'anti"),
+    "a solver that ends the program": (solver("this:s.exit"), "weights name no code to run"),
+    "a solver of a module beside the weights": (solver("operator.evil:step"), "weights name no code to run"),
+    "a pickle in place of weights": (altered(MODEL, lambda _: pickle.dumps(Payload()), True), "is not readable"),
+    "a flipped bit": (altered(MODEL, lambda data: data[:-5] + bytes([data[-5] ^ 64]) + data[-4:]), DIGESTS),
+    "a doubled time step": (altered("config.json", lambda data: data.replace(b'"dt": 0.05', b'"dt": 0.10')), DIGESTS),
+    "a record that was edited": (altered("done.json", lambda data: data.replace(b'"run": "test"', b'"run": "me"')), "was altered"),
+    "no record": (lambda folder: (stage(folder), (folder / "operator" / "done.json").unlink()), "done.json is missing"),
+    "another operator's corrector": (other_corrector, "was made from another operator than the one beside it"),
+    "1e9 wide": (put(model, width=HUGE), COUNTS), "1e7 deep": (put(model, depth=10**7), COUNTS),
+    "3000 deep": (put(model, depth=3000), "its depth is 3000 and its weights hold"),
+    "1e9 modes": (put(model, modes=HUGE), COUNTS), "a kernel of 1e9": (put(model, kernel_size=HUGE + 1), COUNTS),
+    "an MLP of 1e30": (put(model, mlp_ratio=1e30), NONE), "an MLP of 1e7": (put(model, mlp_ratio=1e7), NONE),
+    "1e9 cells": (put(settings, space=[HUGE]), COUNTS), "1e5 x 1e5 cells": (put(codec, space=[10**5] * 2), NONE),
+    "1e9 channels": (put(settings, num_channels=HUGE), COUNTS),
+    "a reach of 1e6": (put(settings, reach=10**6), "transport reaches"),
+    "a history of 1e9": (put(first, history=HUGE), COUNTS), "a codec of 2**60": (
+        lambda folder: stage(folder, lambda d: codec(d)["shape"].update(basis=[2**20, 2**20])), NONE),
+    "1e6 steps a frame": (lambda folder: stage(folder, lambda d: settings(d).update(num_steps=10**6), "cfd2d"),
+                          "an equation takes 1000000 steps a frame"),
+    "matrices of 2e4 x 2e4": (lambda folder: stage(folder, lambda d: settings(d).update(space=[20000, 8]), "cfd2d"), NONE),
+    "a header of 4 GiB": (header(resized), "is not readable .*bytes of task_embedding"),
+    "a header that is longer than the file": (altered(MODEL, lambda data: b"\xff" * 8 + data[8:], True), "is not readable"),
+    "a header of deep lists": (altered(MODEL, lambda _: (2**20).to_bytes(8, "little") + b"[" * 2**20, True), "is not readable"),
+    "a tensor that is not described": (header(lambda entries: {("x" if k == "task_embedding" else k): v
+                                                               for k, v in entries.items()}), "has task_embedding as missing"),
+    "a description of 8 MB": (altered("config.json", lambda data: data + b" " * 2**23, True), "has 8\\d* bytes; expected"),
+    "deep lists": (altered("config.json", lambda _: b"[" * 10**6, True), "config.json is not readable"),
+    "a number of 1e5 digits": (altered("config.json", lambda data: data.replace(b'"width": 8', b'"width": ' + b"9" * 10**5),
+                                       True), "config.json is not readable"),
+    "an unknown task": (put(first, name="../../esc"), f"{NONE} .*unknown task"),
+    "a linked description": (replaced("operator/config.json", link), "config.json is a link to"),
+    "linked weights": (replaced(f"operator/{MODEL}", link), "model.safetensors is a link to"),
+    "a linked record": (replaced("operator/done.json", link), "done.json is a link to"),
+    "a linked stage": (replaced("operator", link), "operator is a link"),
+    "a pipe": (replaced("operator/done.json", os.mkfifo), "done.json is missing|no plain file"),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, dict]:
+    """What opening a folder of each kind did."""
+    root = tmp_path_factory.mktemp("hostile")
+    stage(root / "sound")
+    for kind, (make, _) in KINDS.items():
+        make(root / kind)
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("watched.py")), root / "sound", root / "sound",
+                           *(root / kind for kind in KINDS)], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == 1 + len(KINDS), done.stderr[-2000:]
+    return dict(zip(["sound", *KINDS], lines, strict=True))
+
+
+def test_sound_weights_are_taken_and_need_no_more_than_is_allowed(found):
+    assert found["sound"]["error"] == "" and not found["sound"]["seen"] and found["sound"]["mb"] < MOST_MB
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_folder_is_refused_by_name_and_runs_opens_and_asks_for_nothing(found, kind):
+    what = found[kind]
+    assert re.match("(DamagedError|ValueError|FileNotFoundError): ", what["error"]), what
+    assert re.search(KINDS[kind][1], what["error"], re.S) and len(what["error"]) < 1000, what
+    assert not what["seen"] and what["seconds"] < MOST_S and what["mb"] < MOST_MB, what

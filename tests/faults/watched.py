@@ -1,0 +1,62 @@
+"""Load folders of weights, one after another, and tell what each did: python watched.py SOUND FOLDER ..
+
+A line of JSON for each: the error, seconds, the largest size of this process so far in MB, and what was imported, run,
+compiled, connected, changed or opened outside of the folder meanwhile.
+"""
+
+import contextlib
+import json
+import resource
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import ups
+
+NEVER = ("import", "exec", "compile", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.remove",
+         "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "shutil", "ctypes.dlopen",
+         "webbrowser")
+folder, seen = None, []
+
+
+def watch(event: str, arguments: tuple) -> None:
+    if folder is None:
+        return
+    if event == "open" and isinstance(arguments[0], str | bytes):
+        path, mode = Path(str(arguments[0])), arguments[1]
+        if not Path(path).absolute().is_relative_to(folder) or (mode or "r")[0] not in "r":
+            seen.append(f"open {path} {mode}")
+    elif event.startswith(NEVER):
+        seen.append(f"{event} {str(arguments)[:80]}")
+
+
+def use(path: Path) -> None:
+    """What a user does: load, forecast, draw."""
+    model = ups.load(path)
+    for name, known in model.tasks.items():
+        if not known["inputs"]:
+            u0 = np.full((1, known["history"], len(known["fields"]), *known["grid"]), 0.5, "float32")
+            values = {key: low for key, (low, _) in known["parameters"].items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model.forecast(name, u0, values or None, 2, extrapolate=True)
+                with contextlib.suppress(FileNotFoundError):
+                    model.sample(name, u0, values or None, 1, 2, by="teacher", extrapolate=True)
+
+
+sound, *folders = map(Path, sys.argv[1:])
+use(sound)   # imports what a model needs
+sys.addaudithook(watch)
+for folder in folders:   # noqa: B007, the hook reads it
+    started, text = time.perf_counter(), ""
+    seen.clear()
+    try:
+        use(folder)
+    except BaseException as error:   # noqa: BLE001, SystemExit would be a find
+        text = f"{type(error).__name__}: {error}"
+    seconds, found, folder = time.perf_counter() - started, [*seen], None
+    print(json.dumps({"error": text, "seconds": seconds, "seen": found,
+                      "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}), flush=True)
