@@ -140,7 +140,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle in place of weights": (altered(MODEL, lambda _: pickle.dumps(Payload()), True), "is not readable"),
     "a flipped bit": (altered(MODEL, lambda data: data[:-5] + bytes([data[-5] ^ 64]) + data[-4:]), DIGESTS),
     "a doubled time step": (altered("config.json", lambda data: data.replace(b'"dt": 0.05', b'"dt": 0.10')), DIGESTS),
-    "a record that was edited": (altered("done.json", lambda data: data.replace(b'"run": "test"', b'"run": "me"')), "was altered"),
+    "a record that was edited": (altered("done.json", lambda data: data.replace(b'"run": "test"', b'"run": "x"')), "was alter"),
     "no record": (lambda folder: (stage(folder), (folder / "operator" / "done.json").unlink()), "done.json is missing"),
     "another operator's corrector": (other_corrector, "was made from another operator than the one beside it"),
     "1e9 wide": (put(model, width=HUGE), COUNTS), "1e7 deep": (put(model, depth=10**7), COUNTS),

@@ -4,6 +4,7 @@ parameters, and the one line that says what does not fit and what to write where
 
 import difflib
 import glob
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # where a coordinate may lie
 COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
 TIMES = ("t", "time", "times")
+SMALL = 2**16   # numbers that are read of a coordinate whatever the fields have
 UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 
 
@@ -93,9 +95,20 @@ def coordinate(store: "Store", places: Sequence[Place],
             for place in [form, *[f"{group}/{form}" for group in groups]]:
                 found = store.array(place)
                 if found is not None and found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
+                    _require_no_larger(store, place, found.shape, places)
                     values = np.asarray(store.read(place), np.float64)
                     return place, common_row(store, place, values) if values.ndim == 2 else values
     return None
+
+
+def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places: "Sequence[Place]") -> None:
+    """Raise ValueError, before it is read, for a coordinate of more numbers than any field has."""
+    fields = [store.array(entry.array.replace("*", (store.groups(entry.array) or [""])[0])
+                          if "*" in entry.array else entry.array) for entry in places]
+    most = max((math.prod(field.shape) for field in fields if field is not None), default=0)
+    if math.prod(shape) > max(most, SMALL):
+        raise ValueError(f"{store.path} holds {math.prod(shape)} numbers in {place}; expected a coordinate, which "
+                         f"has no more than the fields, {most}. Leave that array out, or name another.")
 
 
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5g, h5l, h5o
 
-from ups.stored.store import Store, Stored, checked, decoded, natural
+from ups.stored.store import Store, Stored, checked, decoded, natural, require_unpackable
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
@@ -60,15 +60,20 @@ class Hdf5(Store):
         return {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
 
 
-def _arrays(group: h5py.Group, above: str = "") -> Iterator[str]:
-    """Names of all datasets below a group; links are passed by, and refused where they are asked for."""
-    for name in group:
-        if group.get(name, getlink=True).__class__ is h5py.HardLink:
-            found = node(group, name)
-            if isinstance(found, h5py.Group):
-                yield from _arrays(found, f"{above}{name}/")
-            elif isinstance(found, h5py.Dataset):
-                yield f"{above}{name}"
+def _arrays(file: h5py.File) -> Iterator[str]:
+    """Names of all datasets of a file; links are passed by, and refused where they are asked for. A group
+    that goes by several names, perhaps within itself, is looked into once."""
+    waiting, seen = [("", file)], {h5o.get_info(file["/"].id).addr}
+    while waiting:
+        above, group = waiting.pop()
+        for name in group:
+            if group.get(name, getlink=True).__class__ is h5py.HardLink:
+                found = node(group, name)
+                if isinstance(found, h5py.Dataset):
+                    yield f"{above}{name}"
+                elif isinstance(found, h5py.Group) and (place := h5o.get_info(found.id).addr) not in seen:
+                    seen.add(place)
+                    waiting.append((f"{above}{name}/", found))
 
 
 def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it again.") -> None:
@@ -86,8 +91,8 @@ def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it ag
 def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
     """The group or dataset at `path` below `parent`, None if nothing lies there.
 
-    Raises ValueError, before anything is followed or read, for a link on the way and for a dataset whose
-    numbers lie in other files (external storage, virtual datasets).
+    Raises ValueError, before anything is followed or read, for a link on the way, for a dataset whose numbers
+    lie in other files (external storage, virtual datasets) and for one that unpacks to far more than it is.
     """
     here = parent.id
     for name in path.encode().split(b"/"):
@@ -107,7 +112,11 @@ def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
     if layout.get_external_count():
         raise _refusal(parent, path, "kept in another file "
                                      f"({layout.get_external(0)[0].decode(errors='replace')!r:.200})")
-    return h5py.Dataset(here)
+    found = h5py.Dataset(here)
+    if layout.get_nfilters():
+        require_unpackable(Path(parent.file.filename), path, found.dtype.itemsize * math.prod(found.chunks),
+                           found.nbytes, here.get_storage_size())
+    return found
 
 
 def dataset(parent: h5py.Group, path: str) -> h5py.Dataset:

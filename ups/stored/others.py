@@ -1,13 +1,14 @@
 """zarr and classic netCDF, by the libraries of that name where they are installed."""
 
 import importlib
+import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ups.stored.store import Store, Stored, checked, decoded, natural
+from ups.stored.store import Store, Stored, checked, decoded, natural, require_unpackable
 
 
 def library(name: str, path: Path) -> ModuleType:
@@ -29,15 +30,20 @@ class Zarr(Store):
     def names(self) -> list[str]:
         if self.is_single:
             return [self.path.stem]
-        return sorted(self._below(self.root, ""), key=natural)
+        return sorted(self._below(self.root, "", set()), key=natural)
 
     def _is_array(self, found: Any) -> bool:
         return isinstance(found, self.library.Array)
 
-    def _below(self, group: Any, above: str) -> list[str]:
+    def _below(self, group: Any, above: str, seen: set[Path]) -> list[str]:
+        """Names of the arrays at and below a group; a folder that links lead to again is looked into once."""
+        here = (self.path / above).resolve()
+        if here in seen:
+            return []
+        seen.add(here)
         arrays = [f"{above}{name}" for name, _ in group.arrays()]
         return arrays + [name for key, inner in group.groups()
-                         for name in self._below(inner, f"{above}{key}/")]
+                         for name in self._below(inner, f"{above}{key}/", seen)]
 
     def _get(self, name: str) -> Any:
         if self.is_single:
@@ -48,6 +54,7 @@ class Zarr(Store):
         found = self._get(name)
         if found is None or not self._is_array(found):
             return None
+        require_unpackable(self.path, name, math.prod(found.chunks) * np.dtype(found.dtype).itemsize)
         named = getattr(found.metadata, "dimension_names", None) or found.attrs.get("_ARRAY_DIMENSIONS") or ()
         return Stored(tuple(found.shape), np.dtype(found.dtype), tuple(map(str, named)))
 

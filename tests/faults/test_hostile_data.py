@@ -1,0 +1,119 @@
+"""Data and configurations from strangers: sizes are looked at before anything of that size is read or made."""
+
+import os
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_S, MOST_MB = 5, 500
+READ = """
+import resource, sys, time
+from ups.config import load_config
+started = time.perf_counter()
+try:
+    load_config(sys.argv[1])
+except (ValueError, OSError) as error:
+    print(str(error)[:9000])
+print(f"{time.perf_counter() - started:.2f} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}")
+"""
+
+
+def fields(file: h5py.File) -> None:
+    x = np.arange(16) / 16
+    file["u"] = np.sin(2 * np.pi * (x + np.arange(4)[:, None, None] + 0.1 * np.arange(5)[:, None])).astype("float32")
+
+
+def sixteen_gigabytes_of_coordinates(file: h5py.File) -> None:
+    fields(file)
+    x = file.create_dataset("x", (2**31,), "f8", chunks=(2**24,), compression="gzip", fillvalue=0.0)
+    x.id.write_direct_chunk((0,), packed(2**24 * 8))
+    for chunk in range(1, 2**7):
+        x.id.write_direct_chunk((chunk * 2**24,), PACKED[2**24 * 8])
+
+
+def coordinates_larger_than_fields(file: h5py.File) -> None:
+    fields(file)
+    file.create_dataset("x", data=np.arange(2**20) / 2**20)
+
+
+def a_large_chunk(file: h5py.File) -> None:
+    shape = (6, 100, 2**10, 2**10)   # 2.3 GiB of float32 in one chunk
+    u = file.create_dataset("u", shape, "f4", chunks=shape, compression="gzip")
+    u.id.write_direct_chunk((0, 0, 0, 0), b"\0" * 10**7)
+
+
+def a_diamond(file: h5py.File) -> None:
+    fields(file)
+    here = file
+    for _ in range(40):
+        here = here.create_group("a")
+        here.parent["b"] = here
+    file["a/back"] = file["/"]
+
+
+def a_chain(file: h5py.File) -> None:
+    fields(file)
+    here = file
+    for _ in range(3000):
+        here = here.create_group("a")
+
+
+PACKED: dict[int, bytes] = {}
+
+
+def packed(num_bytes: int) -> bytes:
+    return PACKED.setdefault(num_bytes, zlib.compress(b"\0" * num_bytes, 9))
+
+
+DATA = {
+    sixteen_gigabytes_of_coordinates: "expected a field, which compresses to no less than 1/500|has no more than the fields",
+    coordinates_larger_than_fields: "holds 1048576 numbers in x; expected a coordinate, which has no more than the fields, 320",
+    a_large_chunk: "holds u in compressed chunks of 2400 MiB; expected at most 256",
+    a_diamond: "holds no array 'v'", a_chain: "holds no array 'v'",
+}
+CONFIGURATIONS = {
+    "30000 keys": ("\n".join(f"key{i}: 1" for i in range(30000)), "has 348889 bytes; expected a configuration of at most"),
+    "7000 keys": ("\n".join(f"key{i}: 1" for i in range(7000)), "and 6980 more"),
+    "7000 bounds": ("evaluate:\n  max_nrmse:\n" + "\n".join(f"    key{i}: x" for i in range(7000)), "and 6980 more"),
+    "a number of 1e5 digits": ("run: {seed: " + ":".join(["1"] * 50000) + "}", "a number of 99999 characters"),
+}
+
+
+def read(path: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", READ, path], cwd=ROOT, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-2000:]
+    *text, numbers = done.stdout.splitlines()
+    seconds, size = map(float, numbers.split())
+    assert seconds < MOST_S and size < MOST_MB, done.stdout[-500:]
+    return "\n".join(text)
+
+
+@pytest.mark.parametrize("make", DATA, ids=lambda make: make.__name__)
+def test_data_that_ask_for_more_than_a_field_needs_are_refused_at_once(tmp_path, make):
+    with h5py.File(tmp_path / "my.h5", "w") as file:
+        make(file)
+    name = "v" if DATA[make].startswith("holds no array") else "u"
+    axes = ["trajectory", "time", "x", "y"][: 4 if make is a_large_chunk else 3]
+    section = {"files": str(tmp_path / "my.h5"), "layout": {name: axes}, "boundary": "periodic", "dt": 0.1}
+    section |= {} if "coordinates" in make.__name__ else {"domain": [0, 1]}
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": section}}), encoding="utf-8")
+    assert re.search(DATA[make], read(path)), read(path)
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_a_configuration_without_end_is_refused_at_once(tmp_path, kind):
+    text, words = CONFIGURATIONS[kind]
+    path = tmp_path / "my.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = read(path)
+    assert words in found and len(found) < 9000
