@@ -26,9 +26,10 @@ from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
 from ups.data import pdebench, tokenizer
 from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_sources
-from ups.data.cache import Cache, cache_settings, open_cache, place, read_seal, write_seal
+from ups.data.cache import Cache, cache_settings, open_cache, place
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import split_indices
+from ups.data.seal import read_seal, write_seal
 from ups.files import completing, partial_path
 from ups.tasks import TASKS, get_task
 
@@ -472,7 +473,7 @@ def test_foreign_files_are_refused(copy):
 
 def test_other_format_version_is_refused(copy, monkeypatch):
     config, path = copy
-    monkeypatch.setattr(cache_module, "FORMAT", 2)
+    monkeypatch.setattr("ups.data.seal.FORMAT", 2)
     with pytest.raises(ValueError, match="has format 1; expected format 2"):
         open_cache(config, "advection1d")
 

@@ -89,7 +89,8 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         import torch
         from ups.config import load_config
         from ups.data.build_cache import LIBVER, _allocate, build_cache, split_rows
-        from ups.data.cache import Cache, write_seal
+        from ups.data.cache import Cache
+        from ups.data.seal import write_seal
         from ups.models.choose import base_settings, head_description
         from ups.models.operator import Operator
         from ups.models.windows import Windows

@@ -4,7 +4,7 @@
 
 Deletes a finished or unfinished stage or report by its record, a generated data file by the settings in it, a
 cache by its seal, and the folders that are empty then. Where anything else lies below a path, nothing below
-it is deleted. Without torch, unless there is a cache.
+it is deleted. Without torch.
 """
 
 import contextlib
@@ -17,6 +17,8 @@ from pathlib import Path
 import h5py
 
 from ups.config import STAGES, read_command, run_script
+from ups.data.pdebench import made_with
+from ups.data.seal import read_seal
 from ups.files import lock, partial_path, read_record, read_sealed, remove
 from ups.training.folder import DONE, LOCK
 
@@ -50,16 +52,12 @@ def is_ours(folder: Path) -> bool:
 
 def is_our_file(path: Path) -> bool:
     """Whether a file is a generated data file or a cache, or one that is not finished."""
-    from ups.data.pdebench import made_with
-
     with contextlib.suppress(OSError, ValueError, RuntimeError, LookupError):
         with h5py.File(path, "r", locking=False) as file:
             if made_with(file) is not None:
                 return True
             if path.name.endswith(partial_path(Path(".h5")).name):
                 return file.userblock_size > 0 and "state/latents" in file
-        from ups.data.cache import read_seal  # brings torch
-
         return bool(read_seal(path))
     return False
 

@@ -4,7 +4,6 @@ and, unless it is whole, is refused in one clear sentence."""
 import copy
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -59,10 +58,6 @@ def model(description: dict) -> dict:
     return description["model"]
 
 
-def codec(description: dict) -> dict:
-    return description["tasks"][0]["codec"]
-
-
 def first(description: dict) -> dict:
     return description["tasks"][0]
 
@@ -99,10 +94,6 @@ def header(change: Callable[[dict], Any]) -> Callable[[Path], None]:
     return altered(MODEL, of, is_signed=True)
 
 
-def resized(entries: dict) -> None:
-    entries["task_embedding"]["shape"] = [2**15, 2**15]
-
-
 def replaced(name: str, by: Callable[[Path], Any]) -> Callable[[Path], None]:
     """A file of the stage, or the stage itself, that is something else."""
     def make(folder: Path) -> None:
@@ -126,18 +117,12 @@ def other_corrector(folder: Path) -> None:
     write_stage(folder / "diffusion", corrector.description, corrector.state_dict(), "diffusion", {"operator": "0" * 64})
 
 
-class Payload:
-    def __reduce__(self) -> tuple:
-        return exec, ("raise SystemExit('was run')",)
-
-
 HUGE, DIGESTS = 10**9, "is .*; expected .* as done.json says"
 NONE, COUNTS = "describes no network", "describes no network .*it counts to"
 KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a solver that opens a browser": (solver("antigravity:geohash"), "the base of burgers1d is a solver of the user's, 'anti"),
     "a solver that ends the program": (solver("this:s.exit"), "weights name no code to run"),
     "a solver of a module beside the weights": (solver("operator.evil:step"), "weights name no code to run"),
-    "a pickle in place of weights": (altered(MODEL, lambda _: pickle.dumps(Payload()), True), "is not readable"),
     "a flipped bit": (altered(MODEL, lambda data: data[:-5] + bytes([data[-5] ^ 64]) + data[-4:]), DIGESTS),
     "a doubled time step": (altered("config.json", lambda data: data.replace(b'"dt": 0.05', b'"dt": 0.10')), DIGESTS),
     "a record that was edited": (altered("done.json", lambda data: data.replace(b'"run": "test"', b'"run": "x"')), "was alter"),
@@ -145,17 +130,12 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "another operator's corrector": (other_corrector, "was made from another operator than the one beside it"),
     "1e9 wide": (put(model, width=HUGE), COUNTS), "1e7 deep": (put(model, depth=10**7), COUNTS),
     "3000 deep": (put(model, depth=3000), "its depth is 3000 and its weights hold"),
-    "1e9 modes": (put(model, modes=HUGE), COUNTS), "a kernel of 1e9": (put(model, kernel_size=HUGE + 1), COUNTS),
-    "an MLP of 1e30": (put(model, mlp_ratio=1e30), NONE), "an MLP of 1e7": (put(model, mlp_ratio=1e7), NONE),
-    "1e9 cells": (put(settings, space=[HUGE]), COUNTS), "1e5 x 1e5 cells": (put(codec, space=[10**5] * 2), NONE),
+    "an MLP of 1e7": (put(model, mlp_ratio=1e7), NONE), "1e9 cells": (put(settings, space=[HUGE]), COUNTS),
     "1e9 channels": (put(settings, num_channels=HUGE), COUNTS),
     "a reach of 1e6": (put(settings, reach=10**6), "transport reaches"),
-    "a history of 1e9": (put(first, history=HUGE), COUNTS), "a codec of 2**60": (
-        lambda folder: stage(folder, lambda d: codec(d)["shape"].update(basis=[2**20, 2**20])), NONE),
     "1e6 steps a frame": (lambda folder: stage(folder, lambda d: settings(d).update(num_steps=10**6), "cfd2d"),
                           "an equation takes 1000000 steps a frame"),
     "matrices of 2e4 x 2e4": (lambda folder: stage(folder, lambda d: settings(d).update(space=[20000, 8]), "cfd2d"), NONE),
-    "a header of 4 GiB": (header(resized), "is not readable .*bytes of task_embedding"),
     "a header that is longer than the file": (altered(MODEL, lambda data: b"\xff" * 8 + data[8:], True), "is not readable"),
     "a header of deep lists": (altered(MODEL, lambda _: (2**20).to_bytes(8, "little") + b"[" * 2**20, True), "is not readable"),
     "a tensor that is not described": (header(lambda entries: {("x" if k == "task_embedding" else k): v

@@ -21,8 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ups.config import Config
-from ups.data.cache import FORMAT, SEAL_BYTES, Cache, cache_settings, open_cache, write_seal
+from ups.data.cache import Cache, cache_settings, open_cache
 from ups.data.counts import check_counts, count_data
+from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
 from ups.data.sources import (

@@ -32,14 +32,12 @@ from torch import Tensor
 from ups.config import Config, TaskConfig
 from ups.stored.hdf5 import dataset, node
 from ups.data.counts import num_kept
+from ups.data.seal import read_seal, refusal
 from ups.data.tokenizer import TENSORS, Tokenizer
 from ups.progress import beat
 from ups.tasks import Task, described_task
 from ups.transfer import pinned, send
 
-FORMAT = 1
-MAGIC = b"UPS latent cache "
-SEAL_BYTES = 4096         # a page, so that the latents can be page-aligned behind it
 # opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
 FULL_BYTES = 2**29
 BESIDE = ("cuda",)   # devices that compute while the host reads on
@@ -92,7 +90,7 @@ class Cache:
                 raise ValueError("parameters that are not those of its settings")
         except Exception as error:
             # by what is missing or of another kind; the seal holds, so it was written so
-            raise _refusal(self.path, f"lacks a part ({type(error).__name__}: {error})",
+            raise refusal(self.path, f"lacks a part ({type(error).__name__}: {error})",
                            "all parts of a cache") from error
         self._check()
         self.frame_bytes = self.num_bytes / (self.num_rows * self.num_frames)
@@ -121,7 +119,7 @@ class Cache:
             "time step": math.isfinite(self.dt) and (self.dt == 0 if task.is_steady else self.dt > 0),
             "floor": isinstance(self.floor, dict) and isinstance(self.fingerprint, str)}
         if wrong := [name for name, fine in is_right.items() if not fine]:
-            raise _refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
+            raise refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
 
     def _reserve(self, share: float) -> None:
         """Move the last `share` of the training trajectories (of every parameter value) to the split
@@ -243,7 +241,7 @@ class _Latents:
         status = os.fstat(self.handle)
         changed = status.st_mtime_ns, status.st_ctime_ns
         if status.st_size != self.size:
-            raise _refusal(self.path, f"holds {status.st_size} bytes", f"{self.size}, as when it was opened")
+            raise refusal(self.path, f"holds {status.st_size} bytes", f"{self.size}, as when it was opened")
         if changed != self.checked_at:
             self.checked_at, self.is_checked = changed, np.zeros(self.shape[0], bool)
         seen = self.is_checked
@@ -251,7 +249,7 @@ class _Latents:
         for row in () if seen[rows].all() else np.unique(rows[~seen[rows]]):
             beat()
             if zlib.crc32(self.rows[row]) != self.checksums[row]:
-                raise _refusal(self.path, f"has a damaged row {row} in {self.name}",
+                raise refusal(self.path, f"has a damaged row {row} in {self.name}",
                                f"checksum {self.checksums[row]:08x}")
             seen[row] = True
 
@@ -307,65 +305,13 @@ def open_cache(config: Config, task_name: str, verify: Literal["auto", "quick", 
     cache = Cache(path, config.task[task_name], verify)
     stored, wanted = cache.header["settings"], cache_settings(config, task_name)
     if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in wanted):
-        raise _refusal(path, "does not say with what settings it was built", "the settings it was built with")
+        raise refusal(path, "does not say with what settings it was built", "the settings it was built with")
     changed = [f"{key} {stored[part].get(key)!r:.200} -> {wanted[part].get(key)!r}"
                for part in wanted for key in wanted[part] | stored[part]
                if stored[part].get(key) != wanted[part].get(key)]
     if changed:
-        raise _refusal(path, f"is stale ({'; '.join(changed)})", "the settings it was built with")
+        raise refusal(path, f"is stale ({'; '.join(changed)})", "the settings it was built with")
     return cache
-
-
-def read_seal(path: Path) -> dict[str, Any]:
-    """The seal of a cache file whose size and header agree with it. Raises ValueError for any file but a
-    whole cache."""
-    with path.open("rb") as file:
-        size, block = os.fstat(file.fileno()).st_size, file.read(SEAL_BYTES)
-        text, checksum = block[:-4], int.from_bytes(block[-4:], "little")
-        try:
-            is_sealed = len(block) == SEAL_BYTES and zlib.crc32(text) == checksum and text.startswith(MAGIC)
-            seal = json.loads(text[len(MAGIC):].rstrip(b"\0")) if is_sealed else {}
-            is_sealed = {"format", "size", "latents", "digest"} == seal.keys() and all(
-                isinstance(at, int) and isinstance(num, int) for at, num in seal["latents"])
-        except (ValueError, TypeError, AttributeError):   # a seal of something else
-            is_sealed = False
-        if not is_sealed:
-            raise _refusal(path, "is not a finished UPS cache (no intact seal in its first bytes)",
-                           "a file written by prepare_cache.py")
-        is_inside = all(SEAL_BYTES <= at <= at + num <= size for at, num in seal["latents"])
-        for is_right, what, expected in (
-                (seal["format"] == FORMAT, f"has format {seal['format']}", f"format {FORMAT}"),
-                (seal["size"] == size, f"holds {size} bytes",
-                 f"{seal['size']} (it was truncated or appended to)"),
-                (is_inside and _header_digest(file, size, seal["latents"]) == seal["digest"],
-                 "has an altered header", f"SHA-256 {str(seal['digest'])[:12]}")):
-            if not is_right:
-                raise _refusal(path, what, expected)
-    return seal
-
-
-def write_seal(path: Path) -> None:
-    """Seal the finished HDF5 file at `path`; its first SEAL_BYTES are free."""
-    with h5py.File(path, "r", locking=False) as file:
-        arrays = [file[name] for name in ("state/latents", "input/latents") if name in file]
-        latents = [[array.id.get_offset(), array.nbytes] for array in arrays]
-    with path.open("r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        seal = {"format": FORMAT, "size": size, "latents": latents,
-                "digest": _header_digest(file, size, latents)}
-        text = (MAGIC + json.dumps(seal).encode()).ljust(SEAL_BYTES - 4, b"\0")
-        file.seek(0)
-        file.write(text + zlib.crc32(text).to_bytes(4, "little"))
-
-
-def _header_digest(file: BinaryIO, size: int, latents: list[list[int]]) -> str:
-    """SHA-256 of `file` without the seal and the regions (offset, bytes) of `latents`."""
-    digest, position = hashlib.sha256(), SEAL_BYTES
-    for offset, num_bytes in [*sorted(latents), [size, 0]]:
-        file.seek(position)
-        digest.update(file.read(offset - position))
-        position = offset + num_bytes
-    return digest.hexdigest()
 
 
 def _read_part(path: Path, file: h5py.File, name: str, header: dict[str, Any]) -> tuple[_Latents, Tokenizer]:
@@ -376,11 +322,6 @@ def _read_part(path: Path, file: h5py.File, name: str, header: dict[str, Any]) -
         raise TypeError(f"a tokenizer of {', '.join(str(value.dtype) for value in tensors.values())}; "
                         "expected float32")
     return latents, Tokenizer.from_state(tensors, header["tokenizers"][name])
-
-
-def _refusal(path: Path, what: str, expected: str) -> ValueError:
-    return ValueError(f"{path} {what}; expected {expected}. Rebuild it with `make cache` (if that finds "
-                      "nothing to do: python prepare_cache.py --config CONFIG --rebuild).")
 
 
 def cache_settings(config: Config, task_name: str) -> dict[str, dict]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.files import DamagedError
 from ups.generative.calibration import fit_limits
 from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
@@ -82,9 +83,13 @@ def finished_ways(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]
     for way, (stage, evaluations) in WAYS.items():
         if way != "prior" and (finished := stage_of_run(Path(run_dir), stage)) is not None:
             description = finished.description
-            crps = description.get(FOUND, {}).get(task, {}).get(way, math.inf)
-            if crps is not None:
-                found[way] = evaluations or 2 * description["sampler_steps"], crps
+            try:
+                crps = description.get(FOUND, {}).get(task, {}).get(way, math.inf)
+                if crps is not None:
+                    found[way] = evaluations or 2 * int(description["sampler_steps"]), float(crps)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise DamagedError(f"{Path(run_dir) / stage}/config.json has no figures of {way} ({error!r:.100}); "
+                                   f"expected those of this version. Run make {stage} again.") from error
     return found
 
 
