@@ -107,8 +107,8 @@ def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places:
                           if "*" in entry.array else entry.array) for entry in places]
     most = max((math.prod(field.shape) for field in fields if field is not None), default=0)
     if math.prod(shape) > max(most, SMALL):
-        raise ValueError(f"{store.path} holds {math.prod(shape)} numbers in {place}; expected a coordinate, which "
-                         f"has no more than the fields, {most}. Leave that array out, or name another.")
+        raise ValueError(f"{store.path} holds {math.prod(shape)} numbers in {place}; expected a coordinate, "
+                         f"which has no more than the fields, {most}. Leave that array out, or name another.")
 
 
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:

@@ -88,8 +88,9 @@ def finished_ways(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]
                 if crps is not None:
                     found[way] = evaluations or 2 * int(description["sampler_steps"]), float(crps)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise DamagedError(f"{Path(run_dir) / stage}/config.json has no figures of {way} ({error!r:.100}); "
-                                   f"expected those of this version. Run make {stage} again.") from error
+                raise DamagedError(f"{Path(run_dir) / stage}/config.json has no figures of {way} "
+                                   f"({error!r:.100}); expected those of this version. Run make {stage} "
+                                   "again.") from error
     return found
 
 
