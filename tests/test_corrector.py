@@ -209,9 +209,9 @@ def test_a_saved_corrector_gives_its_outputs_back_bit_by_bit(tmp_path):
             condition = network.heads[name].condition(tokens, facts)
             draws.append(network.heads[name].unwhiten(sample(network.velocity(condition), r, 2), condition))
         assert torch.equal(*draws)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=f"model.safetensors is missing; expected a finished .*Run make {tmp_path.name}"):
-        load_corrector(tmp_path)
+    (tmp_path / "diffusion" / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing; expected a finished .*Run make diffusion"):
+        load_corrector(tmp_path / "diffusion")
 
 
 # ---------------------------------------------------------------- the scale
