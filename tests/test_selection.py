@@ -280,7 +280,8 @@ def a_task(record: dict | None) -> dict:
     row = {"nrmse": {"value": 0.4, "low": 0.3, "high": 0.5}}
     ratio = {"value": 0.9, "low": 0.8, "high": 0.95}
     return {"models": {"operator": row, "persistence": row}, "times": [1.0], "num_initial_conditions": 9,
-            "num_trajectories": 9, "measure": "field", "conserved": [], "network_is_used": bool(record and record["network_share"] > 0), "selection": record,
+            "num_trajectories": 9, "measure": "field", "conserved": [], "selection": record,
+            "network_is_used": bool(record and record["network_share"] > 0),
             "comparisons": {"operator / persistence": {"nrmse": ratio}, "operator / base": {"nrmse": ratio}}}
 
 

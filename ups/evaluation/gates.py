@@ -221,7 +221,8 @@ def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any
         faults.append("its predictions are not finite, or their error is undefined")
     else:
         shown = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
-        shown += f" of the {task['measure']}" * bool(task.get("offset"))   # the mean dominates the variation
+        if task.get("offset"):   # the mean dominates the variation
+            shown += f" of the {task['measure']}"
         if error["high"] > LARGEST_ERROR and not is_best:
             faults.append(f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter "
                           "of the field's energy is wrong")

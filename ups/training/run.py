@@ -303,8 +303,8 @@ class Run:
         return self.keep_if(is_better, is_lower)
 
     def keep_if(self, is_better: bool, is_promising: bool = False) -> bool:
-        """`keep_best` for a decision in place of a score; best_score stays what it is. Promising weights do not
-        count against patience.
+        """`keep_best` for a decision in place of a score; best_score stays what it is. Promising weights do
+        not count against patience.
 
         Rank 0's decides. A collective. What is kept is in the checkpoints too, and is what `finish` exports.
         """
