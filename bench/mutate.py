@@ -165,7 +165,7 @@ def settings(folder: Path) -> Config:
     return load_config(None, [f"data.root={folder}/data", f"cache.root={folder}/cache", f"run.root={folder}/runs", "run.name=run",
                               f"data.tasks=[{', '.join(TASKS)}]", "operator.model.width=8", "operator.model.depth=1",
                               "operator.model.modes=2", "operator.model.kernel_size=3", "operator.train.precision='no'",
-                              "operator.train.steps=4",
+                              "operator.train.steps=4", "evaluate.context_frames=4",
                               *(f"task.{task}.{text}" for task in TASKS for text in tiny[task].split())])
 
 
