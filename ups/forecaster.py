@@ -69,7 +69,8 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
                              f"which the operator was trained. Give that grid, or resample=True to go to it "
                              f"and back, or train on the other.")
         shown = on_grid(u, codec.space, boundary)
-        lost = float((on_grid(shown, space, boundary) - u).norm() / (u - u.mean()).norm().clamp_min(1e-30))
+        change, variation = on_grid(shown, space, boundary).double() - u, u - u.double().mean()
+        lost = float(change.norm() / variation.norm().clamp_min(1e-150))
         waves = "Fourier" if boundary == PERIODIC else "mixed" if PERIODIC in boundary else "cosine"
         warnings.warn(f"{task}: resampled from the grid {space} to the trained grid {codec.space} and back "
                       f"({waves} interpolation). {lost:.1e} of the variation of the field given is finer "

@@ -199,12 +199,12 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
     """What the file's name and its numbers as a whole say: parameter, conserved mean, rest, the task's own
     checks."""
     task, where, named = data.task, str(data.path), data.task.parameter_in(data.path.name)
-    if named is not None and not np.isclose(named, data.parameter, rtol=1e-4):
+    if named is not None and not np.isclose(named, data.parameter, rtol=1e-4, atol=0):
         yield Finding("error", f"the file name says {task.parameters[0]} = {named}, its attribute "
                                f"{data.parameter}", where, "find out which is true and mend the other")
     for name, value in _stated(data).items():
         wanted = dict(task.constants).get(name)
-        if wanted is not None and not np.isclose(value, wanted, rtol=1e-4):
+        if wanted is not None and not np.isclose(value, wanted, rtol=1e-4, atol=0):
             yield Finding("error", f"the file says {name} = {value:g}, and {task.name} has {wanted:g}", where,
                           "name the right task in data.tasks, or mend what is wrong in the file")
     median = float(np.median(np.max(scan.drift, 1))) if scan.drift else 0.0

@@ -113,8 +113,8 @@ def open_sources(config: Config, task_name: str) -> list[Source]:
              f"at least {settings.num_trajectories}", "num_trajectories"),
             (value is None or np.isclose(source.parameter, value, rtol=1e-6, atol=0), "as parameter",
              source.parameter, value, "parameters"),
-            (np.isclose(source.dt, sources[0].dt, rtol=1e-4), "between frames", source.dt, sources[0].dt,
-             "t_end"),
+            (np.isclose(source.dt, sources[0].dt, rtol=1e-4, atol=0), "between frames", source.dt,
+             sources[0].dt, "t_end"),
         )
         for is_right, what, found, expected, field in checks:
             if not is_right:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ups.boundary import PERIODIC, along
 from ups.data.cache import Cache
 from ups.models.bases import BASES
-from ups.models.bases.base import Samples
+from ups.models.bases.base import Base, Fit, Samples
 from ups.models.conserve import correction
 from ups.models.head import HORIZON, TaskHead, describe_data
 from ups.models.shortlist import Shortlist, tried
@@ -38,19 +38,28 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
         "bundle": 1 if is_steady else task.bundle,
         **describe_data(cache), "base": {"kind": kind, "settings": settings}, "network_share": 1.0,
         "is_conservative": False,
+        # user data may be in any units: the network counts their time in frames
+        "time_unit": cache.dt if cache.task.own is not None and cache.dt else 1.0,
     }
 
 
 def base_settings(cache: Cache) -> dict[str, Any]:
-    """Geometry and hyper-parameters of a base for this cache."""
-    task, spec = cache.settings, cache.task
+    """Geometry and hyper-parameters of a base for this cache.
+
+    lengths and dt are counted in cells and frames, so that no base depends on the units of the data; cell
+    (per axis) and frame say what a cell and a frame are in those units.
+    """
+    task, spec, space = cache.settings, cache.task, list(cache.tokenizer.space)
     ends = along(spec.boundary, spec.ndim)
     is_scalar = len(spec.fields) == 1 and not (spec.positive or spec.vector)
     return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
             "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
-            "space": list(cache.tokenizer.space), "lengths": [high - low for low, high in cache.task.spans],
-            "boundary": cache.task.boundary, "walls": normalised_walls(cache), "degree": task.degree,
-            "history": task.history, "reach": task.reach, "dt": cache.dt, "num_moving": len(spec.moving),
+            "space": space, "lengths": [float(num_cells) for num_cells in space], "dt": 1.0,
+            "cell": [(high - low) / num_cells
+                     for (low, high), num_cells in zip(spec.spans, space, strict=True)],
+            "frame": cache.dt or 1.0, "boundary": spec.boundary, "walls": normalised_walls(cache),
+            "degree": task.degree, "history": task.history, "reach": task.reach,
+            "num_moving": len(spec.moving),
             "vectors": [[spec.fields.index(name) for name in vector] for vector in spec.vectors],
             "positive": [i for i, name in enumerate(spec.fields) if name in spec.positive],
             "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else [],
@@ -121,13 +130,23 @@ def candidates(cache: Cache, base_steps: int, seed: int,
                   f"out")
             continue
         note(f"{cache.task.name}: {kind}")
-        for name, fitted, base in BASES[kind].fit(samples, settings):
+        for name, fitted, base in reported(BASES[kind].fit(samples, settings), f"{cache.task.name}: {kind}"):
             head = head_with(cache, kind, fitted, device)
             head.base.load_state_dict(base.state_dict())
             if base.is_users:
                 head.base.use(base.step)
             head.description["is_conservative"] = is_conservative
             yield name, head
+
+
+def reported(fits: Fit[Base], who: str) -> Iterator[tuple[str, dict[str, Any], Base]]:
+    """The candidates of a base; a line is printed where there are fewer than might be."""
+    try:
+        missing = yield from fits
+    except torch.linalg.LinAlgError as error:
+        missing = f"its equations have no solution ({error})"
+    if missing:
+        print(f"{who}: left out, as {missing}")
 
 
 @torch.no_grad()

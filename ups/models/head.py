@@ -20,6 +20,7 @@ FOUND = ("network_share", "is_conservative")   # of the data, by the stage
 SELECTION = "selection"   # what decided network_share, `ups.models.selection.select`; older weights lack it
 HORIZON = "horizon"   # frames of the rollouts on which the operator was evaluated; older weights lack it
 AT_BOUNDS = 1e-3   # of the width between the bounds: a codec that is not complete moves what was clipped
+SAME = 1e-6   # relative: parameter values that differ by less are the same number in float32
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
@@ -45,7 +46,8 @@ class TaskHead(nn.Module):
                              f"{known.get(wrong[0], 'what this version records')}. {AGAIN}")
         self.history, self.bundle = description["history"], description["bundle"]
         self.description = description
-        self.log_dt = math.log(description["dt"]) if description["dt"] > 0 else 0.0
+        frame = description["dt"] / description.get("time_unit", 1.0)
+        self.log_dt = math.log(frame) if frame > 0 else 0.0
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
                                   else None)
@@ -111,15 +113,15 @@ class TaskHead(nn.Module):
                      send(parameters.float(), device))
 
     def _scaled(self, parameters: Tensor) -> Tensor:
-        """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero.
-        """
+        """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero,
+        else over the largest of them."""
         spans = list(self.description["parameters"].values())[: parameters.shape[1]]
-        return torch.stack([column.log() if low > 0 else column
-                            for (low, _), column in zip(spans, parameters.unbind(1), strict=True)], 1)
+        return torch.stack([column.log() if low > 0 else column / (max(-low, high) or 1.0)
+                            for (low, high), column in zip(spans, parameters.unbind(1), strict=True)], 1)
 
     def _require_fitted(self, given: Tensor, distance: Tensor) -> None:
         """Refuse parameter values of which one is not a fitted one, `distance` away in the logarithm."""
-        is_fitted = (distance <= 1e-6).all()   # NaN is not
+        is_fitted = (distance <= SAME).all()   # NaN is not
         asked, values = f"{self.name} was asked for the parameter value", self.description["parameter_values"]
         expected = (f"expected one of {values}, for which its {self.base.kind} was fitted. Add the value to "
                     f"task.{self.name}.parameters and train, or choose another base.")
@@ -140,8 +142,9 @@ class TaskHead(nn.Module):
         if not all(one.is_same(other) for one, other in pairs):
             translate_maps(self, parent)
             return TRANSLATED
-        known, given = ({key: value for key, value in head.description.items()
-                         if key not in (*FOUND, SELECTION, HORIZON)} for head in (self, parent))
+        known, given = ({"time_unit": 1.0} | {key: value for key, value in head.description.items()
+                                              if key not in (*FOUND, SELECTION, HORIZON)}
+                        for head in (self, parent))
         if known == given:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS

@@ -2,15 +2,16 @@
 those that are learnt."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ups.data.cache import Cache
+from ups.models.bases.units import FieldUnits
 from ups.progress import note
 from ups.seeds import generator
 from ups.training.optim import fit
@@ -30,6 +31,7 @@ class Known:
     raw: Tensor | None = None
 
 
+T = TypeVar("T")
 # u (batch, history, C, *space), what is known of its rows, u_next (batch, C, *space)
 Window = tuple[Tensor, Known, Tensor]
 
@@ -75,21 +77,29 @@ class Samples:
         u = head.codec.decode(cache.batch(rows, starts, head.history + 1, device))
         return u[:, :-1], known, u[:, -1]
 
+    @property
+    def units(self) -> FieldUnits:
+        return FieldUnits.of(self.head.codec)
+
     def states(self, rows: Tensor, length: int, draw: torch.Generator) -> Tensor:
-        """Stretches (rows, up to `length` frames, C, *space) of rows from random starts, float64, in the
-        units of the fields; the logarithm of a positive channel."""
+        """Stretches (rows, up to `length` frames, C, *space) of rows from random starts, float64: the states
+        s of `FieldUnits`, the logarithm of a positive channel."""
         codec, num_frames = self.head.codec, self.cache.num_frames - self.first
         length = min(length, num_frames)
         starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=draw)
         w = codec.decode(self.cache.batch(rows, starts, length, self.device)).double()
-        mean, std = (value.double().view(-1, *[1] * codec.ndim) for value in (codec.mean, codec.std))
-        return w * std + mean
+        scale, shift = (value.to(w.device).view(-1, *[1] * codec.ndim)
+                        for value in (self.units.scale, self.units.shift))
+        return w * scale + shift
 
     def at_zero(self) -> Tensor:
         """The normalised values (C,) of u = 0."""
         codec = self.head.codec
         return codec.normalise(torch.zeros(codec.num_channels, *codec.space,
                                            device=self.device)).flatten(1)[:, 0]
+
+
+Fit = Generator[tuple[str, dict[str, Any], T], None, str | None]   # of candidates, see `Base.fit`
 
 
 class Base(nn.Module):
@@ -123,9 +133,9 @@ class Base(nn.Module):
         return self
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:
-        """Yield (name, its settings, the fitted base) for every candidate worth trying; here the one that
-        there is nothing to fit of."""
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> "Fit[Self]":
+        """Yield (name, its settings, the fitted base) for every candidate worth trying, and return why others
+        are missing (None if none are); here the one that there is nothing to fit of."""
         yield cls.kind, settings, cls(**settings)
 
 
@@ -171,17 +181,19 @@ class Learnt(Base):
         return u_next - u[:, -1]
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> "Fit[Self]":
         torch.manual_seed(samples.seed)
         base, num_steps = cls(**settings).to(samples.device), samples.budget // cls.BATCH
         batches = samples.batches(num_steps * cls.BATCH, cls.BATCH)
         base.prepare(samples, batches[0]())
-        base.descend(lambda step: batches[step](), num_steps, samples.name)
+        stopped = base.descend(lambda step: batches[step](), num_steps, samples.name)
         yield cls.kind, settings, base
+        return None if stopped is None else (f"its fit stopped at step {stopped + 1} of {num_steps}, where a "
+                                             f"gradient is not finite")
 
-    def descend(self, draw: Callable[[int], Window], num_steps: int, name: str = "") -> None:
-        """Adam on relative errors of one call, with linear warm-up and decay, or until a gradient is not
-        finite.
+    def descend(self, draw: Callable[[int], Window], num_steps: int, name: str = "") -> int | None:
+        """Adam on relative errors of one call, with linear warm-up and decay; None, or the step at which it
+        stopped as a gradient is not finite.
 
         Validation judges what that leaves.
         """
@@ -196,4 +208,4 @@ class Learnt(Base):
             return min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / num_steps))
 
         optimizer = torch.optim.Adam([{"params": list(self.parameters()), "base_lr": self.LEARNING_RATE}])
-        fit(self, loss_of, range(num_steps), optimizer, rate, clip_norm=1.0)
+        return fit(self, loss_of, range(num_steps), optimizer, rate, clip_norm=1.0)

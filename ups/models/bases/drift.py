@@ -97,15 +97,25 @@ class Drift:
         as linear in them; and the mean square (C, numbers) of what it leaves."""
         total: Tensor | float = 0.0
         left: Tensor | float = 0.0
-        for s in self.few.split(32):
-            at, tangents = self.found.tangents(model, s)
-            r = self.modes(s[:, 1] - at[:, 0])
-            left = left + r.square().sum(0)
-            x = self.modes(tangents[:, :, 0])                               # (unknowns, rows, C, numbers)
-            wanted = r + torch.einsum("u,urcm->rcm", model.values, x)
-            x = (torch.cat([x, wanted[None]]) * self.trust).flatten(1)
+        for x, r in self.whitened(model, self.few):
+            x, left = x.flatten(1), left + r.square().sum(0)
             total = total + x @ x.T
         return total, left / len(self.few)
+
+    def shooting_rows(self, model: Model, pairs: Tensor) -> Tensor:
+        """The normal equations of every pair (pairs, unknowns + 1, unknowns + 1)."""
+        parts = (x.transpose(0, 1).flatten(2) for x, _ in self.whitened(model, pairs))
+        return torch.cat([x @ x.mT for x in parts])
+
+    def whitened(self, model: Model, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tangents and what they are to explain, whitened (unknowns + 1, rows, C, numbers), and what the
+        integrator leaves (rows, C, numbers), of some pairs at a time."""
+        for s in pairs.split(32):
+            at, tangents = self.found.tangents(model, s)
+            r = self.modes(s[:, 1] - at[:, 0])
+            x = self.modes(tangents[:, :, 0])
+            wanted = r + torch.einsum("u,urcm->rcm", model.values, x)
+            yield torch.cat([x, wanted[None]]) * self.trust, r
 
     def model(self) -> Model | None:
         """The terms and their weights, or None where nothing is better than persistence over longer

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, PERIODIC, along
 from ups.models.bases.base import Known, Learnt, Samples, Window
+from ups.models.bases.units import comparable
 from ups.spectral import FieldTransform
 
 
@@ -36,7 +37,7 @@ class Elliptic(Learnt):
     LEARNING_RATE = 4e-2
 
     def __init__(self, num_parameters: int, num_channels: int, num_inputs: int, space: tuple[int, ...],
-                 boundary: str, lengths: Sequence[float] = (), **_: Any):
+                 boundary: str, lengths: Sequence[float] = (), cell: Sequence[float] = (), **_: Any):
         super().__init__()
         self.ndim, self.num_channels, self.ends = len(space), num_channels, along(boundary, len(space))
         hidden = self.HIDDEN
@@ -47,7 +48,7 @@ class Elliptic(Learnt):
         self.log_source = nn.Parameter(torch.zeros(num_parameters))
         self.register_buffer("zero", torch.zeros(num_channels))
         self.register_buffer("gain", torch.ones(num_channels))
-        lengths = lengths or [1.0] * len(space)   # of the axes; all alike where nothing is said
+        lengths = comparable(lengths or [1.0] * len(space), cell)   # all alike where nothing is said
         h2 = [(n * lengths[0] / length) ** 2 for n, length in zip(space, lengths, strict=True)]
         self.num_cells, self.mean_square = space[0], sum(h2) / len(h2)
         self.transform, total = FieldTransform(space, boundary), torch.zeros((), dtype=torch.float64)

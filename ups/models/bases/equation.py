@@ -1,17 +1,19 @@
 """The equation itself: a right-hand side whose terms are found in the data, integrated between frames."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.boundary import PERIODIC, along
-from ups.models.bases.base import Base, Known, Samples
+from ups.models.bases.base import Base, Fit, Known, Samples
+from ups.models.bases.certainty import Certainty, of_drift, of_equation
 from ups.models.bases.drift import Drift
 from ups.models.bases.identify import MOST_STEPS, Identification, Model, terms_of
-from ups.models.bases.terms import WAVE, Term, Terms, written
+from ups.models.bases.statement import described, stated
+from ups.models.bases.terms import WAVE, Term, Terms
 from ups.progress import note
 from ups.spectral import FieldTransform
 
@@ -37,14 +39,18 @@ class Equation(Base):
 
     def __init__(self, num_values: int, num_channels: int, space: Sequence[int], boundary: str,
                  lengths: Sequence[float] = (), dt: float = 1.0, positive: Sequence[int] = (),
-                 terms: Sequence[Term] = (), num_steps: int = 1, is_stiff: bool = False, **_: Any):
+                 terms: Sequence[Term] = (), num_steps: int = 1, is_stiff: bool = False,
+                 cell: Sequence[float] = (), is_finer: bool = False, found: dict[str, Any] | None = None,
+                 **_: Any):
         super().__init__()
+        self.found = found or {}
         terms = [(tuple(powers), tuple((c, tuple(axes)) for c, axes in factors)) for powers, factors in terms]
         if num_steps not in range(1, 2 * MOST_STEPS + 1):
             raise ValueError(f"an equation takes {num_steps} steps a frame; expected 1 to {2 * MOST_STEPS}. "
                              f"Train it again.")
         self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
-        self.terms = Terms(terms, positive, space, lengths or [1.0] * len(space), boundary)
+        lengths = lengths or [1.0] * len(space)
+        self.terms = Terms(terms, positive, space, lengths, boundary, cell, is_finer)
         self.register_buffer("weight", torch.zeros(num_values, num_channels, len(terms)))
         for name, value in (("mean", 0.0), ("std", 1.0), ("low", -torch.inf), ("high", torch.inf)):
             self.register_buffer(name, torch.full((num_channels,), value))
@@ -118,16 +124,7 @@ class Equation(Base):
         return clamped(self.transform.inverse(s_hat))
 
     def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
-        positive, found = self.terms.positive, []
-        terms = [written(term, fields, positive, axes) for term in self.terms.terms]
-        for rows in self.weight.tolist():
-            for channel, weights in enumerate(rows):
-                name = f"log {fields[channel]}" if channel in positive else fields[channel]
-                right = " ".join(f"{'-' if weight < 0 else '+'} {abs(weight):.4g} {term}".rstrip()
-                                 for weight, term in zip(weights, terms, strict=True) if weight)
-                right = f"-{right[2:]}" if right.startswith("-") else right[2:] or "0"
-                found.append(f"∂t {name} = {right}")
-        return found
+        return stated(self.found, self.terms.terms, fields, self.terms.positive, axes)
 
     @property
     def degree(self) -> int:
@@ -146,8 +143,7 @@ class Equation(Base):
         return free
 
     @classmethod
-    def fit(cls, samples: Samples,
-            settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], "Equation"]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Equation"]:
         """Two candidates at most: the equation, and its drift where a frame is mostly noise to that. None
         where, for some parameter value, neither is better than persistence on training trajectories that it
         was not fitted on."""
@@ -158,36 +154,47 @@ class Equation(Base):
             return
         found: list[Identification] = []
         quiet: list[Model | None] = []
+        sure: list[Certainty] = []
         for value in range(settings["num_values"]):
             note(f"{samples.name}: the equation of parameter value {value + 1} of {settings['num_values']}")
             found.append(Identification(cls, samples, settings, value))
             quiet.append(found[-1].model())
             if quiet[-1] is None:
                 break
+            sure.append(of_equation(found[-1], quiet[-1]))
         if None not in quiet:
-            yield cls.of(quiet, found, samples, settings, "equation of {} terms")
+            yield cls.of(quiet, sure, found, samples, settings, "equation of {} terms")
         if any(model is None or one.error(model, one.held[:, :2]) > NOISY
                for one, model in zip(found, quiet, strict=True)):
-            noisy = []
+            noisy, sure = [], []
             for value in range(settings["num_values"]):
                 note(f"{samples.name}: the drift of parameter value {value + 1} of {settings['num_values']}")
                 if value == len(found):
                     found.append(Identification(cls, samples, settings, value))
-                noisy.append(Drift(found[value], samples, value).model())
+                drift = Drift(found[value], samples, value)
+                noisy.append(drift.model())
                 if noisy[-1] is None:
-                    return
-            yield cls.of(noisy, found, samples, settings, "drift of {} terms")
+                    return f"no {'drift' if None not in quiet else 'terms'} of parameter value {value + 1} " \
+                           f"of {settings['num_values']} beat persistence on training data held out"
+                sure.append(of_drift(drift, noisy[-1]))
+            yield cls.of(noisy, sure, found, samples, settings, "drift of {} terms")
+            if None in quiet:
+                return f"no equation of parameter value {len(quiet)} of {settings['num_values']} beats " \
+                       f"persistence on training data held out; its drift does"
+        return None
 
     @classmethod
-    def of(cls, models: list[Model], found: list[Identification], samples: Samples, settings: dict[str, Any],
-           words: str) -> tuple[str, dict[str, Any], "Equation"]:
+    def of(cls, models: list[Model], sure: list[Certainty], found: list[Identification], samples: Samples,
+           settings: dict[str, Any], words: str) -> tuple[str, dict[str, Any], "Equation"]:
         """(words with the number of terms, settings, base) of what was found for every parameter value."""
-        terms, weight = terms_of(models, found[0].library)
+        library, units = found[0].library, samples.units
+        terms, weight = terms_of(models, library)
         own = {**settings, "terms": terms, "num_steps": max(model.num_steps for model in models),
-               "is_stiff": any(model.is_stiff for model in models)}
+               "is_stiff": any(model.is_stiff for model in models),
+               "found": described(models, sure, library, terms, units, settings)}
         base = cls(**own)
-        codec, (low, high) = samples.head.codec, zip(*[one.bounds for one in found], strict=True)
-        for name, value in (("weight", weight), ("mean", codec.mean), ("std", codec.std),
+        low, high = zip(*[one.bounds for one in found], strict=True)
+        for name, value in (("weight", weight), ("mean", units.shift), ("std", units.scale),
                             ("low", torch.stack(low).amin(0)), ("high", torch.stack(high).amax(0))):
             getattr(base, name).copy_(value)
         return words.format(len(terms)), own, base

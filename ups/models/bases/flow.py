@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.boundary import PERIODIC, along
-from ups.models.bases.base import Samples
+from ups.models.bases.base import Fit, Samples
 from ups.models.bases.propagator import Modal
+from ups.models.bases.units import comparable
 from ups.spectral import apply_axes, apply_axis
 
 TAPS = -1, 0, 1, 2   # cells that cubic interpolation reads along an axis (Lagrange)
@@ -67,13 +68,14 @@ class Flow(Modal):
 
     def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str,
                  lengths: Sequence[float], dt: float, vectors: Sequence[Sequence[int]], num_moving: int,
-                 **_: Any):
+                 cell: Sequence[float] = (), **_: Any):
         self.velocity, *self.others = [list(vector) for vector in vectors]
         taken = {channel for vector in vectors for channel in vector}
         self.scalars = [channel for channel in range(num_channels) if channel not in taken]
         num_vectors = len(self.others) * (1 + len(self.scalars)) + len(space) * len(self.scalars)
         super().__init__(num_values, num_moving + len(space) * num_vectors, num_channels, space, boundary)
         self.ends, self.num_moving = along(boundary, len(space)), num_moving
+        lengths = comparable(lengths, cell)
         self.projection = Projection(space, lengths, boundary)
         self.register_buffer("mean", torch.zeros(num_channels))
         self.register_buffer("std", torch.ones(num_channels))
@@ -135,20 +137,23 @@ class Flow(Modal):
         return out
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], "Flow"]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Flow"]:
         """A candidate for every ridge; none in one dimension, where the first vector does not move or where
         the normal equations have no room."""
         vectors = settings["vectors"]
         if not vectors or len(settings["space"]) == 1 or max(vectors[0]) >= settings["num_moving"]:
-            return
+            return "it needs a velocity that moves, in two dimensions or three"
         made = cls(**settings).to(samples.device)
         if not cls.has_room(settings, made.weight_real.shape[2]):
-            return
-        made.mean.copy_(samples.head.codec.mean)
-        made.std.copy_(samples.head.codec.std)
+            return f"its normal equations take more than {cls.MOST_BYTES >> 20} MiB"
+        for name in ("mean", "std"):   # of the velocity in the narrowest cells per frame
+            values = getattr(samples.head.codec, name).double().clone()
+            values[vectors[0]] *= settings["frame"] / min(settings["cell"])
+            getattr(made, name).copy_(values)
         sums = [made.normal_equations(samples, value) for value in range(settings["num_values"])]
         for ridge in cls.RIDGES:
             base = cls(**settings)
             base.load_state_dict(made.state_dict())
             base.solve(sums, ridge)
             yield f"flow ridge {ridge:g}", settings, base
+        return None

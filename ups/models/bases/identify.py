@@ -53,6 +53,7 @@ class Model:
     values: Tensor
     num_steps: int = 1
     is_stiff: bool = False
+    is_finer: bool = False
 
 
 class Identification:
@@ -73,13 +74,13 @@ class Identification:
         self.seen = states(self.rows, self.count(NUM_REGRESSED, MOST_REGRESSED), 3)
         self.shot = states(self.rows, self.count(NUM_SHOT, MOST_SHOT), 1 + FRAMES)
         self.held = states(held, len(held), 1 + HELD_OUT)
-        self.std = samples.head.codec.std.double().view(-1, *[1] * len(settings["space"]))
+        self.std = samples.units.scale.to(self.seen.device).view(-1, *[1] * len(settings["space"]))
         r = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
         self.still = float(r.square().flatten(1).mean(1).sqrt().mean())   # the error of persistence
         some = torch.randperm(self.cells, generator=draw)[: max(1, NUM_REGRESSED // len(self.seen))]
         self.some = some.to(self.seen.device)
         self.whole = Terms(self.library, settings["positive"], settings["space"], settings["lengths"],
-                           settings["boundary"]).to(self.seen.device)
+                           settings["boundary"], settings["cell"]).to(self.seen.device)
         ends = [(s.amin(1), s.amax(1)) for row in rows[:MOST_BOUNDED].split(1)
                 for s in [samples.states(row, samples.cache.num_frames, draw).transpose(0, 2).flatten(1)]]
         low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
@@ -95,7 +96,8 @@ class Identification:
         """An integrator of the model's terms, and the places of its unknowns among its weights."""
         used = sorted({term for _, term in model.unknowns})
         made = self.make(**{**self.settings, "terms": [self.library[term] for term in used],
-                            "num_steps": model.num_steps, "is_stiff": model.is_stiff}).to(self.seen.device)
+                            "num_steps": model.num_steps, "is_stiff": model.is_stiff,
+                            "is_finer": model.is_finer}).to(self.seen.device)
         made.low, made.high = self.bounds
         places = [channel * len(used) + used.index(term) for channel, term in model.unknowns]
         return made, torch.tensor(places, device=self.seen.device)
@@ -229,14 +231,19 @@ class Identification:
     def shooting(self, model: Model, frames: int = FRAMES) -> Tensor:
         """Normal equations (unknowns + 1, unknowns + 1) of what the integrator leaves of the frames, by its
         values; rows count as they do in the bounded error."""
-        total: Tensor | float = 0.0
-        for s in self.shot[:, : 1 + frames].split(8):
+        return self.shooting_rows(model, self.shot[:, : 1 + frames]).sum(0)
+
+    def shooting_rows(self, model: Model, states: Tensor) -> Tensor:
+        """`shooting` of every row of states (rows, 1 + frames, C, *space)."""
+        found = []
+        for s in states.split(8):
             at, columns = self.tangents(model, s)
             r = (s[:, 1:] - at) / self.unit(s)
             e = r.square().flatten(1).mean(1).sqrt().clamp_min(1e-6).view(-1, *[1] * (r.ndim - 1))
-            x = (torch.cat([columns / self.unit(s), r[None]]) / (e.sqrt() * (1 + e))).flatten(1)
-            total = total + x @ x.T
-        return total
+            x = torch.cat([columns / self.unit(s), r[None]]) / (e.sqrt() * (1 + e))
+            x = x.flatten(2).transpose(0, 1)
+            found.append(x @ x.mT)
+        return torch.cat(found)
 
     def descended(self, model: Model, most: int = 8) -> Model:
         """After Levenberg's and Marquardt's steps, until one gains less than a hundredth, or loses over the

@@ -3,13 +3,13 @@
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.models.bases.base import Base, Known, Samples
+from ups.models.bases.base import Base, Fit, Known, Samples
 from ups.spectral import FieldTransform
 
 MOST_DEGREE = 5
@@ -138,7 +138,7 @@ class Propagator(Modal):
         return u[:, -1], self.transform.forward(torch.cat(frames, 1))
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict, "Propagator"]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Propagator"]:
         """Every degree, history and ridge worth trying, from one pass over the data. Where the normal
         equations would take more than MOST_BYTES (3D, several fields) degree 1 alone, then one frame of it,
         then nothing.
@@ -149,8 +149,9 @@ class Propagator(Modal):
         num_channels = settings["num_channels"]
         wanted = [(settings["degree"], settings["history"]), (1, settings["history"]), (1, 1)]
         sizes = [some for some in wanted if cls.has_room(settings, cls.num_terms(num_channels, *some))]
+        room = f"its normal equations take more than {cls.MOST_BYTES >> 20} MiB"
         if not sizes:
-            return
+            return room
         degree, history = sizes[0]
         largest = cls(**{**settings, "degree": degree, "history": history}).to(samples.device)
         sums = [largest.normal_equations(samples, value) for value in range(settings["num_values"])]
@@ -164,6 +165,7 @@ class Propagator(Modal):
                 fitted = cls(**smaller)
                 fitted.solve([(a[:, keep][:, :, keep], b[:, keep], n) for a, b, n in sums], ridge)
                 yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
+        return None if sizes[0] == wanted[0] else f"beyond degree {degree} and history {history} {room}"
 
     @classmethod
     def num_terms(cls, num_channels: int, degree: int, history: int) -> int:

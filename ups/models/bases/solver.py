@@ -2,14 +2,14 @@
 2411.00180)."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ups.models.bases.base import Base, Known, Samples
+from ups.models.bases.base import Base, Fit, Known, Samples
 from ups.solvers import load_step
 
 PASS = ("expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
@@ -84,7 +84,7 @@ class Solver(Base):
         return found.to(u) if self.is_torch else torch.from_numpy(np.ascontiguousarray(found)).to(u)
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Self]]:
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit[Self]:
         """There is nothing to fit but the units."""
         cache, codec = samples.cache, samples.head.codec
         named = {**settings, "solver": cache.settings.solver, "task": cache.task.name, "dt": cache.dt,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
+from ups.models.bases.units import comparable
 
 # A term: the power of every channel, and its factors (channel, axes derived along). INVERSE in front of the
 # axes is the inverse Laplacian, taken first. (WAVE, (*wave numbers, 0 or 1)) is the cosine or sine of that
@@ -20,16 +21,19 @@ Term = tuple[tuple[int, ...], tuple[Factor, ...]]
 # of the cell itself and of those at its right; those at its left follow by symmetry.
 STENCILS = {1: (0, 3 / 4, -3 / 20, 1 / 60), 2: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
             3: (0, -13 / 8, 1, -1 / 8), 4: (28 / 3, -13 / 2, 2, -1 / 6)}
+# of two orders more: what a fit by these changes is the error of those
+FINER = {1: (0, 4 / 5, -1 / 5, 4 / 105, -1 / 280), 2: (-205 / 72, 8 / 5, -1 / 5, 8 / 315, -1 / 560),
+         3: (0, -61 / 30, 169 / 120, -3 / 10, 7 / 240), 4: (91 / 8, -122 / 15, 169 / 60, -2 / 5, 7 / 240)}
 MOST_TERMS = 400   # of a library
 INVERSE = WAVE = -1
 MOST_WAVES = 4     # wave numbers along an axis
 
 
-def difference(n: int, order: int, boundary: str) -> Tensor:
+def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Tensor:
     """The derivative of an `order` along an axis of n cells of width 1 as a matrix (n, n), float64. Beyond a
     wall lie the mirrored cells, of the other sign if Dirichlet, beyond an open end copies of the last one."""
     matrix, cells = torch.zeros(n, n, dtype=torch.float64), torch.arange(n)
-    for distance, weight in enumerate(STENCILS[order]):
+    for distance, weight in enumerate((FINER if is_finer else STENCILS)[order]):
         for side in ((1, -1) if distance else (1,)):
             there = cells + side * distance
             sign = torch.full((n,), weight * (side if order % 2 else 1), dtype=torch.float64)
@@ -112,10 +116,13 @@ def standing_wave(numbers: Sequence[int], space: Sequence[int]) -> Tensor:
     return phase.sin() if part else phase.cos()
 
 
-def written(term: Term, fields: Sequence[str], positive: Sequence[int], axes: Sequence[str]) -> str:
-    """A term as text, say u ∂xx v; x of waves in lengths of the axis, ∇⁻² the inverse Laplacian."""
+def written(term: Term, fields: Sequence[str], positive: Sequence[int], axes: Sequence[str],
+            counted: Sequence[str] = ()) -> str:
+    """A term as text, say u ∂xx v; x of waves in lengths of the axis, ∇⁻² the inverse Laplacian. counted: the
+    fields as their powers are counted, where that is not from zero."""
     powers, factors = term
-    parts = [fields[c] + (f"^{exponent}" if exponent != 1 else "")
+    counted = counted or fields
+    parts = [counted[c] + (f"^{exponent}" if exponent != 1 else "")
              for c, exponent in enumerate(powers) if exponent]
     for channel, along_axes in factors:
         if channel == WAVE:
@@ -126,15 +133,17 @@ def written(term: Term, fields: Sequence[str], positive: Sequence[int], axes: Se
         name = f"log {fields[channel]}" if channel in positive else fields[channel]
         inverse = "∇⁻² " * (INVERSE in along_axes)
         parts.append(f"∂{''.join(axes[axis] for axis in along_axes if axis != INVERSE)} {inverse}{name}")
-    return " ".join(f"({part})" if " " in part and len(parts) > 1 else part for part in parts)
+    return " ".join(f"({part})" if " " in part and part[0] != "(" and len(parts) > 1 else part
+                    for part in parts)
 
 
 class Terms(nn.Module):
-    """The values of `terms` on a grid. lengths: of the axes; the state has the logarithm of a positive
-    channel."""
+    """The values of `terms` on a grid. lengths: of the axes, and cell, as `comparable` takes them; the state
+    has the logarithm of a positive channel."""
 
     def __init__(self, terms: Sequence[Term], positive: Sequence[int], space: Sequence[int],
-                 lengths: Sequence[float], boundary: str):
+                 lengths: Sequence[float], boundary: str, cell: Sequence[float] = (),
+                 is_finer: bool = False):
         super().__init__()
         self.terms, self.positive, self.space = list(terms), list(positive), tuple(space)
         ends = along(boundary, len(space))
@@ -143,7 +152,8 @@ class Terms(nn.Module):
         self.factors = sorted({factor for factors in self.products for factor in factors})
         for axis, order in {(axis, axes.count(axis)) for channel, axes in self.factors for axis in axes
                             if channel != WAVE and axis != INVERSE}:
-            matrix = difference(space[axis], order, ends[axis]) * (space[axis] / lengths[axis]) ** order
+            matrix = difference(space[axis], order, ends[axis], is_finer)
+            matrix = matrix * (space[axis] / lengths[axis]) ** order
             self.register_buffer(f"difference{axis}{order}", matrix, persistent=False)
         chosen = [(self.powers.index(powers), self.products.index(factors)) for powers, factors in self.terms]
         self.register_buffer("chosen", torch.tensor(chosen, dtype=torch.long).view(-1, 2).T, persistent=False)
@@ -154,7 +164,8 @@ class Terms(nn.Module):
         order = torch.tensor([term for group in groups for term in group], dtype=torch.long)
         self.register_buffer("order", order, persistent=False)
         if any(channel != WAVE and INVERSE in axes for channel, axes in self.factors):
-            self.register_buffer("inverse", inverse_laplacian(space, lengths), persistent=False)
+            self.register_buffer("inverse", inverse_laplacian(space, comparable(lengths, cell)),
+                                 persistent=False)
         for channel, numbers in self.factors:
             if channel == WAVE:
                 self.register_buffer(f"wave{numbers}", standing_wave(numbers, space), persistent=False)

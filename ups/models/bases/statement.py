@@ -1,0 +1,85 @@
+"""A found equation in words: coefficients with their intervals, in the units of the data."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ups.models.bases.certainty import LITTLE, Certainty
+from ups.models.bases.terms import Term, written
+from ups.models.bases.units import FieldUnits, unit_of
+
+if TYPE_CHECKING:
+    from ups.models.bases.identify import Model
+
+NOT_STATED = "an equation was used as base but is not stated"
+NO_INTERVALS = "it was fitted by a version without intervals (train the operator again)"
+
+
+def described(models: "Sequence[Model]", sure: Sequence[Certainty], library: Sequence[Term],
+              terms: Sequence[Term], units: FieldUnits, settings: dict[str, Any]) -> dict[str, Any]:
+    """What is known of the equations of all parameter values, JSON-able and in the units of the data.
+
+    origins (C,): from where powers of each field are counted. equations, of each value: doubt, why it is not
+    stated, "" if it is; and rows (channel, place in `terms`, coefficient, half width of its 95 % interval,
+    None if it has no end, whether the term is negligible).
+    """
+    equations = []
+    for model, one in zip(models, sure, strict=True):
+        rows = []
+        for (channel, place), value, width, is_small in zip(
+                model.unknowns, model.values.tolist(), one.half_width.tolist(), one.is_negligible.tolist(),
+                strict=True):
+            unit = unit_of(library[place], channel, units, settings["positive"], settings["cell"],
+                           settings["frame"])
+            rows.append([channel, terms.index(library[place]), value * unit,
+                         width * unit if math.isfinite(width) else None, is_small])
+        equations.append({"doubt": one.doubt, "rows": rows})
+    return {"origins": units.origin, "sizes": units.size, "equations": equations}
+
+
+def stated(found: dict[str, Any], terms: Sequence[Term], fields: Sequence[str], positive: Sequence[int],
+           axes: Sequence[str]) -> list[str]:
+    """A line for every field, per parameter value; one for all equations that are not stated. found: of
+    `described`, {} of weights from before it."""
+    if not found:
+        return [f"{NOT_STATED}: {NO_INTERVALS}"]
+    counted = [f"({name} - {_number(origin, size / 1000)})" if origin else name
+               for name, origin, size in zip(fields, found["origins"], found["sizes"], strict=True)]
+    words = [written(term, fields, positive, axes, counted) for term in terms]
+    lines, doubts = [], {}
+    for place, equation in enumerate(found["equations"], 1):
+        if equation["doubt"]:
+            doubts.setdefault(equation["doubt"], []).append(place)
+            continue
+        for channel, field in enumerate(fields):
+            rows = [row for row in equation["rows"] if row[0] == channel]
+            if not rows and channel not in {row[0] for each in found["equations"] for row in each["rows"]}:
+                continue
+            large = [row for row in rows if not row[4]]
+            right = " ".join(
+                f"{'-' if value < 0 else '+'} {with_interval(abs(value), width)} {words[term]}".rstrip()
+                for _, term, value, width, _ in large)
+            right = f"-{right[2:]}" if right.startswith("-") else right[2:] or "0"
+            if few := len(rows) - len(large):
+                right += f" (and {few} term{'s' * (few > 1)} below {LITTLE:.0%} of it)"
+            lines.append(f"∂t {'log ' if channel in positive else ''}{field} = {right}")
+    num = len(found["equations"])
+    return lines + [f"{NOT_STATED}: {doubt}" + (f" (parameter values {', '.join(map(str, places))} of {num})"
+                                                if len(places) < num else "")
+                    for doubt, places in doubts.items()]
+
+
+def with_interval(value: float, half_width: float) -> str:
+    """(value ± half width), to the first digit of the half width, rounded up."""
+    exponent = math.floor(math.log10(value)) if not 1e-3 <= value < 1e4 else 0
+    value, half_width = value / 10.0**exponent, half_width / 10.0**exponent
+    digits = max(0, -math.floor(math.log10(half_width))) if half_width > 0 else 6
+    digits = min(digits, 12)
+    step = 10.0**-digits
+    text = f"({value:.{digits}f} ± {max(1, math.ceil(half_width / step - 1e-9)) * step:.{digits}f})"
+    return text + (f"e{exponent:+03d}" if exponent else "")
+
+
+def _number(value: float, resolution: float) -> str:
+    digits = max(1, math.ceil(math.log10(abs(value) / resolution)))
+    return f"{value:.{digits}g}"
