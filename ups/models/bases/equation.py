@@ -151,7 +151,7 @@ class Equation(Base):
         if frames < MIN_FRAMES:
             print(f"{samples.name}: equation needs {MIN_FRAMES} frames to estimate time derivatives, the "
                   f"data have {frames}: left out")
-            return
+            return None
         found: list[Identification] = []
         quiet: list[Model | None] = []
         sure: list[Certainty] = []

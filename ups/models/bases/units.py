@@ -14,7 +14,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ups.data.tokenizer import Tokenizer
-    from ups.models.bases.terms import Term
 
 FAR = 100   # standard deviations from zero to the mean: of such a field the distance to its mean is fitted,
             # as float32 would keep fewer than five digits of its variation
@@ -53,8 +52,8 @@ class FieldUnits:
         return cls(*(torch.tensor(part, dtype=torch.float64) for part in (scale, shift)), [*size], [*origin])
 
 
-def unit_of(term: "Term", channel: int, fields: FieldUnits, positive: Sequence[int], cell: Sequence[float],
-            frame: float) -> float:
+def unit_of(term: tuple[Sequence[int], Sequence[tuple[int, Sequence[int]]]], channel: int,
+            fields: FieldUnits, positive: Sequence[int], cell: Sequence[float], frame: float) -> float:
     """What a coefficient of 1 of `term` in the equation of `channel` is in the units of the data.
 
     Sums of logarithms: no power of a unit leaves the range of numbers on the way.
