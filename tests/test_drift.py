@@ -10,9 +10,10 @@ import torch
 from test_equation import UX, UXX, Trajectories, coefficients, found
 
 from ups.models.bases.base import Known
+from ups.models.bases.certainty import Certainty
 from ups.models.bases.drift import Drift
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
+from ups.models.bases.identify import Identification, Model
 from ups.models.bases.selection import significant
 from ups.seeds import generator
 from ups.tasks import TASKS
@@ -43,15 +44,19 @@ def base(data) -> Equation:
     return names[-1][1]
 
 
-def excess(base: Equation, u: torch.Tensor) -> float:
+def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
     """Of new states, the base's error one frame ahead beyond what noise leaves, over the variance of that noise."""
     task, starts = TASKS["burgers1d_forced"], u[:, 0]
     draws = task.draw(starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT)[:, :, 0].double()
     known = Known(torch.zeros(len(starts), 1), torch.zeros(len(starts), dtype=torch.long))
-    mean, std = base.mean.view(-1, 1), base.std.view(-1, 1)
+    mean, std = (value.view(-1, 1) for value in (data.samples.head.codec.mean, data.samples.head.codec.std))
     now = base(((starts.float() - mean) / std)[:, None], known).double() * std + mean
     noise = draws.var(1)
     return float(((now - draws.mean(1)).square() - noise / 64).mean() / noise.mean())
+
+
+def without_interval(model: Model) -> Certainty:
+    return Certainty(torch.full_like(model.values, math.inf), torch.zeros(len(model.values), dtype=torch.bool))
 
 
 def test_the_equation_under_white_noise_is_found(base):
@@ -59,17 +64,38 @@ def test_the_equation_under_white_noise_is_found(base):
     assert weights[UX] == pytest.approx(-1.0, abs=0.06) and weights[UXX] == pytest.approx(NU, rel=0.1)
 
 
-def test_its_forecast_is_the_mean_of_the_law(base):
+def test_it_is_stated_with_intervals_that_hold_the_truth(base):
+    [line] = base.says(["u"], ["x"])
+    rows = {base.terms.terms[place]: (value, width) for _, place, value, width, is_small in base.found["equations"][0]["rows"]
+            if not is_small}
+    assert line.startswith("∂t u = ") and rows.keys() == {UX, UXX}, line
+    for term, truth in ((UX, -1.0), (UXX, NU)):
+        assert abs(rows[term][0] - truth) <= rows[term][1] < 0.2 * abs(truth), line
+
+
+def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
+    """u_t = 0.002 u_xx at rest almost, under white noise of measurement alone: what one frame leaves the next one gives back."""
+    x = torch.arange(CELLS, dtype=torch.float64) / CELLS
+    phase = torch.rand(80, 1, 1, generator=generator(0, "phases"), dtype=torch.float64)
+    t = 0.05 * torch.arange(FRAMES, dtype=torch.float64)[:, None]
+    u = torch.exp(-0.002 * (2 * math.pi) ** 2 * t) * torch.sin(2 * math.pi * (x + phase))
+    u = u + 0.1 * torch.randn(u.shape, generator=generator(1, "noise"), dtype=torch.float64)
+    lines = [line for _, _, base in found(Trajectories(u[:, :, None], DT, 1.0)) for line in base.says(["u"], ["x"])]
+    assert not any("±" in line for line in lines), lines
+
+
+def test_its_forecast_is_the_mean_of_the_law(base, data):
     """A hundredth of the noise's variance is 0.5 % of CRPS."""
     still = Equation(num_values=1, num_channels=1, space=[CELLS], boundary="periodic")
-    assert excess(base, states(1, 64)) < 0.002 < 0.1 < excess(still, states(1, 64))
+    assert excess(base, states(1, 64), data) < 0.002 < 0.1 < excess(still, states(1, 64), data)
 
 
 def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
     """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to explain."""
     one = Identification(Equation, data.samples, data.own, 0)
-    _, _, fooled = Equation.of([one.core()[0]], [one], data.samples, data.own, "{}")
-    assert excess(fooled, states(1, 64)) > 100 * excess(base, states(1, 64))
+    model = one.core()[0]
+    _, _, fooled = Equation.of([model], [without_interval(model)], [one], data.samples, data.own, "{}")
+    assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
 
 def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
@@ -82,7 +108,8 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
 
     def off() -> float:
         """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
-        _, _, base = Equation.of([Drift(one, data.samples, 0).model()], [one], data.samples, data.own, "{}")
+        model = Drift(one, data.samples, 0).model()
+        _, _, base = Equation.of([model], [without_interval(model)], [one], data.samples, data.own, "{}")
         by_flow = [abs(weight) for (_, factors), weight in coefficients(base).items() if len(factors) == 2]
         assert len(by_flow) == 2
         return max(abs(weight - 1) for weight in by_flow)

@@ -172,8 +172,9 @@ def test_linear_growth_goes_on(tmp_path):
     """u = t + waves: each frame the mean rises by the same amount, which no propagator does, but an equation does."""
     u = waves() + 3 * np.arange(FRAMES, dtype=np.float32)[:, None]
     cache = cache_of(tmp_path, u=u)
-    base = Equation(**choose.base_settings(cache) | {"terms": [((0,), ()), ((0,), ((0, (0,)),))], "num_steps": 2})
-    base.weight.copy_(torch.tensor([[[3.0 / DT, -1.0]]]))
+    settings = choose.base_settings(cache)   # its equation counts in cells and frames
+    base = Equation(**settings | {"terms": [((0,), ()), ((0,), ((0, (0,)),))], "num_steps": 2})
+    base.weight.copy_(torch.tensor([[[3.0, -settings["frame"] / settings["cell"][0]]]]))
     base.mean.copy_(cache.tokenizer.mean)
     base.std.copy_(cache.tokenizer.std)
     name, description = selected(cache, still=Persistence(), base=base)

@@ -6,7 +6,8 @@ So the half width of a coefficient's interval is the sum of
     scatter    Student's t times the standard error of a jackknife over blocks of trajectories (of windows
                where there are fewer trajectories than blocks)
     fit        what the last step of the fit would still change
-    numerics   what the coefficient changes by when derivatives are of two orders more and steps half as long
+    numerics   twice what the coefficient changes by when derivatives are of two orders more and steps half as
+               long: those have errors, too
     selection  what it changes by without the terms that are too small to be stated
     noise      what white noise in the frames takes off it. As much noise as the residual shows is added once
                more (SIMEX: Cook and Stefanski 1994, doi 10.1080/01621459.1994.10476871). If it changes the
@@ -115,7 +116,8 @@ def assessed(one: "Identification", model: "Model", states: Tensor, grams: Grams
     width, halves = scatter(every, block_of(len(one.rows), len(states)).to(every.device),
                             lambda a: solved(a, terms))
     finer = replace(model, num_steps=2 * model.num_steps, is_finer=True)
-    width = width + (now - model.values).abs() + (solved(grams(finer, some).sum(0), terms) - now_some).abs()
+    width = width + (now - model.values).abs()
+    width = width + 2 * (solved(grams(finer, some).sum(0), terms) - now_some).abs()
     if noise is not None:
         draw = generator(0, "noise")
         added = torch.randn(some.shape, generator=draw, dtype=some.dtype).to(some.device)
