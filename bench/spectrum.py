@@ -2,10 +2,10 @@
 
     python -m bench.spectrum --config configs/small.yaml --task burgers1d_forced
 
-Needs a finished run of a task whose law is known. Members start at the context of test trajectories. The figure is the power of
-their deviations from the mean of their ensemble, after the first and after a later frame, over that of exact draws: 1 is right,
-above 1 is noise that the equation does not have. Exact power is printed as a fraction of its sum: where it is at rounding,
-the ratio compares float32 rounding errors.
+Needs a finished run of a task whose law is known. The figure is the power of members' deviations from the mean of their
+ensemble over that of exact draws: 1 is right, above 1 is noise that the equation does not have. One frame ahead, starts lie
+all along the test trajectories; at later leads members follow the context. Exact power is printed as a fraction of its sum:
+where it is at rounding, the ratio compares float32 rounding errors.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ups.config import load_config
-from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
+from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
 from ups.evaluation.rivals import draw_exactly
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
@@ -41,9 +41,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", help="all trained ones and conditional waves")
     parser.add_argument("--edges", type=int, nargs="+", default=[0, 1, 2, 4, 8, 16, 32, 43, 64],
                         help="first wave number of every band, and the end of the last")
-    parser.add_argument("--lead", type=int, default=10, help="the later frame")
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--members", type=int, default=16)
+    parser.add_argument("--lead", type=int, default=10, help="the later lead")
+    parser.add_argument("--windows", type=int, default=512, help="starts of a single frame")
+    parser.add_argument("--rows", type=int, default=100, help="rollouts")
+    parser.add_argument("--members", type=int, default=10)
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
 
@@ -53,21 +54,24 @@ def main() -> None:
     stages = [stage for stage in STAGES if (Path(config.run_dir) / stage / "done.json").is_file()]
     ensembles = Ensembles(TransientResiduals(operator, truth.cache), truth, load_samplers(config.run_dir, stages, device),
                           config.run.seed)
+    names, boundary = args.models or ["dressed_waves", *ensembles.samplers], truth.task.boundary
     rows = truth.cache.split[truth.split][truth.one_of_each(args.rows)]
-    boundary, leads = truth.task.boundary, [0, args.lead - 1]
-    exact = deviation_power(draw_exactly(truth, config.run.seed + 7, rows, args.lead, 4 * args.members)[:, :, leads], boundary)
 
-    def bands(power: Tensor) -> Tensor:
-        return torch.stack([power[:, first:end].sum(1) for first, end in itertools.pairwise(args.edges)], 1)
+    def bands(members: Tensor) -> Tensor:
+        power = deviation_power(members, boundary)[0]
+        return torch.stack([power[first:end].sum() for first, end in itertools.pairwise(args.edges)])
 
+    windows = one_step(ensembles, args.windows, args.members, names, num_exact=4 * args.members)
+    later = draw_exactly(truth, config.run.seed + 7, rows, args.lead, 4 * args.members)[:, :, -1:]
+    laws = {1: bands(windows.law), args.lead: bands(later)}
     print(f"{'waves':>24}", *[f"{first:>4}-{end - 1:<4}" for first, end in itertools.pairwise(args.edges)])
-    law = bands(exact)
-    for lead, line in zip(leads, law / exact.sum(1, keepdim=True), strict=True):
-        print(f"{'exact, fraction':>16} frame {lead + 1:2}", *[f"{value:9.1e}" for value in line.tolist()])
-    for model in args.models or ["dressed_waves", *ensembles.samplers]:
-        members = rollouts(ensembles, model, rows, args.lead, args.members)[:, :, leads]
-        for lead, line in zip(leads, bands(deviation_power(members, boundary)) / law, strict=True):
-            print(f"{model:>16} frame {lead + 1:2}", *[f"{value:9.3g}" for value in line.tolist()], flush=True)
+    for lead, law in laws.items():
+        print(f"{'exact, fraction':>16} lead {lead:3}", *[f"{value:9.1e}" for value in (law / law.sum()).tolist()])
+    for model in names:
+        later = rollouts(ensembles, model, rows, args.lead, args.members)[:, :, -1:]
+        drawn = {1: bands(ensembles.residuals.decode(windows.draws[model])), args.lead: bands(later)}
+        for lead, law in laws.items():
+            print(f"{model:>16} lead {lead:3}", *[f"{value:9.3g}" for value in (drawn[lead] / law).tolist()], flush=True)
 
 
 if __name__ == "__main__":
