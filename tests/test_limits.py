@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.generative.calibration import BATCHES, SIZE, fit_limits
+from ups.generative.calibration import DRAWN, MEASURED, fit_gains, measure_residuals
 from ups.generative.conditions import error_fact
 from ups.generative.corrector import Drawn
 from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
@@ -81,6 +81,14 @@ class Way:
         return r * torch.where(facts[:, -1] > 0, self.told, 1.0).view(-1, *[1] * (r.ndim - 1))
 
 
+def fit(way: Way, source: Source, ranks: SimpleNamespace = ALONE, is_drawn: bool = False) -> None:
+    limits = way.network.heads[source.name].limits
+    residuals = measure_residuals(limits, source, 0, ranks)
+    fit_gains({"way": way}, source, residuals, 0, ranks)
+    if is_drawn:
+        fit_gains({"way": way}, source, residuals, 0, ranks, is_drawn=True)
+
+
 def powers(limits: WaveLimits, w: Tensor) -> Tensor:
     """Mean power in shells (channels, shells), of every wave."""
     power = limits.power(w).mean(0)
@@ -99,7 +107,7 @@ def limited(way: Way, source: Source, facts: float, key: int) -> tuple[Tensor, .
 def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_have_none(boundary, space, channels):
     source = Source(boundary, space, channels)
     way = Way(source, white=0.1)
-    fit_limits({"way": way}, source, 0, ALONE)
+    fit(way, source)
     r, drawn, found, prediction = limited(way, source, 0.0, 3)
     limits = way.network.heads[source.name].limits
     k = wave_numbers(limits.transform, boundary)
@@ -123,7 +131,7 @@ def test_a_mean_that_residuals_do_not_have_is_not_drawn():
 
     source = Held("periodic", (48,), 1)
     way = Way(source, white=0.1)
-    fit_limits({"way": way}, source, 0, ALONE)
+    fit(way, source)
     r, drawn, found, _ = limited(way, source, 0.0, 3)
     assert not bool(way.network.heads["flow"].limits.is_silent[0, 0])
     assert drawn.mean(-1).std() > 0.01 and found.mean(-1).std() < 1e-5 and r.mean(-1).std() < 1e-5
@@ -132,7 +140,7 @@ def test_a_mean_that_residuals_do_not_have_is_not_drawn():
 def test_right_draws_stay_as_they_are():
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0)
-    fit_limits({"way": way}, source, 0, ALONE)
+    fit(way, source)
     kept = way.network.heads["flow"].limits.gain[0, 0, 0, 1:6]
     assert (kept == 1).float().mean() >= 0.8 and (kept - 1).abs().max() < 0.2   # 3 standard errors each
 
@@ -140,10 +148,10 @@ def test_right_draws_stay_as_they_are():
 def test_states_that_were_drawn_have_gains_of_their_own():
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0, told=1.5)
-    fit_limits({"way": way}, source, 0, ALONE)
+    fit(way, source)
     limits = way.network.heads["flow"].limits
     assert torch.equal(limits.gain[0, 0], limits.gain[0, 1])
-    fit_limits({"way": way}, source, 0, ALONE, is_drawn=True)
+    fit(way, source, is_drawn=True)
     for facts in (0.0, float(error_fact(torch.tensor(0.1)))):
         r, _, found, _ = limited(way, source, facts, 5)
         ratio = (powers(limits, found) / powers(limits, r))[0, 1:6]
@@ -170,9 +178,9 @@ def test_what_is_fitted_does_not_depend_on_how_many_ranks_measure():
     """Two ranks measure half of the batches each."""
     source, found = Source("periodic", (48,), 1), {}
     way = Way(source, white=0.1)
-    fit_limits({"way": way}, source, 0, ALONE)
+    fit(way, source)
     alone = {key: value.clone() for key, value in way.network.heads["flow"].limits.state_dict().items()}
-    assert BATCHES % 2 == 0 and SIZE > 1
+    assert DRAWN % 2 == MEASURED % 2 == 0
 
     def rank(number: int) -> SimpleNamespace:
         calls = iter(range(9))
@@ -186,6 +194,6 @@ def test_what_is_fitted_does_not_depend_on_how_many_ranks_measure():
                                reduce_sum=reduce_sum)
 
     for number in (0, 1, 0):   # the first is told the second's sums when it asks again
-        fit_limits({"way": way}, source, 0, rank(number))
+        fit(way, source, rank(number))
     for key, value in way.network.heads["flow"].limits.state_dict().items():
         torch.testing.assert_close(value, alone[key], msg=key)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ups.files import DamagedError
-from ups.generative.calibration import fit_limits
+from ups.generative.calibration import fit_gains, measure_residuals
 from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
@@ -36,9 +36,10 @@ def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResi
     channels and cells of normalised fields; None where a member is not finite. Sets the heads' limits and
     their `drawn_error`, by the best way. contexts: frames that are given, by task. A collective."""
     [network] = {sampler.network for sampler in samplers.values()}
-    for source in residuals.values():
-        fit_limits(samplers, source, seed, ranks)
-    tried = {}
+    tried, powers = {}, {}
+    for name, source in residuals.items():
+        powers[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
+        fit_gains(samplers, source, powers[name], seed, ranks)
     for size in SIZES:
         for name in residuals:
             network.heads[name].drawn_error = size
@@ -46,7 +47,7 @@ def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResi
     for name, source in residuals.items():
         network.heads[name].drawn_error = min(SIZES, key=lambda size: min(
             score if score is not None else math.inf for score in tried[size][name].values()))
-        fit_limits(samplers, source, seed, ranks, is_drawn=True)
+        fit_gains(samplers, source, powers[name], seed, ranks, is_drawn=True)
     return {FOUND: _scores(samplers, residuals, contexts, seed, ranks, ROWS)}
 
 
