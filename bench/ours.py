@@ -46,7 +46,7 @@ def fit_bases(cache: Cache, config: Config, seed: int, place: torch.device, watc
             shortlist.add(name, candidate)
         if watch() > budget_seconds:
             break
-    head = selected(shortlist)
+    head, _ = selected(shortlist, lambda fields: candidates(cache, config.operator.base_steps, seed, place, fields))
     return head, shortlist.scores[head.description["base"]["name"]]
 
 

@@ -66,7 +66,7 @@ def selected(cache: Cache, **bases: torch.nn.Module) -> tuple[str, dict]:
         head = choose.head_with(cache, base.kind, choose.base_settings(cache) | {"degree": 1, "terms": []}, CPU)
         head.base = base
         shortlist.add(name, head)
-    description = choose.selected(shortlist).description
+    description = choose.selected(shortlist, lambda fields: iter(()))[0].description
     return description["base"]["name"], description
 
 

@@ -7,7 +7,7 @@ nRMSE of that decides, ties as ups/models/shortlist.py says.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -18,16 +18,22 @@ from ups.boundary import PERIODIC, along
 from ups.data.cache import Cache
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
+from ups.models.bases.per_field import Part, PerField, joined, parts_of, samples_of, settings_of
 from ups.models.conserve import correction
 from ups.models.head import HORIZON, TaskHead, describe_data
-from ups.models.shortlist import Shortlist, tried
+from ups.models.shortlist import Candidate, Shortlist, tried
 from ups.progress import note
 
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
+POOR, UNEVEN = 0.1, 10.0   # error of a field, and times that of another, from which it may spoil the other's fit
+HALVED = 2.0   # times less is what a base per field must leave of some field, as it takes as many calls
 BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
 KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
+
+# fields -> candidates that see these alone
+CandidatesOf = Callable[[Sequence[int]], Iterator[tuple[str, TaskHead]]]
 
 
 def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +90,14 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
     return head.to(device)
 
 
+def head_of(cache: Cache, parts: Sequence[Part], device: torch.device) -> TaskHead:
+    """A head of width 1 with a base per field, of fitted parts."""
+    base = PerField.of(parts).to(device)
+    head = head_with(cache, PerField.kind, {"parts": base.described}, device)
+    head.base = base
+    return head
+
+
 def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of what it
     predicts and is not zero throughout; inf if it blows up."""
@@ -112,10 +126,10 @@ def data_keep(head: TaskHead, cache: Cache) -> bool:
     return bool(moved.square().mean((0, 1)).sqrt().max() <= KEPT)
 
 
-def candidates(cache: Cache, base_steps: int, seed: int,
-               device: torch.device) -> Iterator[tuple[str, TaskHead]]:
+def candidates(cache: Cache, base_steps: int, seed: int, device: torch.device,
+               fields: Sequence[int] | None = None) -> Iterator[tuple[str, TaskHead]]:
     """Yield (name, head on `device` with a fitted base) for every base in task.TASK.base; heads are of width
-    1.
+    1. With `fields`, bases of these predicted fields, which see no others but those that are given.
 
     base_steps: gradient steps of 16 windows for bases that are learnt. The weights depend on `seed` and the
     cache alone, not on what was drawn before. Raises ValueError when a parameter value has no training
@@ -124,17 +138,26 @@ def candidates(cache: Cache, base_steps: int, seed: int,
     settings = base_settings(cache)
     samples = Samples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     is_conservative = data_keep(samples.head, cache)
+    if fields is not None:
+        reads = [*fields, *range(len(cache.task.moving), len(cache.task.fields))]
+        samples, settings = samples_of(samples, reads), settings_of(settings, reads)
     for kind in cache.settings.base:
         if cache.is_sampled and BASES[kind].knows_fitted_only:
             print(f"{cache.task.name}: {kind} serves a few parameter values alone, and these are many: left "
                   f"out")
             continue
+        if fields is not None and not BASES[kind].fits_some:
+            continue
         note(f"{cache.task.name}: {kind}")
         for name, fitted, base in reported(BASES[kind].fit(samples, settings), f"{cache.task.name}: {kind}"):
-            head = head_with(cache, kind, fitted, device)
-            head.base.load_state_dict(base.state_dict())
-            if base.is_users:
-                head.base.use(base.step)
+            if fields is None:
+                head = head_with(cache, kind, fitted, device)
+                head.base.load_state_dict(base.state_dict())
+                if base.is_users:
+                    head.base.use(base.step)
+            else:
+                head = head_of(cache, [Part(base, kind, fitted, reads, list(fields))], device)
+                name = f"{name} of {', '.join(cache.task.fields[channel] for channel in reads)} alone"
             head.description["is_conservative"] = is_conservative
             yield name, head
 
@@ -165,35 +188,82 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
 
 def choose_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
                 device: torch.device) -> tuple[TaskHead, dict[str, float]]:
-    """The head with the base that `Shortlist` selects by validation rollouts, and every candidate's pooled
-    nRMSE (inf: it blew up).
+    """The head with the base that serves, selected by validation rollouts, and the pooled nRMSE of every
+    candidate for all fields (inf: it blew up).
 
     Raises ValueError if all of them blow up.
     """
     shortlist = shortlist_of(cache, context_frames, seed)
     for name, head in candidates(cache, base_steps, seed, device):
         shortlist.add(name, head)
-    return selected(shortlist), shortlist.scores
+    return selected(shortlist, lambda fields: candidates(cache, base_steps, seed, device, fields))
 
 
 def shortlist_of(cache: Cache, context_frames: int, seed: int) -> Shortlist:
     """The empty shortlist of a task, for candidates that are tried on its validation trajectories."""
-    return Shortlist(cache, context_frames, spread(cache, "val", NUM_ROLLOUTS), seed)
+    return Shortlist(cache, context_frames, spread(cache, "val", NUM_ROLLOUTS),
+                     spread(cache, "train", NUM_ROLLOUTS), seed)
 
 
-def selected(shortlist: Shortlist) -> TaskHead:
-    """The head of the candidate that serves, complete. Raises ValueError for an empty shortlist."""
+def selected(shortlist: Shortlist, candidates_of: CandidatesOf) -> tuple[TaskHead, dict[str, float]]:
+    """The head of what serves, complete, and the scores of all. Raises ValueError for an empty shortlist."""
     cache, name = shortlist.cache, shortlist.cache.task.name
-    if not shortlist.kept:
+    if not shortlist.all.kept:
         raise ValueError(f"no base of {name} survives its validation rollouts (tried: "
                          f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence to "
                          f"task.{name}.base, or look at the data with the doctor.")
-    best, unstable = shortlist.select(spread(cache, "train", NUM_ROLLOUTS))
+    best = per_field(shortlist, shortlist.select(shortlist.all), candidates_of)
     head, is_steady = best.head, cache.task.is_steady
-    head.description["base"] |= {"name": best.name, "unstable": unstable}
+    head.description["base"] |= {"name": best.name, "unstable": shortlist.unstable(best)}
     head.description[HORIZON] = 1 if is_steady else cache.num_frames - shortlist.context
     settle(head, cache, shortlist.seed)
-    return head
+    return head, shortlist.scores
+
+
+def per_field(shortlist: Shortlist, whole: Candidate, candidates_of: CandidatesOf) -> Candidate:
+    """A base for every field or vector if that is better than one base for all of them, else `whole`.
+
+    Where a field is predicted badly, or much worse than another, it may have spoiled what was fitted to both:
+    then bases of some fields alone are tried.
+    """
+    cache = shortlist.cache
+    units = [ties for ties in shortlist.units if ties.kept]   # a field that is zero throughout has no error
+    if len(units) < 2:
+        return whole
+    errors = {tuple(ties.fields): ties.error(whole) for ties in units}
+    if not cache.task.is_steady and max(errors.values()) > min(POOR, UNEVEN * min(errors.values())):
+        for fields in groups_of(sorted(errors, key=lambda unit: errors[unit])):
+            for name, head in candidates_of(fields):
+                found = shortlist.try_out(name, head)
+                for ties in units:
+                    if {*ties.fields} <= {*fields}:
+                        ties.add(found)
+    parts, names = [], []
+    for ties in units:
+        best = shortlist.select(ties)
+        if ties.is_as_good(whole, best) or HALVED * ties.error(best) > ties.error(whole):
+            best = whole
+        parts += parts_of(best.head.base, best.head.description["base"], ties.fields)
+        names.append(f"{', '.join(cache.task.fields[channel] for channel in ties.fields)}: {best.name}")
+    if all(part.base is whole.head.base for part in parts):
+        return whole
+    head = head_of(cache, joined(parts), whole.head.scale.device)
+    head.description["is_conservative"] = whole.head.description["is_conservative"]
+    found = shortlist.try_out("; ".join(names), head)
+    if (not all(ties.is_as_good(found, whole) for ties in units)
+            or all(HALVED * ties.error(found) > ties.error(whole) for ties in units)):
+        return whole
+    shortlist.scores[found.name] = found.error()
+    return found
+
+
+def groups_of(units: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Fields to fit bases of alone: each of the units, all but one, and those that are predicted best. units:
+    the channels of each, in the order of their errors."""
+    found = [*([unit] for unit in units), *([unit for unit in units if unit != one] for one in units),
+             *(units[:count] for count in range(2, len(units)))]
+    groups = [sorted(channel for unit in group for channel in unit) for group in found]
+    return [group for place, group in enumerate(groups) if group not in groups[:place]]
 
 
 def settle(head: TaskHead, cache: Cache, seed: int) -> None:

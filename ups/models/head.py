@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import zero_linear
-from ups.models.bases import BASES
 from ups.models.bases.base import Known
+from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, given
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import described_task
@@ -51,7 +51,7 @@ class TaskHead(nn.Module):
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
                                   else None)
-        self.base = BASES[description["base"]["kind"]](**description["base"]["settings"])
+        self.base = build_base(description["base"])
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))

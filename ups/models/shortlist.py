@@ -6,7 +6,8 @@ its many numbers where the data are, and grows where they are not.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +41,10 @@ class Candidate:
     rmse: Tensor
     ref_rms: Tensor
 
+    def of(self, fields: Sequence[int]) -> "Candidate":
+        """What it leaves of some of the predicted fields."""
+        return replace(self, rmse=self.rmse[..., fields], ref_rms=self.ref_rms[..., fields])
+
     def error(self, num_frames: int | None = None) -> float:
         """Pooled nRMSE over the first frames (all), of the fields that are not zero throughout; inf if the
         forecast blew up."""
@@ -47,11 +52,6 @@ class Candidate:
         errors = ratio(*pooled)
         error = float(errors[~errors.isnan()].mean())
         return error if math.isfinite(error) else math.inf
-
-    @property
-    def rank(self) -> tuple[float, int, float]:
-        """The simplest first, and of those the best."""
-        return *self.head.base.complexity, self.error()
 
 
 @torch.no_grad()
@@ -91,43 +91,80 @@ def is_as_good(one: Candidate, best: Candidate, groups: Tensor, seed: int) -> bo
     return True
 
 
-class Shortlist:
-    """The candidates of a task that validation cannot tell from the best.
+class Ties:
+    """The candidates that validation cannot tell from the best by the errors of `fields` (predicted ones)."""
 
-    rows: validation trajectories. scores: the pooled nRMSE of all that were added, inf for one that blew up.
-    """
-
-    def __init__(self, cache: Cache, context: int, rows: Tensor, seed: int):
-        self.cache, self.context, self.rows, self.seed = cache, context, rows, seed
-        self.scores: dict[str, float] = {}
+    def __init__(self, fields: Sequence[int], groups: Tensor, seed: int):
+        self.fields, self.groups, self.seed = list(fields), groups, seed
         self.kept: list[Candidate] = []
 
-    def add(self, name: str, head: TaskHead) -> None:
-        """Try a candidate, and drop those that are worse than the best."""
-        found = tried(name, head, self.cache, self.context, self.rows)
-        self.scores[name] = found.error()
-        if math.isfinite(self.scores[name]):
+    def add(self, found: Candidate) -> None:
+        """Take in a candidate, and drop those that are worse than the best."""
+        if math.isfinite(self.error(found)):
             self.kept.append(found)
-            best, groups = self.best, self.cache.trajectory[self.rows]
-            self.kept = [one for one in self.kept
-                         if one is best or is_as_good(one, best, groups, self.seed)]
+            best = self.best
+            self.kept = [one for one in self.kept if one is best or self.is_as_good(one, best)]
 
     @property
     def best(self) -> Candidate:
         """The candidate of the least error."""
-        return min(self.kept, key=Candidate.error)
+        return min(self.kept, key=self.error)
 
-    def select(self, trained: Tensor) -> tuple[Candidate, str]:
-        """The simplest candidate that is stable beyond the data, and ""; if none is, the best, and in which
-        way it is not. trained: training trajectories, which say what growth is theirs."""
+    def error(self, one: Candidate) -> float:
+        """The pooled nRMSE of the fields."""
+        return one.of(self.fields).error()
+
+    def is_as_good(self, one: Candidate, other: Candidate) -> bool:
+        """Whether validation cannot tell `one` from a better one."""
+        return is_as_good(one.of(self.fields), other.of(self.fields), self.groups, self.seed)
+
+
+class Shortlist:
+    """What serves a task, and what might serve some of its fields: `Ties` of all and of every unit of them, a
+    field or a vector.
+
+    rows: validation trajectories; trained: training trajectories, which say what growth is theirs. scores:
+    the pooled nRMSE of all that were added, inf for one that blew up.
+    """
+
+    def __init__(self, cache: Cache, context: int, rows: Tensor, trained: Tensor, seed: int):
+        self.cache, self.context, self.rows, self.trained, self.seed = cache, context, rows, trained, seed
+        spec, groups = cache.task, cache.trajectory[rows]
+        vectors = [[spec.fields.index(name) for name in vector] for vector in spec.vectors]
+        alone = {*range(len(spec.moving))} - {channel for vector in vectors for channel in vector}
+        units = sorted([*([channel] for channel in alone), *vectors])
+        self.all = Ties(range(len(spec.moving)), groups, seed)
+        self.units = [Ties(unit, groups, seed) for unit in units
+                      if max(unit) < len(spec.moving) and len(units) > 1]
+        self.scores: dict[str, float] = {}
+        self._growth: Growth | None = None
+        self._unstable: dict[str, str] = {}
+
+    def add(self, name: str, head: TaskHead) -> None:
+        """Try a base for all fields."""
+        found = self.try_out(name, head)
+        self.scores[name] = found.error()
+        for ties in (self.all, *self.units):
+            ties.add(found)
+
+    def try_out(self, name: str, head: TaskHead) -> Candidate:
+        """A candidate after its rollouts."""
+        return tried(name, head, self.cache, self.context, self.rows)
+
+    def unstable(self, one: Candidate) -> str:
+        """In which way a candidate outgrows the data; "" if it does not, or makes no rollouts."""
         if self.cache.task.is_steady:
-            return min(self.kept, key=lambda one: one.rank), ""
-        data, reasons = Growth(self.cache, self.kept[0].head, torch.cat([trained, self.rows])), {}
-        for one in sorted(self.kept, key=lambda one: one.rank):
-            reasons[one.name] = data.exceeded_by(one.head, self.rows[:NUM_LONG], self.context, self.seed)
-            if not reasons[one.name]:
-                return one, ""
-        return self.best, reasons[self.best.name]
+            return ""
+        self._growth = self._growth or Growth(self.cache, one.head, torch.cat([self.trained, self.rows]))
+        if one.name not in self._unstable:
+            self._unstable[one.name] = self._growth.exceeded_by(one.head, self.rows[:NUM_LONG], self.context,
+                                                                self.seed)
+        return self._unstable[one.name]
+
+    def select(self, ties: Ties) -> Candidate:
+        """The simplest candidate that is stable beyond the data; the best if none is."""
+        ranked = sorted(ties.kept, key=lambda one: (*one.head.base.complexity, ties.error(one)))
+        return next((one for one in ranked if not self.unstable(one)), ties.best)
 
 
 class Growth:

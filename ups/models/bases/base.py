@@ -113,6 +113,7 @@ class Base(nn.Module):
     is_learnt = False           # whether it has weights that gradient steps train, rather than a closed form
     is_users = False            # whether it calls a function of the user's, which weights do not hold
     lr_factor = 1.0             # of the rate, once it trains beside the network
+    fits_some = False           # whether it may be fitted to some of the fields alone
     degree = math.inf           # of the next frame as a polynomial of the last ones; inf: it is none
 
     def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ class Equation(Base):
     that what would blow up is bounded, wrong and not chosen.
     """
 
-    kind, knows_fitted_only = "equation", True
+    kind, knows_fitted_only, fits_some = "equation", True, True
 
     def __init__(self, num_values: int, num_channels: int, space: Sequence[int], boundary: str,
                  lengths: Sequence[float] = (), dt: float = 1.0, positive: Sequence[int] = (),

@@ -37,7 +37,7 @@ class Modal(Base):
     weight_real, weight_imag: (values, modes, terms, C). Zero until fitted.
     """
 
-    knows_fitted_only = True
+    knows_fitted_only = fits_some = True
     # per parameter value, in the normal equations: some fifty times the unknowns of one mode
     MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50
     RIDGES = (1e-6, 1e-8, 1e-10)

@@ -22,7 +22,7 @@ class Transport(Learnt):
     logarithms. The head is ours.
     """
 
-    kind, BATCH = "transport", 16
+    kind, BATCH, fits_some = "transport", 16, True
     TAPS = 5
     LEARNING_RATE = 1e-2   # Adam, 600 steps on Burgers nu 0.01: 4e-4; 3e-2 gives 7e-3
     RATE_SCALE = 10.0   # so that a unit step of the optimizer moves the potential as much as the width
