@@ -54,8 +54,8 @@ def judged(request):
 def as_corrector(entry: dict, name: str) -> dict:
     """The entry with that model in the corrector's place, and a cheap one that every model beats."""
     versus = entry["comparisons"]
-    models = {"corrector": entry["models"][name] | {"one_step": entry["models"][name]}}
-    return {"models": models, "best_cheap": "cheap", "comparisons": {
+    models = {"corrector": entry["models"][name] | {"one_step": entry["models"][name]}, "exact": {}}
+    return {"models": models, "best_cheap": "cheap", "members": 24, "checks": {}, "comparisons": {
         "corrector / exact": versus[f"{name} / exact"], "corrector / cheap": {"crps": {"value": 0.1, "low": 0.1, "high": 0.1}}}}
 
 
@@ -90,7 +90,7 @@ def test_the_gate_beside_exact_draws(judged, model, passed):
     rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", as_corrector(judged[1], model), SETTINGS)}
     assert rows["exact/t/corrector"]["passed"] == passed, rows["exact/t/corrector"]
     cheap = as_corrector(judged[1], model)
-    del cheap["comparisons"]["corrector / exact"]
+    del cheap["comparisons"]["corrector / exact"], cheap["models"]["exact"]
     assert not any(row["name"].startswith("exact") for row in ensemble_gates("diffusion", "t", cheap, SETTINGS))
 
 
@@ -98,7 +98,7 @@ def test_the_gate_beside_exact_draws(judged, model, passed):
 def test_data_of_another_noise_are_refused_where_draws_of_the_law_judge_in_their_place(judged, times):
     """Scores over draws of the law do not see what the data hold."""
     made = as_corrector(judged[1], "again")
-    made = made | {"models": made["models"] | {"exact": {}}, "checks": judged[1]["checks"][times]}
+    made = made | {"checks": judged[1]["checks"][times]}
     rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", made, SETTINGS)}
     assert rows["law/t"]["passed"] == (times == 1), rows["law/t"]
     assert rows["exact/t/corrector"]["passed"]

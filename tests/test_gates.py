@@ -15,10 +15,11 @@ from test_report import example, task_entry, waves
 from ups.config import load_config
 from ups.evaluation import report, summary
 from ups.evaluation.gates import check_gates, check_verdicts, gate, point
-from ups.evaluation.steady import pool, pool_spread
+from ups.evaluation.steady import pool, pool_checks, pool_spread
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.intervals import bootstrap, halves
 from ups.metrics.intervals import entry as entry_of
+from ups.metrics.joint import score_joint
 
 SETTINGS = load_config(None).evaluate
 CASES, MEMBERS, FRAMES, CELLS = 60, 8, 8, 16
@@ -46,7 +47,9 @@ def scored(kind: str, key: int) -> tuple[dict, dict]:
     """(scores, row of results.json) of members drawn as `kind` says."""
     draw, u_ref = world()
     members = u_ref[:, None].expand(-1, MEMBERS, -1, -1, -1) if kind == "truth" else draw(kind, key)
-    scores = probabilistic.score_ensemble(members, u_ref, "periodic", draw("mean", 5, 1)[:, 0])
+    reference = draw("mean", 5, 1)[:, 0]
+    scores = {**probabilistic.score_ensemble(members, u_ref, "periodic", reference),
+              **score_joint(members, u_ref, "periodic", reference)}
     return scores, probabilistic.summarise_ensemble(scores, 200, 0)
 
 
@@ -63,12 +66,13 @@ def entry(**fakes: str) -> dict:
     drawn = {model: (kind, key if kind == "right" else 5) for key, (model, kind) in enumerate(kinds.items())}
     models = {model: copy.deepcopy(scored(*which)[1]) for model, which in drawn.items()}
     for model, evaluations in (("corrector", 32.0), ("student_1", 1.0), ("student_2", 2.0), ("rival", 1.0)):
-        models[model] |= {"one_step": models[model] | {"by_start": []}, "evaluations_per_state": evaluations}
+        models[model] |= {"one_step": models[model] | {"by_start": []}, "evaluations_per_state": evaluations,
+                          "operations_per_state": evaluations}
     cheap = "dressed_conditional"
     pairs = [*((model, other) for model in ("corrector", "student_1", "student_2", "rival") for other in (cheap, "operator")),
              ("student_1", "corrector"), ("student_2", "corrector")]
-    return {"models": models, "best_cheap": cheap, "num_initial_conditions": CASES, "comparisons": {
-        f"{one} / {other}": compared(drawn[one], drawn[other]) for one, other in pairs}}
+    return {"models": models, "best_cheap": cheap, "num_initial_conditions": CASES, "members": MEMBERS, "comparisons": {
+        f"{one} / {other}": compared(drawn[one], drawn[other]) for one, other in pairs}, "checks": {"response": {}}}
 
 
 @functools.cache
@@ -83,10 +87,12 @@ def prior(kind: str = "right", pushed: str = "right") -> dict:
                draw(kind, 8 if kind == pushed else 5)}
     scores = {model: probabilistic.score_ensemble(u, u_ref, "periodic") for model, u in members.items()}
     cases = {case: {model: probabilistic.summarise_ensemble(rows, 20, 0) for model, rows in scores.items()} for case in names}
+    scores["corrector"] |= score_joint(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
     every = dict.fromkeys(names, scores)
     cheap = "linear_posterior" if pushed == "right" else "dressed_conditional"
     return {"cases": cases, "num_initial_conditions": CASES, "best_cheap": cheap,
-            "ssr": pool_spread([scores["corrector"]] * 2, 200, 0, groups), "comparisons": {
+            "ssr": pool_spread([scores["corrector"]] * 2, 200, 0, groups),
+            "checks": pool_checks([scores["corrector"]] * 2, [], 200, 0, groups), "comparisons": {
                 f"corrector / {other}": pool(every, list(names), other, 200, 0, groups)
                 for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional")}}
 
@@ -106,9 +112,11 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
     gates = check_gates(results_with(entry(), prior()), SETTINGS)
     assert not [row["reason"] for row in gates if not row["passed"]]
     claims = {(row["stage"], row["name"].split("/")[0]) for row in gates}
-    assert {(stage, claim) for stage in ("diffusion", "consistency", "rival", "steady") for claim in ("finite", "score", "spread")
-            } | {("steady", "observed"), ("consistency", "teacher"), ("consistency", "evaluations"),
-                 ("rival", "evaluations")} == claims
+    every = ("finite", "score", "spread", "coverage_50", "variogram_space", "spectrum", "nearest")
+    assert {(stage, claim) for stage in ("diffusion", "consistency", "rival", "steady") for claim in every} | {
+        (stage, claim) for stage in ("diffusion", "consistency", "rival") for claim in ("trajectories", "variogram_time")} | {
+        (stage, claim) for stage in ("consistency", "rival") for claim in ("evaluations", "operations")} | {
+        ("steady", "observed"), ("consistency", "teacher")} == claims
     assert all(row["task"] == "t" and row["low"] <= row["value"] <= row["high"] for row in gates)
 
 
@@ -138,7 +146,8 @@ def test_a_prior_that_is_the_exact_law_passes_beside_a_cheap_one_that_is_it_too(
 def test_draws_that_see_nothing_fail_also_where_no_cheap_ensemble_sees_more():
     made = copy.deepcopy(prior("blind", "blind"))
     made["best_cheap"] = "linear_posterior"
-    assert failed(results_with(entry(), made)) == {"observed/t/prior"}
+    names = failed(results_with(entry(), made))
+    assert "observed/t/prior" in names and "score/t/prior" not in names
 
 
 def test_where_noise_alone_may_be_the_exact_law_equal_to_it_but_for_chance_is_enough():
@@ -148,6 +157,7 @@ def test_where_noise_alone_may_be_the_exact_law_equal_to_it_but_for_chance_is_en
     made["comparisons"]["corrector / dressed_conditional"]["crps"] = versus
     assert "score/t/corrector" in failed(results_with(made))
     leads = {end: [1.0, 1.2] for end in ("value", "low", "high")}
+    made["models"]["exact"] = {}
     made["comparisons"]["corrector / exact"] = {"crps": versus, "crps_by_lead": leads}
     names = failed(results_with(made))
     assert "score/t/corrector" not in names and "exact/t/corrector" in names

@@ -82,7 +82,7 @@ def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     return entry, samples
 
 
-GATES = SimpleNamespace(max_ratio_to_persistence=0.5, max_ratio_to_base=1.25, min_initial_conditions=4,
+GATES = SimpleNamespace(quality=True, max_ratio_to_persistence=0.5, max_ratio_to_base=1.25, min_initial_conditions=4,
                         max_nrmse={"advection1d": 0.5, "diff_react2d": 0.01})
 
 

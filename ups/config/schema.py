@@ -267,6 +267,7 @@ class EvaluateConfig:
     num_bootstrap: Annotated[int, Positive]
     legacy: bool
     stages: list[Literal["operator", "diffusion", "consistency", "rival", "steady"]]
+    quality: bool
     max_ratio_to_persistence: float
     max_ratio_to_base: float
     max_nrmse: dict[str, float]

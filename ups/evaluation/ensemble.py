@@ -16,13 +16,15 @@ and teacher can be paired.
 import statistics
 import timeit
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.flop_counter import FlopCounterMode
 
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth, affordable
@@ -62,9 +64,7 @@ def _num_weights(network: nn.Module, task: str = "") -> int:
 class Ensembles:
     """Every way to draw the residual of one task: `names`, those of CHEAP first.
 
-    residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them. calls: since
-    it was cleared, "draw" of networks that draw, "every" of these and of the operator, and of the Gaussian
-    that gives mean and scale by its weights over theirs.
+    residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them.
     """
 
     def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int):
@@ -72,21 +72,37 @@ class Ensembles:
         self.device = residuals.device
         self.corrector = samplers["corrector"].network
         self.head = self.corrector.heads[residuals.name]
-        self.calls: Counter[str] = Counter()
-        for network in {id(sampler.network): sampler.network for sampler in samplers.values()}.values():
-            gaussian = network.heads[residuals.name].gaussian
-            network.backbone.register_forward_hook(partial(self._count, {"draw": 1, "every": 1}))
-            share = _num_weights(gaussian) / _num_weights(network.backbone, residuals.name)
-            gaussian.register_forward_hook(partial(self._count, {"every": share}))
-        residuals.operator.backbone.register_forward_hook(partial(self._count, {"every": 1}))
         self.names = [*CHEAP, *samplers]
         batch = Schedule({residuals.name: residuals.windows("reserved")}, BANK, seed + 4).batch(0)
         parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
         self.bank = torch.cat([residuals.draw("reserved", rows, starts, generator(seed, "bank", i))[0]
                                for i, (rows, starts) in enumerate(parts)])
 
-    def _count(self, calls: dict[str, float], *_: object) -> None:
-        self.calls.update(calls)
+    def count_calls(self, function: Callable[[], object]) -> Counter[str]:
+        """Network calls while `function` runs: "draw" of networks that draw, "every" of these and of the
+        operator, and of the Gaussian that gives mean and scale by its weights over theirs.
+
+        Counted by the class of a module, wherever a call comes from, so that a copy of a network counts too.
+        """
+        calls, network = Counter(), self.corrector
+        operator, gaussian = self.residuals.operator.backbone, self.head.gaussian
+        networks = {type(sampler.network.backbone) for sampler in self.samplers.values()} | {type(operator)}
+        fraction = _num_weights(gaussian) / _num_weights(network.backbone, self.head.name)
+
+        def count(module: nn.Module, *_: object) -> None:
+            if module is operator:
+                calls["every"] += 1
+            elif type(module) in networks:
+                calls.update(("draw", "every"))
+            elif type(module) is type(gaussian):
+                calls["every"] += fraction
+
+        handle = register_module_forward_hook(count)
+        try:
+            function()
+        finally:
+            handle.remove()
+        return calls
 
     def head_of(self, model: str) -> CorrectorHead:
         """The head that draws, or of the cheap ways the corrector's, which has their mean and scale."""
@@ -142,7 +158,8 @@ class Windows:
     truth (count, *tokens, dim): the latent residual that they are draws of. u_ref (count, bundle, C, *space):
     the same of the field, normalised, from the data: with what the codec leaves out, which no draw has. rows:
     positions in the split; starts: first frames, counted from the first that the corrector is trained from.
-    law (count, K, bundle, C, *space): as u_ref, of exact draws; None: not asked for, or not known.
+    law (count, K, bundle, C, *space): as u_ref, of exact draws; exact (count, M, ...): other exact draws, as
+    an ensemble; None: not asked for, or not known.
     """
 
     draws: dict[str, Tensor]
@@ -151,6 +168,7 @@ class Windows:
     rows: Tensor
     starts: Tensor
     law: Tensor | None = None
+    exact: Tensor | None = None
 
 
 @torch.no_grad()
@@ -180,9 +198,9 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: Sequence
     if not num_exact or ensembles.truth.task.draw is None:
         return found
     cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)
-    return replace(found, law=torch.cat([
-        law_of(ensembles, *cut, generator(ensembles.seed, "test", number), affordable(num_exact, u_ref))
-        for number, cut in enumerate(cuts)]))
+    drawn = torch.cat([law_of(ensembles, *cut, generator(ensembles.seed, "test", number),
+                              num_members + affordable(num_exact, u_ref)) for number, cut in enumerate(cuts)])
+    return replace(found, exact=drawn[:, :num_members], law=drawn[:, num_members:])
 
 
 def law_of(ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, draw: torch.Generator,
@@ -223,7 +241,8 @@ def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.G
 @torch.no_grad()
 def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[str, float]:
     """ms_per_state: median over TIMED calls of the time per step of a rollout and state, operator and
-    decoding included; evaluations_per_state, of what draws; networks_per_state, of every network."""
+    decoding included; evaluations_per_state, of what draws; networks_per_state, of every network;
+    operations_per_state, of matrix products and convolutions, whoever calls them."""
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
@@ -237,8 +256,10 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
         source.decode(z_next).cpu()   # waits for the device
 
-    ensembles.calls.clear()
     seconds = timeit.repeat(step, number=1, repeat=TIMED + 1)[1:]   # the first warms up
+    calls = ensembles.count_calls(step)
+    with FlopCounterMode(display=False) as operations:
+        step()
     return {"ms_per_state": 1e3 * statistics.median(seconds) / len(rows),
-            "evaluations_per_state": ensembles.calls["draw"] / (TIMED + 1),
-            "networks_per_state": ensembles.calls["every"] / (TIMED + 1)}
+            "evaluations_per_state": float(calls["draw"]), "networks_per_state": float(calls["every"]),
+            "operations_per_state": operations.get_total_flops() / len(rows)}

@@ -6,23 +6,17 @@ A gate is a minimal claim about one stage and one task, with the figure that dec
      "value", "low", "high", "bound": text, "passed": bool, "reason": a sentence}
 
 It passes where the whole 95 % interval over initial conditions is on the right side, so that less data make
-it harder. Ratios are paired, and equal is not better. The claims, and the fakes that each refuses
-(tests/test_gates.py):
+it harder. Ratios are paired, and equal is not better. Of what exact draws have, such as a spread of the size
+of the error, two bounds are asked: the whole interval is inside the wide one, and not wholly outside the near
+one, or exact draws of a few trajectories would fail by chance. Every claim on an ensemble is a row of
+ups/evaluation/claims.py, with the fakes that it refuses; of the operator:
 
     made             every stage that was asked for is there       a stage deleted, or never run
     finite           no forecast holds NaN or inf                  a diverged network
     trivial, base    the operator beats persistence or the training mean, and its base but for a margin
-    score            corrector, students, rival beat the best      the conditional Gaussian or the mean in
-                     cheap ensemble, a prior is no worse (one of   place of samples, the teacher's head alone
-                     them may be the exact law, which none beats)
-    observed         a prior beats solutions drawn blindly         draws that do not look at what was seen
-    spread           the spread is of the size of the error        one guess, the truth in every member
-    exact            and the CRPS is near that of exact draws,     an ensemble twice too wide, one guess, one
-                     at every lead, where a task has them          that does not look at its state
-    law              the data come from the law that exact draws   data of another noise
-                     are of
-    teacher          students come close to their teacher          a student that learnt nothing
-    evaluations      and are as cheap as they say                  the teacher in the student's place
+
+tests/test_fakes.py puts each fake, and exact draws, in the place of the stages. evaluate.quality=false leaves
+the claims that hold of what was trained for seconds.
 
 A verdict is {"usable": bool, "words": a few sentences}, for every task. Both come from results.json alone.
 """
@@ -31,6 +25,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 
@@ -38,9 +33,7 @@ BASELINES = ("persistence", "train_mean")  # the trivial forecast of a time-depe
 OTHERS = (*BASELINES, "codec_floor", "fno", "unet")   # models of an entry that no stage of ours made
 # of the stages
 MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}
-EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
-NOT_WORSE = 1.05       # a score over the best cheap ensemble's, where that may be the exact law
 SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
 
 PAIR = "operator / base"   # of a task's comparisons
@@ -51,7 +44,6 @@ NETWORK = {   # what a verdict says of it, by `network_share`
     "more": f" Its network makes it worse than its base alone {BESIDE}.",
     "tie": f" Its network adds nothing that can be told to its base {BESIDE}."}
 
-Interval = dict[str, float | None]
 
 
 def trivial_of(task: dict[str, Any]) -> str:
@@ -59,26 +51,17 @@ def trivial_of(task: dict[str, Any]) -> str:
     return next(name for name in BASELINES if name in task["models"])
 
 
-def point(value: float | None) -> Interval:
-    """A count, or a figure without an interval."""
-    return {"value": value, "low": value, "high": value}
-
-
-def worst(found: dict[str, list]) -> Interval:
-    """Of an interval of lists, the entry whose upper end is largest; undefined if one is."""
-    if None in found["high"]:
-        return point(None)
-    index = max(range(len(found["high"])), key=found["high"].__getitem__)
-    return {end: found[end][index] for end in ("value", "low", "high")}
-
-
 def gate(stage: str, name: str, what: str, found: Interval, above: float | None = None,
-         below: float | None = None, bound: str = "") -> dict[str, Any]:
-    """The record of one gate: passed where the whole interval of `found` lies strictly between the bounds.
-    Undefined fails."""
+         below: float | None = None, bound: str = "",
+         near: tuple[float, float] | None = None) -> dict[str, Any]:
+    """The record of one gate: passed where the whole interval of `found` lies strictly between the bounds,
+    and is not wholly outside `near`. Undefined fails."""
     known = None not in found.values()
     passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
-    bound = bound or (f"below {below:g}" if above is None else f"{above:g} to {below:g}")
+    passed = passed and (near is None or (found["high"] >= near[0] and found["low"] <= near[1]))
+    bound = bound or (f"below {below:g}" if above is None else f"above {above:g}" if below is None else
+                      f"{above:g} to {below:g}")
+    bound += f", not wholly outside {near[0]:g} to {near[1]:g}" if near else ""
     shown = f"{found['value']:.4g}" if known else "undefined (not finite)"
     if known and found["low"] != found["high"]:
         shown += f" [{found['low']:.4g}, {found['high']:.4g}]"
@@ -99,7 +82,7 @@ def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[d
                    point(models[model].get("nonfinite_trajectories")), below=1, bound="none")
     limits = {**dict.fromkeys(BASELINES, ("trivial", settings.max_ratio_to_persistence)),
               "base": ("base", settings.max_ratio_to_base)}
-    for other, (claim, limit) in limits.items():
+    for other, (claim, limit) in limits.items() if settings.quality else ():
         if other in models:
             yield gate("operator", f"{claim}/{name}", f"nRMSE of the operator over that of {other}",
                        task["comparisons"][f"operator / {other}"]["nrmse"], below=limit)
@@ -108,52 +91,26 @@ def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[d
                    below=settings.max_nrmse[name])
 
 
+def claimed(claims: tuple[Claim, ...], stage: str, name: str, entry: dict[str, Any], settings: Any,
+            model: str) -> Iterator[dict]:
+    """The gates of one model by the rows that apply to it."""
+    for claim in claims:
+        found = claim.figure(entry, model) if claim.applies(stage, settings) else None
+        if found is not None:
+            where = claim.name if claim.of_task else f"{claim.name}/{name}/{model}"
+            words = claim.words.format(model=model, cheap=entry["best_cheap"])
+            yield {**gate(stage, where.format(task=name), words, found, **claim.bounds(settings, model)),
+                   "refuses": claim.refuses}
+
+
 def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
     """Of the corrector, the students or the rival."""
-    models, versus, cheap = entry["models"], entry["comparisons"], entry["best_cheap"]
-    if stage == "diffusion" and "exact" in models:
-        yield gate(stage, f"law/{name}", "spread of exact draws over the data's error about their mean",
-                   entry["checks"]["ssr_of_law"], *settings.spread_of_law)
     for model in MODELS[stage]:
-        row = models[model]
-        broken = max(part["nonfinite_trajectories"] for part in (row, row["one_step"]))
-        yield gate(stage, f"finite/{name}/{model}", "the number of trajectories with NaN or inf",
-                   point(broken), below=1, bound="none")
-        yield gate(stage, f"score/{name}/{model}",
-                   f"fair CRPS of {model} over that of the best cheap ensemble ({cheap})",
-                   versus[f"{model} / {cheap}"]["crps"],
-                   below=settings.max_crps_ratio * (NOT_WORSE if f"{model} / exact" in versus else 1))
-        yield gate(stage, f"spread/{name}/{model}", f"spread of {model} over its error, in rollouts,",
-                   row["ssr"], *settings.spread_skill)
-        if exact := versus.get(f"{model} / exact"):
-            yield gate(stage, f"exact/{name}/{model}",
-                       f"fair CRPS of {model} over that of exact draws, at its worst lead,",
-                       worst(exact["crps_by_lead"]), below=settings.max_exact_ratio)
-        if stage == "consistency":
-            yield gate(stage, f"teacher/{name}/{model}", f"fair CRPS of {model} over that of the corrector",
-                       versus[f"{model} / corrector"]["crps"], below=settings.max_student_ratio)
-        if model in EVALUATIONS:
-            most = EVALUATIONS[model]
-            yield gate(stage, f"evaluations/{name}/{model}", f"evaluations of {model} per state",
-                       point(row["evaluations_per_state"]), below=most + 0.5, bound=f"at most {most}")
+        yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 
 def steady_gates(name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
-    broken = sum(models["corrector"]["nonfinite_trajectories"] for models in entry["cases"].values())
-    cheap = entry["best_cheap"]
-    yield gate("steady", f"finite/{name}/prior", "the number of fields with NaN or inf", point(broken),
-               below=1, bound="none")
-    yield gate("steady", f"score/{name}/prior",
-               f"energy score of the prior over that of the best cheap ensemble ({cheap}), mean "
-               "over the partial observations,", entry["comparisons"][f"corrector / {cheap}"]["energy_score"],
-               below=NOT_WORSE * settings.max_crps_ratio)
-    yield gate("steady", f"observed/{name}/prior",
-               "energy score of the prior over that of solutions drawn whatever was seen, mean over the "
-               "partial observations,", entry["comparisons"]["corrector / unconditional"]["energy_score"],
-               below=settings.max_crps_ratio)
-    yield gate("steady", f"spread/{name}/prior",
-               "spread of the prior over its error, mean over the partial observations,",
-               entry["ssr"], *settings.spread_skill)
+    yield from claimed(PRIOR, "steady", name, entry, settings, "prior")
 
 
 # where results hold the entry, its gates

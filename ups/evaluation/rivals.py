@@ -1,6 +1,7 @@
 """Ensembles that no network draws: the exact law, where the task knows it, and the operator's own errors.
 
-    exact              fresh noise from the shown state (Task.draw): no ensemble has a lower mean CRPS
+    exact              fresh noise from the shown state (Task.draw): no ensemble of independent members has a
+                       lower mean CRPS (a fair score rewards dependent ones: ups/evaluation/checks.py)
     bayes_mean         the mean of exact draws: no single forecast has a lower mean squared error
     dressed_leads      the operator's rollout + what its rollouts leave of reserved trajectories, at random
     analogs            the same of the reserved trajectories whose starts are most like the shown one

@@ -20,8 +20,9 @@ from ups.generative.corrector import Corrector
 from ups.generative.draws import Predicted, Sampler, draw_solutions, predict_draws
 from ups.generative.observation import CASES, PARTIAL, as_linear, observe_case, row_generators
 from ups.generative.residuals import FLOOR, SteadyResiduals
-from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.metrics.ensembles import LEVELS, coverage, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
+from ups.metrics.joint import score_joint
 from ups.metrics.proper import energy_distance
 from ups.seeds import generator
 
@@ -30,6 +31,8 @@ SPLITS = 1000         # of exact draws in halves: how far apart these are by cha
 PRIORS = {"dressed": "dressed", "resampled": "dressed_resampled", "gaussian": "dressed_conditional",
           "pushed": "linear_posterior", "blind": "unconditional", "prior": "corrector"}
 POOLED = ("crps", "energy_score")
+RATIOS = ("variogram_space", "spectrum", "nearest")
+SAME = {"pushed": "linear_posterior", "gaussian": "dressed_conditional"}   # what a prior is that serves by these
 SERVES = {   # what the prior's draws are made by, as validation chose it
     "pushed": "On validation nothing was better than the linear posterior of the coefficient through the "
               "operator, and the prior is that.",
@@ -50,7 +53,7 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
     u_ref, parameters, groups = truth.frames(rows, 0, 1), cache.parameters[rows], cache.trajectory[rows]
     v = residuals.head.input_codec.normalise(truth.inputs(rows).to(device))[:, 0]
     few = numbers[: settings.truth_fields]
-    cases, scores, shown = {}, {}, {}
+    cases, scores, shown, against = {}, {}, {}, []
     for case in CASES:
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
@@ -60,6 +63,8 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
             for kind, model in PRIORS.items()}}
         scores[case] = {model: score_ensemble(u.cpu()[:, :, None], u_ref, task.boundary)
                         for model, u in members.items()}
+        scores[case]["corrector"] |= score_joint(members["corrector"].cpu()[:, :, None], u_ref, task.boundary,
+                                                 members["operator"].cpu())
         cases[case] = {model: summarise_ensemble(part, count, seed, groups)
                        for model, part in scores[case].items()}
         if task.posterior and case in PARTIAL:
@@ -67,11 +72,13 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
                                           seed, settings.truth_members, bank, PRIORS)
             for kind, model in PRIORS.items():
                 cases[case][model]["exact"] = summarise_exact(exact[kind], splits, count, seed)
+            against.append(exact["prior"])
         seen = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         shown[case] = {"observed": seen.cpu().numpy(), "u_ref": u_ref[0, 0].numpy(),
                        "members": members["corrector"][0].cpu().numpy()}
+    same = SAME.get(prior.heads[task.name].by)     # no comparison with itself
     pooled = {other: pool(scores, PARTIAL, other, count, seed, groups)
-              for other in ("operator", *PRIORS.values()) if other != "corrector"}
+              for other in ("operator", *PRIORS.values()) if other not in ("corrector", same)}
     known = {other: row["energy_score"]["value"] for other, row in pooled.items()}
     cheap = max(known, key=lambda other: -1.0 if known[other] is None else known[other])
     exact_words = (f"; distances to the exact posterior from {settings.truth_members} draws for each of "
@@ -79,15 +86,16 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
     words = (f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
              "serves every observation; errors that dress the operator's answer are fitted to each. "
              f"{SERVES[prior.heads[task.name].by]} Its energy score is {in_words(known[cheap])} times that "
-             f"of the best cheap ensemble ({cheap}) and {in_words(known['unconditional'])} times that of one "
+             f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and {in_words(known['unconditional'])} times that of one "
              "that sees nothing, mean over the partial observations.")
     out = {"task": task.name, "members": settings.members, "split": truth.split,
            "num_trajectories": len(places),
            "num_initial_conditions": len(groups.unique()), "truth_members": settings.truth_members,
            "cases": cases,
            "best_cheap": cheap, "comparisons": {f"corrector / {other}": row for other, row in pooled.items()},
-           "words": [words],
-           "ssr": pool_spread([scores[case]["corrector"] for case in PARTIAL], count, seed, groups)}
+           "words": [words], "same_as": same,
+           "ssr": pool_spread([scores[case]["corrector"] for case in PARTIAL], count, seed, groups),
+           "checks": pool_checks([scores[case]["corrector"] for case in PARTIAL], against, count, seed, groups)}
     return out, {**cache.scene(), "cases": shown, "label": f"{truth.split} field {numbers[0]}"}
 
 
@@ -108,6 +116,27 @@ def pool_spread(scores: list[Scores], num_bootstrap: int, seed: int, groups: Ten
     return entry(bootstrap(torch.stack(parts, 1),
                            lambda mean: ((members + 1) / members * halves(mean)).sqrt().mean(1),
                            num_bootstrap, seed, groups))
+
+
+def pool_checks(scores: list[Scores], against: list[list[dict[str, float]]], num_bootstrap: int, seed: int,
+                groups: Tensor) -> dict[str, Any]:
+    """What a prior has of exact draws, mean over cases: coverage, structure, and where the exact posterior is
+    known (against: `judge` of every case and field) variance and independence of draws."""
+    def ratio(pairs: list[tuple[Tensor, Tensor]], which: Tensor | None) -> dict[str, Any]:
+        both = torch.stack([part for side in zip(*pairs, strict=True) for part in side], 1)
+        return entry(bootstrap(both, lambda mean: halves(mean).mean(1), num_bootstrap, seed, which))
+
+    out = {name: ratio([tuple(part[name].flatten(2).mean(2).unbind(1)) if part[name].ndim > 2
+                        else tuple(part[name].unbind(1)) for part in scores], groups) for name in RATIOS}
+    ranks = torch.stack([part["ranks"].sum(1) for part in scores], 1)
+    out |= {f"coverage_{100 * level:.0f}": entry(bootstrap(
+        ranks.sum(1), lambda mean, level=level: coverage(mean, level), num_bootstrap, seed, groups))
+        for level in LEVELS}
+    for name, key in (("variance", "log_trace"), ("independence", "mean_error")):
+        if against:
+            out[name] = ratio([tuple(torch.tensor([row[end] for row in rows], dtype=torch.float64)
+                                     for end in (key, f"{key}_exact")) for rows in against], None)
+    return out
 
 
 def summarise_exact(rows: list[dict[str, float]], splits: Tensor, num_bootstrap: int,
@@ -175,7 +204,7 @@ def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
     distance: energy distance, without bias, in units of the exact spread. Pairs (of draws, exact): trace, the
     total variance; log_trace, that of log u, which has no tails that a hundred draws do not see; leading, the
     variance of log u along the leading pattern of one half of the exact draws, seen in the draws and in the
-    other half.
+    other half; mean_error, squared error of the draws' mean of log u, and what independent draws have.
     """
     flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
     scale, tiny = exact.var(0).sum().sqrt(), FLOOR * exact.mean()
@@ -184,7 +213,9 @@ def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
     pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]
     pairs = {"trace": (flat.var(0).sum(), exact.var(0).sum()),
              "log_trace": tuple(part.var(0).sum() for part in logs),
-             "leading": tuple((part @ pattern).var() for part in (logs[0], second))}
+             "leading": tuple((part @ pattern).var() for part in (logs[0], second)),
+             "mean_error": ((logs[0].mean(0) - logs[1].mean(0)).square().sum()
+                            - logs[1].var(0).sum() / len(exact), logs[0].var(0).sum() / len(flat))}
     return {"distance": energy_distance(flat / scale, exact / scale),
             **{name + end: float(value) for name, pair in pairs.items()
                for end, value in zip(("", "_exact"), pair, strict=True)}}

@@ -1,5 +1,6 @@
 """What the report says about ensembles: every way to draw a corrected task's future, on the same cases."""
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ups.config import EvaluateConfig, TaskConfig
+from ups.evaluation.checks import LEADS, independence, ranks_of_data, response
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, costs_per_state, one_step, rollouts
 from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, draw_exactly, draw_law, rivals_of, timed
 from ups.metrics.climate import climate
@@ -22,6 +24,7 @@ from ups.metrics.intervals import (
     number,
     pairing,
 )
+from ups.metrics.joint import score_joint
 from ups.tasks import Task
 
 WINDOWS = 512          # for scores of one step; 192 gave one model spread over skill from 0.76 to 0.94
@@ -35,6 +38,7 @@ KEPT = ("crps", "ssr", "energy_score", "coverage_50", "coverage_90", "rank_ratio
         "spectrum_error",
         "spread_slope", "rank_histogram", "spread_skill_bins", "nonfinite_trajectories")   # of one step
 KEPT_BY_START = ("crps", "ssr", "coverage_90", "outlier_share")
+UNTRAINED = (*CHEAP, *CHEAP_ROLLOUTS, *EXACT)
 
 
 def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -54,15 +58,21 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     for model, forecasts in {**{model: partial(rollouts, ensembles, model) for model in ensembles.names},
                              **rivals_of(ensembles, settings, num_frames)}.items():
         members, cost = timed(forecasts, rows, num_frames, settings.members)
-        scores[model] = score_ensemble(members, u_ref, task.boundary, reference[:, 0], draws=law)
+        scores[model] = {**score_ensemble(members, u_ref, task.boundary, reference[:, 0], draws=law),
+                         **score_joint(members, u_ref, task.boundary, reference[:, 0], law)}
         models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
         shown[model] = members[0].numpy()
+        if model == "exact" or model not in UNTRAINED:
+            again = None if law is not None else second_ensemble(ensembles, model, rows, num_frames,
+                                                                 settings.members)
+            models[model]["independence"] = independence(members, count, seed, groups, law, again)
         if model == "exact":     # is it the law that the data come from?
             steps["checks"]["ssr_of_law"] = summarise_ensemble(
                 score_ensemble(members, u_ref, task.boundary), count, seed, groups)["ssr"]
     for model in ensembles.names:
         models[model] |= costs_per_state(ensembles, model, TIMED_STATES)
-        models[model]["one_step"] = steps["models"][model]
+    for model, row in steps["models"].items():
+        models[model]["one_step"] = row
     known = {model: models[model]["crps"]["value"] for model in (*CHEAP, *CHEAP_ROLLOUTS)
              if models[model]["crps"]["value"] is not None}
     cheap = min(known, key=known.get, default="operator")
@@ -84,13 +94,23 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     return {**out, "words": words_of(out)}, sample
 
 
+def second_ensemble(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int,
+                    num_members: int) -> Tensor:
+    """The first leads of another ensemble of the same starts, from other noise."""
+    again = copy.copy(ensembles)
+    again.seed = ensembles.seed + 6
+    return rollouts(again, model, rows, min(LEADS, num_frames), num_members)
+
+
 def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     """Pairs of models that are compared: what was trained with the best of the cheap and with the operator,
     all with exact draws, and so on."""
-    untrained = (*CHEAP, *CHEAP_ROLLOUTS, *EXACT)
-    trained = [(model, other) for model in names if model not in untrained for other in (cheap, "operator")]
-    exact = [*[(model, "exact") for model in names if model != "exact"], ("operator", "bayes_mean")]
-    others = [("corrector", "dressed_conditional"), *[(student, "corrector") for student in STUDENTS],
+    trained = [(model, other) for model in names if model not in UNTRAINED
+               for other in (cheap, "operator", "dressed_waves")]
+    exact = [*[(model, "exact") for model in names if model != "exact"], ("operator", "bayes_mean"),
+             ("exact", "operator"), ("exact", "dressed_conditional")]
+    others = [("corrector", "dressed_conditional"),
+              *[(model, "corrector") for model in names if model not in (*UNTRAINED, "corrector", "rival")],
               ("student_1", "rival")]
     return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
 
@@ -109,10 +129,12 @@ def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_boot
     groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
     field_ref = windows.u_ref.cpu()
 
+    def score_fields(u: Tensor) -> Scores:
+        law = None if windows.law is None else windows.law[: len(u)].cpu()
+        return score_ensemble(u.cpu(), field_ref[: len(u)], truth.task.boundary, draws=law)
+
     def score(members: Tensor) -> Scores:
-        law = None if windows.law is None else windows.law[: len(members)].cpu()
-        return score_ensemble(source.decode(members).cpu(), field_ref[: len(members)], truth.task.boundary,
-                              draws=law)
+        return score_fields(source.decode(members))
 
     def summarise(rows: Scores, which: Tensor, kept: Sequence[str]) -> dict[str, Any]:
         part = {key: value[which] for key, value in rows.items()}
@@ -120,6 +142,8 @@ def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_boot
         return {key: summary[key] for key in kept}
 
     scores = {model: score(members) for model, members in windows.draws.items()}
+    if windows.exact is not None:
+        scores["exact"] = score_fields(windows.exact)
     models = {model: {**summarise(rows, torch.arange(count), KEPT),
                       "by_start": [{**bin, **summarise(rows, which, KEPT_BY_START)}
                                    for bin, which in bins_of(windows.starts)]}
@@ -133,13 +157,21 @@ def assess_one_step(ensembles: Ensembles, count: int, num_members: int, num_boot
     coarse = {key: value[:few] for key, value in scores["corrector"].items()}
     checks["ssr_less_64_steps"] = less(coarse, fine, groups=groups[:few])["ssr_less"]
     checks["ssr_of_64_steps"] = summarise(fine, torch.arange(few), ("ssr",))["ssr"]
-    shuffled = score(one_step(ensembles, some, num_members, ["corrector"],
-                              is_shuffled=True).draws["corrector"])
+    trained = [name for name in ensembles.names if name not in UNTRAINED]
+    others = one_step(ensembles, some, num_members, trained, is_shuffled=True).draws
+    pairs = {name: (windows.draws[name][:some].cpu(), draws.cpu()) for name, draws in others.items()}
+    checks["response"] = {name: response(pairs[name], pairs["corrector"], num_bootstrap, seed, groups[:some])
+                          for name in trained if name != "corrector"}
     losses = [rows["crps"][:some].flatten(1).mean(1)
-              for rows in (shuffled, scores["corrector"], scores["dressed"])]
+              for rows in (score(others["corrector"]), scores["corrector"], scores["dressed"])]
     checks["shuffled_crps_rise_over_gain"] = entry(bootstrap(
         torch.stack(losses, 1), lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1]),
         num_bootstrap, seed, groups[:some]))
+    if windows.law is not None:
+        checks["ranks_of_data"] = ranks_of_data(field_ref, windows.law.cpu(), truth.task.boundary,
+                                                num_bootstrap, seed, groups)
+        checks["crps_over_exact"] = {name: less(scores[name], scores["exact"], groups=groups)["crps"]
+                                     for name in trained}
     return {"models": models, "checks": checks}
 
 
@@ -246,12 +278,15 @@ def words_of(entry: dict[str, Any]) -> list[str]:
             f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the "
             f"CRPS and {ratio(student, 'corrector', 'energy_score')} times the energy score."
             for student, words in STUDENTS.items() if student in models]
+    if waves := entry["comparisons"].get("corrector / dressed_waves", {}).get("crps"):
+        out.append(on_waves(waves))
     if "exact" in models:
         beside = ", ".join(f"{in_words(models[model]['crps_over_exact']['value'])} ({model})"
                            for model in ("corrector", *STUDENTS, cheap, "operator") if model in models)
         last = max(known_leads(teacher["crps_over_exact_by_lead"]), default=None)
         out.append("What follows the shown state is drawn exactly here: CRPS and errors of means are by such "
-                   "draws in place of the one future in the data, and none has a lower CRPS in the mean. "
+                   "draws in place of the one future in the data, and no independent members have a lower CRPS in "
+                   "the mean. "
                    f"Over that of exact draws it is {beside}; the corrector's is {in_words(last)} at its "
                    "worst lead.")
     if {"rival", "student_1"} <= models.keys():
@@ -260,6 +295,18 @@ def words_of(entry: dict[str, Any]) -> list[str]:
                    f"{ratio('rival', 'student_1', 'energy_score')} times the energy score of the student's "
                    "single evaluation.")
     return out
+
+
+def on_waves(ratio: dict[str, float | None]) -> str:
+    """What a network adds to linear-Gaussian waves of residuals, by the corrector's CRPS over theirs."""
+    if None in ratio.values():
+        return "Whether a network adds anything to linear-Gaussian waves of residuals is not known."
+    shown = "{value:.3f} [{low:.3f}, {high:.3f}]".format(**ratio)
+    if ratio["high"] < 1:
+        return f"The network adds to linear-Gaussian waves of residuals: its CRPS is {shown} times theirs."
+    return (f"The network adds nothing that can be told to linear-Gaussian waves of residuals, which need no "
+            f"network: its CRPS is {shown} times theirs. Such waves in its place pass the gates here, as the "
+            "law may be linear and Gaussian.")
 
 
 def known_leads(values: list[float | None]) -> list[float]:

@@ -38,6 +38,7 @@ from ups.metrics.intervals import (
     ratio,
     summarise,
 )
+from ups.metrics.joint import JOINT
 from ups.metrics.proper import check_members, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import rms, spectrum_error
 
@@ -300,6 +301,7 @@ ENSEMBLES = (
     Metric("residual_spectrum_error", "residual spectrum error",
            "the same of sampled residuals and true ones",
            _mean_of("residual_spectrum_error"), is_compared=True),
+    *JOINT,
     Metric("spread_slope", moments=lambda scores, _: (
         scores["spread_bins"].flatten(1), lambda mean: spread_slope(mean.unflatten(1, (3, -1))))),
     Metric("crps_by_lead", moments=lambda scores, _: defined_mean(scores["crps"], 2), has_ends=True,
@@ -318,6 +320,7 @@ ENSEMBLES = (
     Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
+LESS = ("ssr", "spread_slope")   # compared as differences
 
 
 def summarise_ensemble(scores: Scores, num_bootstrap: int, seed: int,
@@ -335,7 +338,7 @@ def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed
 
     Every metric of `ENSEMBLES` that is compared, where both have it -> {value, low, high}, lists [T] of one
     by lead.
-    ssr_less: spread/skill less the baseline's.
+    ssr_less, spread_slope_less: spread/skill and slope less the baseline's.
     """
     if scores["crps"].shape != baseline["crps"].shape:
         raise ValueError(f"scores of {tuple(scores['crps'].shape)} and baseline of "
@@ -343,5 +346,6 @@ def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed
                          "cases in compare_ensembles. Score both models on one split.")
     rows = {metric.name: compare(metric, scores, baseline, num_bootstrap, seed, groups)
             for metric in ENSEMBLES if metric.is_compared}
-    rows["ssr_less"] = compare(ENSEMBLE["ssr"], scores, baseline, num_bootstrap, seed, groups, Tensor.sub)
+    rows |= {f"{name}_less": compare(ENSEMBLE[name], scores, baseline, num_bootstrap, seed, groups, Tensor.sub)
+             for name in LESS}
     return {name: row for name, row in rows.items() if row is not None}

@@ -1,0 +1,237 @@
+"""Every fake in the place of a stage is refused by a gate that is named, and exact draws in all places pass every gate.
+
+The world is forced Burgers on 32 cells with its own data, cache and an operator that is a base alone. Corrector and students draw
+the exact next state: noise drives the equation, and a network's noise is that noise. Each fake is scored beside them as
+`assess_transient` scores a model, and put in the place of a stage in the report's entry.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+
+import pytest
+import torch
+from test_choose import make_caches
+from torch import Tensor
+
+from ups.config import load_config, to_dict
+from ups.evaluation import transient
+from ups.evaluation.checks import ranks_of_data
+from ups.evaluation.ensemble import Ensembles, one_step
+from ups.evaluation.gates import ensemble_gates
+from ups.evaluation.rivals import draw_exactly
+from ups.evaluation.truth import open_truth
+from ups.generative.corrector import Condition, Corrector
+from ups.generative.residuals import TransientResiduals
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.models.choose import choose_base, fitted_part
+from ups.models.operator import over_bases
+from ups.tasks import burgers_forced
+
+NAME, CELLS, NU, DT, CPU = "burgers1d_forced", 32, 0.02, 0.03, torch.device("cpu")
+STEPS = 2                       # of the solver between two frames, 24 normal numbers of the 32 that a draw has
+SETTINGS = dataclasses.replace(load_config(None).evaluate, members=10, ensemble_trajectories=60, ensemble_frames=8,
+                               num_bootstrap=100, truth_members=32)
+FEW = 32                        # rows in a call whose costs are counted
+
+
+@dataclasses.dataclass
+class Exact:
+    """Draws of the exact next state as a sampler: of what the condition holds, the state and its prediction.
+
+    The network is called `calls` times where calls are counted, and changes nothing. changed: what becomes of the condition;
+    white: white noise of so many times the residual's size in place of the draw; is_paired: half of the members from the noise of
+    the others with the other sign."""
+
+    network: Corrector
+    source: TransientResiduals
+    calls: int
+    changed: object = None
+    white: float = 0.0
+    is_paired: bool = False
+
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None, num_steps: int = 0) -> Tensor:
+        if len(noise) == FEW:
+            for _ in range(self.calls):
+                self.network.velocity(condition)(noise, torch.ones(len(noise)))
+        if self.white:
+            return self.white * noise
+        if self.is_paired and len(noise) % SETTINGS.members == 0:
+            half = noise.unflatten(0, (-1, SETTINGS.members))[:, : SETTINGS.members // 2]
+            noise = torch.cat([half, -half], 1).flatten(0, 1)
+        head, codec = self.network.heads[NAME], self.source.head.codec
+        tokens = condition.tokens if self.changed is None else self.changed(condition.tokens)
+        raw = tokens[..., : len(head.c_mean)] * head.c_std + head.c_mean
+        z, change = raw[..., : codec.dim], raw[..., 2 * codec.dim : 3 * codec.dim]
+        u = codec.denormalise(codec.decode(z[:, None]))[:, 0, 0].double()
+        forced = burgers_forced.equation(CELLS, NU, DT / STEPS)
+        modes = torch.fft.rfft(u, norm="forward")
+        modes[:, -(-CELLS // 3):] = 0
+        for drawn in noise.flatten(1)[:, : 12 * STEPS].double().view(len(noise), STEPS, 6, 2).unbind(1):
+            modes = forced.advance(modes, drawn)
+        u_next = torch.fft.irfft(modes, n=CELLS, norm="forward").float()
+        r = codec.encode(codec.normalise(u_next[:, None, None]))[:, 0] - (z + change)
+        return head.whiten(r, condition)
+
+
+def blind(tokens: Tensor) -> Tensor:
+    return torch.zeros_like(tokens)
+
+
+def of_the_batch(tokens: Tensor) -> Tensor:
+    return tokens.mean(0, keepdim=True).expand_as(tokens)
+
+
+def permuted(u: Tensor, draw: torch.Generator, _: Tensor) -> Tensor:
+    return torch.stack([u[:, torch.randperm(u.shape[1], generator=draw), lead] for lead in range(u.shape[2])], 2)
+
+
+def reshuffled(u: Tensor, draw: torch.Generator, _: Tensor) -> Tensor:
+    """Blocks of eight cells of other members."""
+    return torch.cat([part[:, torch.randperm(u.shape[1], generator=draw)] for part in u.split(8, -1)], -1)
+
+
+def leaked(u: Tensor, _: torch.Generator, u_ref: Tensor) -> Tensor:
+    return torch.cat([u_ref[:, None], u[:, 1:]], 1)
+
+
+def inflated(u: Tensor, _: torch.Generator, __: Tensor, times: float = 1.2) -> Tensor:
+    mean = u.mean(1, keepdim=True)
+    return mean + times * (u - mean)
+
+
+# of whole rollouts, made from the corrector's
+ROLLOUTS = {"permuted": permuted, "reshuffled": reshuffled, "leaked": leaked, "inflated": inflated,
+            "wide": functools.partial(inflated, times=1.3)}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(ensembles, entry of results.json with exact draws as corrector and students, and every fake)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(burgers_forced, "SPIN", 0.2)     # a state is as good as another here
+        config = make_caches(
+            tmp_path_factory.mktemp("fakes"), f"data.tasks=[{NAME}]", "operator.base_steps=20", "operator.model.width=16",
+            "operator.model.depth=1", "operator.train.precision='no'",
+            f"task.{NAME}={{num_trajectories: 600, resolution: {CELLS}, num_frames: 20, t_end: {19 * DT}, parameters: [{NU}], "
+            "reserve: 0.5, base: [propagator]}")
+    truth = open_truth(config, NAME)
+    head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
+    operator = over_bases({NAME: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no")
+    operator.eval().requires_grad_(False).serve(truth.cache)
+    source = TransientResiduals(operator, truth.cache)
+    network = Corrector({"model": to_dict(config.operator.model), "precision": "no", "tasks": [source.description],
+                         "sampler_steps": 4}).eval().requires_grad_(False)
+    ours = network.heads[NAME]
+    r, *_ = source.draw("reserved", torch.arange(200), torch.arange(200) % 15, None)
+    ours.r_std.copy_(r.flatten(0, -2).std(0))
+    ours.marginal_std.copy_(ours.r_std)
+    ours.waves.fit(r / ours.r_std)
+    sampler = functools.partial(Exact, network, source)
+    copied = copy.deepcopy(network)
+    samplers = {"corrector": sampler(8), "student_1": sampler(1), "student_2": sampler(2), "blind": sampler(1, blind),
+                "of_the_batch": sampler(1, of_the_batch), "white": sampler(1, None, 1.0),
+                "white_0.69": sampler(1, None, 0.69), "copied": Exact(copied, source, 8), "antithetic": sampler(1, is_paired=True),
+                **{name: sampler(1) for name in ROLLOUTS}}
+    ensembles = Ensembles(source, truth, samplers, 0)
+    rollouts = transient.rollouts
+
+    def changed(ensembles, model, rows, num_frames, num_members):
+        u = rollouts(ensembles, "corrector" if model in ROLLOUTS else model, rows, num_frames, num_members)
+        u_ref = truth.future(rows, num_frames) if num_frames <= truth.num_frames else u[:, 0]
+        return ROLLOUTS[model](u, torch.Generator().manual_seed(1), u_ref) if model in ROLLOUTS else u
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transient, "rollouts", changed)
+        patch.setattr(transient, "LONG", 1)
+        entry, _ = transient.assess_transient(ensembles, SETTINGS)
+    return ensembles, entry
+
+
+def placed(entry: dict, **fakes: str) -> dict:
+    """The entry with the figures of other models in the places of these."""
+    out = {**entry, "models": dict(entry["models"]), "comparisons": dict(entry["comparisons"]),
+           "checks": copy.deepcopy(entry["checks"])}
+    for place, fake in fakes.items():
+        out["models"][place] = entry["models"][fake]
+        if fake in entry["checks"]["response"]:
+            out["checks"]["response"][place] = entry["checks"]["response"][fake]
+        for pair, row in entry["comparisons"].items():
+            if pair.startswith(f"{fake} / "):
+                out["comparisons"][pair.replace(fake, place, 1)] = row
+    return out
+
+
+def failed(entry: dict) -> dict[str, str]:
+    """Gate -> reason."""
+    rows = [row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", entry, SETTINGS)]
+    assert len(rows) > 40
+    return {row["name"]: row["reason"] for row in rows if not row["passed"]}
+
+
+def test_exact_draws_in_the_place_of_every_stage_pass_every_gate(world):
+    assert not failed(world[1]), failed(world[1])
+
+
+@pytest.mark.parametrize(("fake", "gates"), [
+    ("white", {"variogram_space", "spectrum"}), ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
+    ("blind", {"condition"}), ("of_the_batch", {"condition"}), ("permuted", {"variogram_time"}), ("wide", {"spread"}),
+    ("reshuffled", {"spectrum"}), ("leaked", {"nearest"}), ("copied", {"evaluations", "operations"}),
+    ("inflated", {"spread", "independence"}), ("antithetic", {"independence"})])
+def test_a_fake_student_is_refused_by_the_gates_that_name_it(world, fake, gates):
+    for student in ("student_1", "student_2"):
+        found = failed(placed(world[1], **{student: fake}))
+        assert {f"{gate}/t/{student}" for gate in gates} <= set(found), found
+
+
+@pytest.mark.parametrize(("fake", "gates"), [
+    ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}), ("permuted", {"variogram_time"}),
+    ("wide", {"spread"}), ("reshuffled", {"spectrum"}), ("leaked", {"nearest"}), ("antithetic", {"independence"})])
+def test_a_fake_in_the_place_of_corrector_and_students_is_refused(world, fake, gates):
+    """What is compared with the teacher is equal then."""
+    models = ("corrector", "student_1", "student_2")
+    found = failed(placed(world[1], **dict.fromkeys(models, fake)))
+    assert {f"{gate}/t/{model}" for gate in gates for model in models} <= set(found), found
+
+
+def test_fair_scores_reward_dependent_members_which_is_why_independence_has_a_gate(world):
+    entry = world[1]
+    for fake in ("inflated", "antithetic"):
+        assert entry["comparisons"][f"{fake} / exact"]["crps"]["high"] < 1.0
+
+
+def test_linear_waves_without_a_network_may_be_the_law_and_the_report_says_so(world):
+    """On a task that is linear and Gaussian in a step they pass as the corrector does: then its network adds nothing."""
+    entry = world[1]
+    waves = dict.fromkeys(("corrector", "student_1", "student_2"), "dressed_waves")
+    assert entry["comparisons"]["corrector / dressed_waves"]["crps"]["high"] > 1.0
+    [words] = [text for text in entry["words"] if "linear" in text]
+    assert "adds nothing" in words
+
+
+@pytest.mark.parametrize(("noise", "viscosity", "passes"), [
+    (1.0, 1.0, True), (0.85, 1.0, False), (1.2, 1.0, False), (1.0, 0.5, False), (1.0, 2.0, False)])
+def test_draws_of_another_law_are_not_exact(world, monkeypatch, noise, viscosity, passes):
+    ensembles, entry = world
+    truth, seed = ensembles.truth, 3
+
+    def draw(u: Tensor, num: int, parameter: float, **settings) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(burgers_forced, "AMPLITUDE", noise * burgers_forced.AMPLITUDE)
+            burgers_forced.equation.cache_clear()
+            found = burgers_forced.FAMILY[0].draw(u, num, parameter=viscosity * parameter, **settings)
+        burgers_forced.equation.cache_clear()
+        return found
+
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=draw))
+    found = placed(entry)
+    windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
+    groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]
+    found["checks"]["ranks_of_data"] = ranks_of_data(windows.u_ref, windows.law, "periodic", 100, seed, groups)
+    rows = truth.cache.split["test"]
+    scores = score_ensemble(draw_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
+    found["checks"]["ssr_of_law"] = summarise_ensemble(scores, 100, seed)["ssr"]
+    names = failed(found)
+    assert not names if passes else "law_ranks/t" in names, names

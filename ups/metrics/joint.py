@@ -1,0 +1,135 @@
+"""Joint structure of an ensemble in space and time: is the truth as far from a member as members are from each other?
+
+Where the truth and independent members have one law, any distance has the same mean between the truth and a
+member as between two members. So each row but the first is a ratio of two mean distances, 1 for exact draws,
+whether the law is known or not. With r = u - reference, what a member adds to the operator's forecast:
+
+    trajectory_score   fair energy score of whole trajectories (Gneiting and Raftery 2007), units of an RMSE
+    variogram_space    between log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
+    variogram_time     the same of |r(t + l) - r(t)|, l = 1, 2, 4, ... leads
+    spectrum           between log10 of the energy of r in octaves of the wave number
+    nearest            distance of the truth to the nearest member over that of a member to the nearest other
+
+Variograms of order 1 (Scheuerer and Hamill 2015), as means over cells: which cells differ is noise, by how
+much is the law. Members that were permuted between leads, cut into blocks or made white have the right
+marginals and the wrong variograms; a member that is a copy of the truth has `nearest` 0.
+"""
+
+import torch
+from torch import Tensor
+
+from ups.boundary import PERIODIC, along
+from ups.metrics.intervals import CHUNK, Metric, Moments, Scores, halves, merge
+from ups.metrics.proper import EXACT, check_members, energy_score
+from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
+
+TOLERANCE = 0.01       # decades (2 %): a smaller difference of variograms or spectra counts as none
+RATIOS = ("variogram_space", "variogram_time", "spectrum")
+
+
+def _lags(size: int) -> list[int]:
+    """1, 2, 4, ... up to half of size."""
+    return [2**power for power in range(size.bit_length()) if 2 * 2**power <= size]
+
+
+def _differences(r: Tensor, axis: int, lag: int, is_periodic: bool) -> Tensor:
+    """r at a lag along `axis` less r."""
+    if is_periodic:
+        return r.roll(-lag, axis) - r
+    count = r.shape[axis] - lag
+    return r.narrow(axis, lag, count) - r.narrow(axis, 0, count)
+
+
+def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """log10 of mean |difference| over cells: (in space (n, features), in time (n, features)) of r (n, T, C,
+    *space). floor (n, T, C): smaller ones count as that. A single frame has no features in time."""
+    axes = space_axes(r)
+    space = [torch.maximum(_differences(r, axis, lag, end == PERIODIC).abs().mean(axes), floor).log10()
+             for axis, end in zip(axes, along(boundary, len(axes)), strict=True) for lag in _lags(r.shape[axis])]
+    time = [torch.maximum(_differences(r, 1, lag, False).abs().mean(axes), floor[:, lag:]).log10()
+            for lag in _lags(r.shape[1])]
+    return torch.stack(space, 1).flatten(1), torch.cat([r.new_zeros(len(r), 0), *(u.flatten(1) for u in time)], 1)
+
+
+def _distances(features: Tensor) -> Tensor:
+    """(n, 2): mean distance of the first row of features (n, 1 + M, F) to the others, and that between two of
+    the others, each plus TOLERANCE. NaN where there are no two others, or no features."""
+    count, size = features.shape[1] - 1, features.shape[2]
+    if count < 2 or size == 0:
+        return features.new_full((len(features), 2), torch.nan)
+    apart = torch.cdist(features, features, p=1) / size
+    among = apart[:, 1:, 1:].sum((1, 2)) / (count * (count - 1))
+    return TOLERANCE + torch.stack([apart[:, 0, 1:].mean(1), among], 1)
+
+
+def _nearest(x: Tensor, y: Tensor) -> Tensor:
+    """(n, 2, T): distance of the truth y (n, T, C, *space) to the nearest member of x (n, M, T, C, *space),
+    and the mean distance of a member to the nearest of the truth and the other members."""
+    every = torch.cat([y[:, None], x], 1).transpose(1, 2).flatten(3)            # (n, T, 1 + M, cells)
+    apart = torch.cdist(every, every, compute_mode=EXACT)
+    apart.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+    least = apart.amin(-1)
+    return torch.stack([least[..., 0], least[..., 1:].mean(-1)], 1)
+
+
+def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None,
+                 draws: Tensor | None) -> Scores:
+    x, y = members.double(), u_ref.double()
+    broken = ~x.isfinite().flatten(1).all(1)
+    if reference is not None:
+        broken = broken | ~reference.isfinite().flatten(1).all(1)
+        reference = torch.where(broken[(..., *[None] * (y.ndim - 1))], y, reference.double())
+    x = torch.where(broken[(..., *[None] * y.ndim)], y[:, None], x)
+    score = energy_score(x, y)
+    if draws is not None:      # the same mean, without the chance of one truth
+        far = torch.cdist(x.flatten(2), draws.double().flatten(2), compute_mode=EXACT).mean((1, 2))
+        one = torch.cdist(x.flatten(2), y.flatten(1)[:, None], compute_mode=EXACT).mean((1, 2))
+        score = score + (far - one) / y[0].numel() ** 0.5
+    every = torch.cat([y[:, None], x], 1)
+    r = (every if reference is None else every - reference[:, None]).flatten(0, 1)
+    floor, count = rms(y).square() * ROUNDING, every.shape[1]      # of an energy
+    lowest = floor.sqrt().repeat_interleave(count, 0).clamp_min(torch.finfo(torch.float64).tiny)
+    energy = torch.maximum(octaves(r, boundary), lowest.square()[..., None]).log10().flatten(1)
+    features = dict(zip(RATIOS, (*variograms(r, boundary, lowest), energy), strict=True))
+    out = {name: _distances(value.unflatten(0, (-1, count))) for name, value in features.items()}
+    out |= {"trajectory_score": score, "nearest": _nearest(x, y)}
+    return {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 1))], torch.inf)
+            for name, value in out.items()}
+
+
+def score_joint(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None,
+                draws: Tensor | None = None) -> Scores:
+    """Per-trajectory quantities of members (n, M, T, C, *space) beside u_ref (n, T, C, *space), float64 on
+    the CPU: trajectory_score (n,), the two distances of each of RATIOS (n, 2), nearest (n, 2, T); inf where a
+    member is not finite. reference as u_ref, the operator's forecast; draws (n, K, T, C, *space) of the law
+    of the truth: the trajectory score then is the mean over them."""
+    check_members(members, u_ref, "score_joint")
+    size = max(1, CHUNK // members[0].numel())
+    parts = [[None if u is None else u[i:i + size] for u in (members, u_ref, reference, draws)]
+             for i in range(0, len(u_ref), size)]
+    return merge([_score_chunk(x, y, boundary, known, law) for x, y, known, law in parts])
+
+
+def _ratio_of(name: str):
+    """Moments of the ratio of two mean distances; None where it was not scored or there is none."""
+    def moments(scores: Scores, _: object) -> Moments | None:
+        found = scores.get(name)
+        if found is None or found.isnan().all():
+            return None
+        # (n, 2, T) or (n, 2, 1)
+        return found.reshape(len(found), 2, -1).flatten(1), lambda mean: halves(mean).mean(1)
+    return moments
+
+
+JOINT = (
+    Metric("trajectory_score", "trajectory score",
+           "energy score of whole trajectories: sees whether leads and points vary together; units of an RMSE",
+           lambda scores, _: (scores["trajectory_score"][:, None], lambda mean: mean[:, 0])
+           if "trajectory_score" in scores else None, is_compared=True),
+    *[Metric(name, label, f"{what} from the truth to a member over that between two members; 1 for exact draws",
+             _ratio_of(name), best=1.0)
+      for name, label, what in (("variogram_space", "variogram in space", "distance of variograms"),
+                                ("variogram_time", "variogram in time", "distance of variograms"),
+                                ("spectrum", "spectrum of members", "distance of residual spectra"),
+                                ("nearest", "nearest member", "distance to the nearest member"))],
+)
