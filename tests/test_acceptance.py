@@ -17,6 +17,7 @@ from ups.evaluation import transient
 from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
 from ups.evaluation.steady import judge, split_distances, summarise_exact
+from ups.files import file_hash, write_sealed
 
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 
@@ -45,8 +46,9 @@ def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> 
     def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False, num_exact=0):
         draws = {name: drawn(kinds[name], keys[name], is_shuffled)[:count, :1 if name == "operator" else None] for name in names}
         places = torch.arange(count)
-        law = source.decode(drawn("right", 98, members=num_exact)[:count]) if num_exact else None
-        return Windows(draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3, law)
+        law, exact = (source.decode(drawn("right", key, members=num)[:count]) if num_exact else None
+                      for key, num in ((98, num_exact), (97, num_members)))
+        return Windows(draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3, law, exact)
 
     cache = SimpleNamespace(trajectory=torch.arange(COUNT) // 2, split={"test": torch.arange(COUNT)})
     data = SimpleNamespace(cache=cache, split="test", task=SimpleNamespace(boundary="periodic"))
@@ -94,7 +96,7 @@ def test_every_designed_criterion_is_printed_once_with_its_interval():
     sharp = [row for row in rows if row.found["value"] is not None and row.found["low"] == row.found["high"]]
     for row in sharp:      # counts, times, and what is the same for every initial condition
         assert any(word in row.criterion for word in (
-            "evaluations", "calls", "faster", "NaN", "blown up", "distance", "correlation", "variance", "less",
+            "evaluations", "calls", "faster", "response", "NaN", "blown up", "distance", "correlation", "variance", "less",
             "rival's")), row.criterion
 
 
@@ -188,6 +190,11 @@ def test_bounds_are_closer_where_the_law_is_known_and_of_chaos():
     assert not {start, lead} & names()
     made["comparisons"]["corrector / exact"] = made["comparisons"]["corrector / operator"] | {
         "crps_by_lead": made["comparisons"]["corrector / operator"]["nrmse_mean_by_lead"]}
+    made["models"]["exact"] = copy.deepcopy(forecast()["models"]["corrector"])
+    made["checks"]["crps_over_exact"] = {"corrector": point(1.0)}
+    made["models"]["exact"]["ssr_by_lead_low"] = [0.97 for _ in made["models"]["corrector"]["ssr_by_lead"]]
+    for part in made["models"]["exact"]["one_step"]["by_start"]:
+        part["ssr"] = {"value": 1.0, "low": 0.99, "high": 1.01}
     made["checks"]["long"]["climate"] = {name: {"spectrum_error": 0.1, "memory": 1.0, "variance": 1.0} for name in made["models"]}
     assert {start, lead} <= names()
 
@@ -256,7 +263,7 @@ def test_a_baseline_of_another_case_would_let_a_deterministic_guess_pass():
 
 
 def test_a_prior_that_is_far_where_a_cheap_ensemble_is_near_is_refused_and_equal_is_enough():
-    criterion = "energy distance to exact draws less the least of the cheap ensembles'"
+    criterion = "energy distance to exact draws less the least of the other cheap ensembles'"
     assert criterion in steady_misses("dressed", "right") and criterion in steady_misses("guess", "right")
     assert criterion not in steady_misses("right", "right")
 
@@ -272,7 +279,10 @@ ROW = acceptance.Row("t", "x", point(1.0), 0.9, 1.1)
     ([1.0, math.nan], 1, "1 of 2"), ([None], 1, "0 of 1"), ([], 1, "0 of 0")])
 def test_the_exit_status_is_zero_only_if_every_criterion_is_met(tmp_path, monkeypatch, capsys, figures, code, said):
     (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "results.json").write_text(json.dumps({"ensembles": {"t": {}}, "steady": {}, "gates": []}))
+    (tmp_path / "report" / "results.json").write_text(json.dumps({
+        "run": "r", "ensembles": {"t": {}}, "steady": {}, "gates": [], **dict.fromkeys(
+            ("tasks", "protocol", "environment", "training"), {})}))
+    write_sealed(tmp_path / "report" / "done.json", {"files": {"results.json": file_hash(tmp_path / "report" / "results.json")}})
     monkeypatch.setattr(acceptance, "missing", lambda results: [])
     rows = [dataclasses.replace(ROW, found=point(value)) for value in figures]
     monkeypatch.setattr(acceptance, "transient", lambda name, entry: rows)

@@ -16,6 +16,7 @@ import torch
 from test_choose import make_caches
 from torch import Tensor
 
+from bench import acceptance
 from ups.config import load_config, to_dict
 from ups.evaluation import transient
 from ups.evaluation.checks import ranks_of_data
@@ -133,8 +134,8 @@ def world(tmp_path_factory):
     copied = copy.deepcopy(network)
     samplers = {"corrector": sampler(8), "student_1": sampler(1), "student_2": sampler(2), "blind": sampler(1, blind),
                 "of_the_batch": sampler(1, of_the_batch), "white": sampler(1, None, 1.0),
-                "white_0.69": sampler(1, None, 0.69), "copied": Exact(copied, source, 8), "antithetic": sampler(1, is_paired=True),
-                **{name: sampler(1) for name in ROLLOUTS}}
+                "white_0.69": sampler(1, None, 0.69), "copied": Exact(copied, source, 8),
+                "antithetic": sampler(1, is_paired=True), **{name: sampler(1) for name in ROLLOUTS}}
     ensembles = Ensembles(source, truth, samplers, 0)
     rollouts = transient.rollouts
 
@@ -175,6 +176,12 @@ def test_exact_draws_in_the_place_of_every_stage_pass_every_gate(world):
     assert not failed(world[1]), failed(world[1])
 
 
+def test_exact_draws_pass_every_acceptance_criterion(world):
+    """But those of cost: here the network is called for its calls alone."""
+    rows = list(acceptance.transient("t", world[1]))
+    assert not [row for row in rows if not row.passed and not row.criterion.startswith("3a")] and len(rows) > 70
+
+
 @pytest.mark.parametrize(("fake", "gates"), [
     ("white", {"variogram_space", "spectrum"}), ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
     ("blind", {"condition"}), ("of_the_batch", {"condition"}), ("permuted", {"variogram_time"}), ("wide", {"spread"}),
@@ -205,7 +212,6 @@ def test_fair_scores_reward_dependent_members_which_is_why_independence_has_a_ga
 def test_linear_waves_without_a_network_may_be_the_law_and_the_report_says_so(world):
     """On a task that is linear and Gaussian in a step they pass as the corrector does: then its network adds nothing."""
     entry = world[1]
-    waves = dict.fromkeys(("corrector", "student_1", "student_2"), "dressed_waves")
     assert entry["comparisons"]["corrector / dressed_waves"]["crps"]["high"] > 1.0
     [words] = [text for text in entry["words"] if "linear" in text]
     assert "adds nothing" in words

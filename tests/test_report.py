@@ -23,6 +23,7 @@ from ups.evaluation import figures, leaderboard, players, report
 from ups.evaluation.gates import PAIR, check_gates, check_verdicts, network_share
 from ups.evaluation.summary import overview, verdict
 from ups.evaluation.tables import number
+from ups.files import file_hash, write_sealed
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
 from ups.tasks import get_task
@@ -431,6 +432,12 @@ def fake_run(results, name, factor, runs):
     for task in out["tasks"].values():
         task["models"]["operator"]["nrmse"]["value"] *= factor
     report.write_results(out, runs / name / "report" / "results.json")
+    record(runs / name / "report")
+
+
+def record(folder):
+    """The record of a report that passed its gates."""
+    write_sealed(folder / "done.json", {"files": {"results.json": file_hash(folder / "results.json")}})
 
 
 def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path):
@@ -439,6 +446,7 @@ def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path):
     for name, factor in (("slow", 3.0), ("best", 0.5), ("middle", 1.0), ("slow", 2.0)):   # slow was judged twice
         fake_run(results, name, factor, tmp_path)
     report.write_results(results, tmp_path / "best" / "report-val" / "results.json")
+    record(tmp_path / "best" / "report-val")
     rows = [line for line in leaderboard.table(tmp_path).splitlines() if re.match(r"\| (slow|best|middle)", line)]
     assert [row.split(" | ")[0] for row in rows] == ["| best", "| middle", "| slow"]
     assert leaderboard.mean_of(leaderboard.read(tmp_path)[1], "nrmse") == pytest.approx(
@@ -468,3 +476,22 @@ def test_leaderboard_names_the_broken_report(tmp_path):
     path.write_text('{"run": ')
     with pytest.raises(ValueError, match="a/report/results.json is not readable.*Make the report again"):
         leaderboard.read(tmp_path)
+
+
+def test_results_that_were_altered_are_no_row(tmp_path):
+    """Refuses an edited figure, and a failed gate that was made to pass."""
+    results = copy.deepcopy(example()[0])
+    fake_run(results, "edited", 1.0, tmp_path)
+    path = tmp_path / "edited" / "report" / "results.json"
+    assert "edited" in leaderboard.table(tmp_path)
+    path.write_text(path.read_text().replace('"seed"', '"seed" '))
+    with pytest.raises(ValueError, match=r"edited/report/results.json was altered: its digest is not that of .*done.json"):
+        leaderboard.table(tmp_path)
+    (path.parent / "done.json").unlink()
+    results["gates"] = [gate | {"passed": True} for gate in results["gates"]]
+    report.write_results(results, path)
+    with pytest.raises(ValueError, match=r"says that every gate passed and done.json is not there"):
+        leaderboard.table(tmp_path)
+    results["gates"][0]["passed"] = False
+    report.write_results(results, path)
+    assert "FAIL" in leaderboard.table(tmp_path)

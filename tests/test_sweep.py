@@ -13,6 +13,7 @@ from test_choose import TINY
 
 from ups.config import ROOT, load_config
 from ups.evaluation import leaderboard, sweep
+from ups.files import file_hash, write_sealed
 
 GRID = ["operator.model.depth=1,2", "operator.optim.adamw_betas=[0.9,0.95],[0.8,0.9]"]
 
@@ -47,6 +48,7 @@ def judged(runs: Path, name: str, errors: dict[str, float]) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"run": name, "tasks": tasks, "protocol": {"split": "val", "seed": 0}, "gates": [],
                                 "environment": {}, "training": {"seed": 5, "muon_lr": 0.004, "adamw_lr": 0.002}}))
+    write_sealed(path.parent / "done.json", {"files": {path.name: file_hash(path)}})
 
 
 def fake_train(name, arguments, overrides):

@@ -10,7 +10,8 @@ from statistics import geometric_mean
 
 from ups.config import read_command, run_script
 from ups.evaluation.tables import is_interval, markdown, number, value_of
-from ups.files import read_record
+from ups.files import DamagedError, file_hash, read_record, read_sealed
+from ups.training.folder import DONE
 
 OPTIONS = {"--runs": {"default": "runs", "help": "folder of all runs"}, "--metric": {"default": "nrmse"},
            "--task": {}, "--split": {"default": "test", "choices": ["test", "val"]}}
@@ -18,13 +19,33 @@ SHARED = ("num_frames_predicted", "grid", "parameters", "num_trajectories")   # 
 MEASURE = "RMS of the truth"   # what relative errors are relative to, where a report does not say
 
 
+def read_report(folder: Path) -> tuple[dict, bool]:
+    """(results.json of a report's folder, whether its record, done.json, says that it is that file).
+
+    A report of which a gate failed has no record. Raises DamagedError for a file that is not readable, that
+    is not the one of the record, or that says that every gate passed without a record; FileNotFoundError."""
+    path, again = folder / "results.json", "Make the report again."
+    results = read_record(path, "the results of a report", again, run=str, tasks=dict, protocol=dict,
+                          environment=dict, training=dict, gates=list)
+    try:
+        digest = read_sealed(folder / DONE, "the record of a report", again, files=dict)["files"].get(path.name)
+    except FileNotFoundError:
+        if all(gate["passed"] for gate in results["gates"]):
+            raise DamagedError(f"{path} says that every gate passed and {DONE} is not there; expected the "
+                               f"record of a report that passed. The results were altered, or the report was "
+                               f"not finished. {again}") from None
+        return results, False
+    if digest != file_hash(path):
+        raise DamagedError(f"{path} was altered: its digest is not that of {folder / DONE}; expected the results "
+                           f"as they were written. {again}")
+    return results, True
+
+
 def read(runs: str | Path, split: str = "test") -> list[dict]:
-    """results.json of every run that was judged on `split`, none when there are none. Raises DamagedError
-    naming the file that is not readable."""
+    """results.json of every run that was judged on `split`, none when there are none. Raises as
+    `read_report`."""
     folder = "report" if split == "test" else "report-val"
-    return [read_record(path, "the results of a report", "Make the report again.", run=str, tasks=dict,
-                        protocol=dict, environment=dict, training=dict, gates=list)
-            for path in sorted(Path(runs).glob(f"*/{folder}/results.json"))]
+    return [read_report(path.parent)[0] for path in sorted(Path(runs).glob(f"*/{folder}/results.json"))]
 
 
 def figure(task: dict, metric: str) -> float | None:

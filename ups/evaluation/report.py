@@ -21,7 +21,7 @@ shown:
         "ms_per_state", "evaluations_per_state": numbers
     gates: [{"stage": "operator" | "diffusion" | "consistency" | "rival" | "steady", "task", "name":
         "claim/task[/model]", "value", "low", "high": number or null, "bound": text, "passed": bool, "reason":
-        a sentence}] from ups.evaluation.gates.check_gates
+        a sentence, "refuses": the fakes}] from ups.evaluation.gates.check_gates
     verdicts: {TASK: {"usable": bool, "words": one or two sentences}} from ups.evaluation.gates.check_verdicts
     training: {"steps", "seconds", "parameters", ...}
 
@@ -65,7 +65,9 @@ TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by ma
 ROWS = [metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label]
 OVER_EXACT = Metric("crps_over_exact", "CRPS over exact",
                     "over that of exact draws from the shown state; 1 is the best there can be")
-ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, *COSTS) if metric.label]]
+INDEPENDENCE = Metric("independence", "independence",
+                      "variance of the ensemble mean over that of independent members; 1 for exact draws", best=1.0)
+ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, INDEPENDENCE, *COSTS) if metric.label]]
 STEADY_ROWS = [   # the first two where the exact posterior is known
     Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),
     Metric("trace", "variance over exact", "total variance over that of the exact posterior", best=1.0),

@@ -53,7 +53,7 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
     u_ref, parameters, groups = truth.frames(rows, 0, 1), cache.parameters[rows], cache.trajectory[rows]
     v = residuals.head.input_codec.normalise(truth.inputs(rows).to(device))[:, 0]
     few = numbers[: settings.truth_fields]
-    cases, scores, shown, against = {}, {}, {}, []
+    cases, scores, shown, chance, against = {}, {}, {}, {}, []
     for case in CASES:
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
@@ -72,6 +72,7 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
                                           seed, settings.truth_members, bank, PRIORS)
             for kind, model in PRIORS.items():
                 cases[case][model]["exact"] = summarise_exact(exact[kind], splits, count, seed)
+            chance[case] = summarise_exact(exact["exact"], splits, count, seed)
             against.append(exact["prior"])
         seen = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         shown[case] = {"observed": seen.cpu().numpy(), "u_ref": u_ref[0, 0].numpy(),
@@ -86,14 +87,14 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
     words = (f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
              "serves every observation; errors that dress the operator's answer are fitted to each. "
              f"{SERVES[prior.heads[task.name].by]} Its energy score is {in_words(known[cheap])} times that "
-             f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and {in_words(known['unconditional'])} times that of one "
-             "that sees nothing, mean over the partial observations.")
+             f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and "
+             f"{in_words(known['unconditional'])} times that of one that sees nothing, mean over the partial observations.")
     out = {"task": task.name, "members": settings.members, "split": truth.split,
            "num_trajectories": len(places),
            "num_initial_conditions": len(groups.unique()), "truth_members": settings.truth_members,
            "cases": cases,
            "best_cheap": cheap, "comparisons": {f"corrector / {other}": row for other, row in pooled.items()},
-           "words": [words], "same_as": same,
+           "words": [words], "same_as": same, "chance": chance,
            "ssr": pool_spread([scores[case]["corrector"] for case in PARTIAL], count, seed, groups),
            "checks": pool_checks([scores[case]["corrector"] for case in PARTIAL], against, count, seed, groups)}
     return out, {**cache.scene(), "cases": shown, "label": f"{truth.split} field {numbers[0]}"}
@@ -243,7 +244,8 @@ def judge_exactly(prior: Corrector, residuals: SteadyResiduals, case: str, v: Te
                   rows: list[int], seed: int, count: int, bank: Tensor,
                   kinds: Iterable[str]) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
     """`judge` of `count` draws of every kind against twice as many of the exact posterior: (kind -> one entry
-    per coefficient v (n, C, *space), normalised, `split_distances` averaged over them).
+    per coefficient v (n, C, *space), normalised, `split_distances` averaged over them). "exact": of one half of
+    these against the other, which is what chance leaves.
 
     rows: numbers that name the coefficients in observations and noise. Only for a task whose posterior is
     known (Task.posterior) and a partial observation.
@@ -252,7 +254,7 @@ def judge_exactly(prior: Corrector, residuals: SteadyResiduals, case: str, v: Te
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
     predicted, noise = predict_draws(residuals, observation, parameters, seed, rows, count)
     draws = {kind: posterior_draws(prior, residuals, predicted, noise, kind, bank) for kind in kinds}
-    out, splits = {kind: [] for kind in draws}, []
+    out, splits = {kind: [] for kind in (*draws, "exact")}, []
     for index, row in enumerate(rows):
         source = generator(seed, "truth", case, row)
         linear = as_linear(observation, index, codec.mean.item(), codec.std.item())
@@ -260,5 +262,6 @@ def judge_exactly(prior: Corrector, residuals: SteadyResiduals, case: str, v: Te
                                                  float(parameters[index, 0]))
         for kind, u in draws.items():
             out[kind].append(judge(u[index, :, 0].cpu(), exact))
+        out["exact"].append(judge(*exact.chunk(2)))
         splits.append(split_distances(exact, count, seed + index))
     return out, torch.stack(splits).mean(0)

@@ -15,6 +15,9 @@ COSTS = (   # what a model is measured to cost
     Metric("networks_per_state", "networks per state",
            "calls of every network per predicted state and member: of the one that draws, of the "
            "operator, and of the Gaussian that gives mean and scale by its share of weights", best=None),
+    Metric("operations_per_state", "operations per state",
+           "floating-point operations of matrix products and convolutions per predicted state and member",
+           best=None),
     Metric("ms_per_state", "ms per state",
            "wall-clock time per predicted state and member, operator and decoding included", best=None),
 )
