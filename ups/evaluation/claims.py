@@ -2,8 +2,8 @@
 
 A figure is None where a claim does not apply, such as one beside exact draws where no law is known. Bounds
 are inside, (above, below), of which either may be None, and near (see ups/evaluation/gates.py). The bounds of
-what exact draws have are wide enough for networks of a small run: a figure of 100 trajectories has an interval
-of +-0.03 about 1 for exact draws of burgers1d_forced, and fakes are outside by several times that.
+what exact draws have are wide enough for networks of a small run: of exact draws of burgers1d_forced, 100
+trajectories, a figure has an interval of +-0.03 about 1, and fakes are outside by several times that.
 """
 
 from collections.abc import Callable, Sequence
@@ -194,7 +194,8 @@ PRIOR = (
           lambda settings, _: (None, NOT_WORSE * settings.max_crps_ratio), stages=("steady",)),
     Claim("observed", "draws that do not look at what was observed",
           "energy score of the prior over that of solutions drawn whatever was observed, mean over the "
-          "partial observations,", lambda entry, _: versus(entry, "corrector", "unconditional", "energy_score"),
+          "partial observations,",
+          lambda entry, _: versus(entry, "corrector", "unconditional", "energy_score"),
           lambda settings, _: (None, settings.max_crps_ratio), stages=("steady",)),
     Claim("spread", "one guess, spread inflated by 1.3, the truth in every member",
           "spread of the prior over its error, mean over the partial observations,",

@@ -28,16 +28,16 @@ def read_report(folder: Path) -> tuple[dict, bool]:
     results = read_record(path, "the results of a report", again, run=str, tasks=dict, protocol=dict,
                           environment=dict, training=dict, gates=list)
     try:
-        digest = read_sealed(folder / DONE, "the record of a report", again, files=dict)["files"].get(path.name)
+        record = read_sealed(folder / DONE, "the record of a report", again, files=dict)
     except FileNotFoundError:
         if all(gate["passed"] for gate in results["gates"]):
             raise DamagedError(f"{path} says that every gate passed and {DONE} is not there; expected the "
                                f"record of a report that passed. The results were altered, or the report was "
                                f"not finished. {again}") from None
         return results, False
-    if digest != file_hash(path):
-        raise DamagedError(f"{path} was altered: its digest is not that of {folder / DONE}; expected the results "
-                           f"as they were written. {again}")
+    if record["files"].get(path.name) != file_hash(path):
+        raise DamagedError(f"{path} was altered: its digest is not that of {folder / DONE}; expected the "
+                           f"results as they were written. {again}")
     return results, True
 
 

@@ -66,7 +66,8 @@ ROWS = [metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label]
 OVER_EXACT = Metric("crps_over_exact", "CRPS over exact",
                     "over that of exact draws from the shown state; 1 is the best there can be")
 INDEPENDENCE = Metric("independence", "independence",
-                      "variance of the ensemble mean over that of independent members; 1 for exact draws", best=1.0)
+                      "variance of the ensemble mean over that of independent members; 1 for exact draws",
+                      best=1.0)
 ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, INDEPENDENCE, *COSTS) if metric.label]]
 STEADY_ROWS = [   # the first two where the exact posterior is known
     Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),

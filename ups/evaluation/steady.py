@@ -32,7 +32,8 @@ PRIORS = {"dressed": "dressed", "resampled": "dressed_resampled", "gaussian": "d
           "pushed": "linear_posterior", "blind": "unconditional", "prior": "corrector"}
 POOLED = ("crps", "energy_score")
 RATIOS = ("variogram_space", "spectrum", "nearest")
-SAME = {"pushed": "linear_posterior", "gaussian": "dressed_conditional"}   # what a prior is that serves by these
+# what a prior is that serves by these
+SAME = {"pushed": "linear_posterior", "gaussian": "dressed_conditional"}
 SERVES = {   # what the prior's draws are made by, as validation chose it
     "pushed": "On validation nothing was better than the linear posterior of the coefficient through the "
               "operator, and the prior is that.",
@@ -88,7 +89,8 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
              "serves every observation; errors that dress the operator's answer are fitted to each. "
              f"{SERVES[prior.heads[task.name].by]} Its energy score is {in_words(known[cheap])} times that "
              f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and "
-             f"{in_words(known['unconditional'])} times that of one that sees nothing, mean over the partial observations.")
+             f"{in_words(known['unconditional'])} times that of one that sees nothing, mean over the partial "
+             "observations.")
     out = {"task": task.name, "members": settings.members, "split": truth.split,
            "num_trajectories": len(places),
            "num_initial_conditions": len(groups.unique()), "truth_members": settings.truth_members,
@@ -96,7 +98,8 @@ def assess_steady(residuals: SteadyResiduals, prior: Corrector, truth: Truth, se
            "best_cheap": cheap, "comparisons": {f"corrector / {other}": row for other, row in pooled.items()},
            "words": [words], "same_as": same, "chance": chance,
            "ssr": pool_spread([scores[case]["corrector"] for case in PARTIAL], count, seed, groups),
-           "checks": pool_checks([scores[case]["corrector"] for case in PARTIAL], against, count, seed, groups)}
+           "checks": pool_checks([scores[case]["corrector"] for case in PARTIAL], against, count, seed,
+                                 groups)}
     return out, {**cache.scene(), "cases": shown, "label": f"{truth.split} field {numbers[0]}"}
 
 
@@ -244,8 +247,8 @@ def judge_exactly(prior: Corrector, residuals: SteadyResiduals, case: str, v: Te
                   rows: list[int], seed: int, count: int, bank: Tensor,
                   kinds: Iterable[str]) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
     """`judge` of `count` draws of every kind against twice as many of the exact posterior: (kind -> one entry
-    per coefficient v (n, C, *space), normalised, `split_distances` averaged over them). "exact": of one half of
-    these against the other, which is what chance leaves.
+    per coefficient v (n, C, *space), normalised, `split_distances` averaged over them). "exact": of one half
+    of these against the other, which is what chance leaves.
 
     rows: numbers that name the coefficients in observations and noise. Only for a task whose posterior is
     known (Task.posterior) and a partial observation.

@@ -285,7 +285,7 @@ def words_of(entry: dict[str, Any]) -> list[str]:
                            for model in ("corrector", *STUDENTS, cheap, "operator") if model in models)
         last = max(known_leads(teacher["crps_over_exact_by_lead"]), default=None)
         out.append("What follows the shown state is drawn exactly here: CRPS and errors of means are by such "
-                   "draws in place of the one future in the data, and no independent members have a lower CRPS in "
+                   "draws in place of the one future in the data; no independent members have a lower CRPS in "
                    "the mean. "
                    f"Over that of exact draws it is {beside}; the corrector's is {in_words(last)} at its "
                    "worst lead.")

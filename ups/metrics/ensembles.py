@@ -346,6 +346,6 @@ def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed
                          "cases in compare_ensembles. Score both models on one split.")
     rows = {metric.name: compare(metric, scores, baseline, num_bootstrap, seed, groups)
             for metric in ENSEMBLES if metric.is_compared}
-    rows |= {f"{name}_less": compare(ENSEMBLE[name], scores, baseline, num_bootstrap, seed, groups, Tensor.sub)
-             for name in LESS}
+    rows |= {f"{name}_less": compare(ENSEMBLE[name], scores, baseline, num_bootstrap, seed, groups,
+                                     Tensor.sub) for name in LESS}
     return {name: row for name, row in rows.items() if row is not None}

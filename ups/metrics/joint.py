@@ -1,4 +1,4 @@
-"""Joint structure of an ensemble in space and time: is the truth as far from a member as members are from each other?
+"""Joint structure of an ensemble in space and time: is the truth as far from a member as two members are?
 
 Where the truth and independent members have one law, any distance has the same mean between the truth and a
 member as between two members. So each row but the first is a ratio of two mean distances, 1 for exact draws,
@@ -45,10 +45,12 @@ def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]
     *space). floor (n, T, C): smaller ones count as that. A single frame has no features in time."""
     axes = space_axes(r)
     space = [torch.maximum(_differences(r, axis, lag, end == PERIODIC).abs().mean(axes), floor).log10()
-             for axis, end in zip(axes, along(boundary, len(axes)), strict=True) for lag in _lags(r.shape[axis])]
+             for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
+             for lag in _lags(r.shape[axis])]
     time = [torch.maximum(_differences(r, 1, lag, False).abs().mean(axes), floor[:, lag:]).log10()
             for lag in _lags(r.shape[1])]
-    return torch.stack(space, 1).flatten(1), torch.cat([r.new_zeros(len(r), 0), *(u.flatten(1) for u in time)], 1)
+    return (torch.stack(space, 1).flatten(1),
+            torch.cat([r.new_zeros(len(r), 0), *(u.flatten(1) for u in time)], 1))
 
 
 def _distances(features: Tensor) -> Tensor:
@@ -123,10 +125,12 @@ def _ratio_of(name: str):
 
 JOINT = (
     Metric("trajectory_score", "trajectory score",
-           "energy score of whole trajectories: sees whether leads and points vary together; units of an RMSE",
+           "energy score of whole trajectories: sees whether leads and points vary together; units of an "
+           "RMSE",
            lambda scores, _: (scores["trajectory_score"][:, None], lambda mean: mean[:, 0])
            if "trajectory_score" in scores else None, is_compared=True),
-    *[Metric(name, label, f"{what} from the truth to a member over that between two members; 1 for exact draws",
+    *[Metric(name, label,
+             f"{what} from the truth to a member over that between two members; 1 for exact draws",
              _ratio_of(name), best=1.0)
       for name, label, what in (("variogram_space", "variogram in space", "distance of variograms"),
                                 ("variogram_time", "variogram in time", "distance of variograms"),
