@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates
 from ups.evaluation.rivals import draw_exactly
 from ups.evaluation.truth import open_truth
-from ups.generative.corrector import Condition, Corrector
+from ups.generative.conditions import StateConditions
+from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.models.choose import choose_base, fitted_part
@@ -43,42 +45,31 @@ class Exact:
     """Draws of the exact next state as a sampler: of what the condition holds, the state and its prediction.
 
     The network is called `calls` times where calls are counted, and changes nothing. changed: what becomes of the condition;
-    white: white noise of so many times the residual's size in place of the draw; is_paired: half of the members from the noise of
-    the others with the other sign."""
+    sign: of the noise; white: white noise of so many times the residual's size in place of the draw."""
 
     network: Corrector
-    source: TransientResiduals
     calls: int
-    changed: object = None
+    changed: Callable[[Tensor], Tensor] = torch.clone
+    sign: float = 1.0
     white: float = 0.0
-    is_paired: bool = False
 
-    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None, num_steps: int = 0) -> Tensor:
-        if len(noise) == FEW:
-            for _ in range(self.calls):
-                self.network.velocity(condition)(noise, torch.ones(len(noise)))
+    def residual(self, states: StateConditions, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
+                 num_steps: int = 0, shown: Tensor | None = None) -> Tensor:
+        head, codec = self.network.heads[NAME], states.head.codec
+        every = torch.arange(len(tokens)).repeat_interleave(len(noise) // len(tokens))
+        for _ in range(self.calls if len(noise) == FEW else 0):
+            self.network.velocity(head.condition(tokens, facts).rows(every))(noise, torch.ones(len(noise)))
         if self.white:
-            return self.white * noise
-        if self.is_paired and len(noise) % SETTINGS.members == 0:
-            half = noise.unflatten(0, (-1, SETTINGS.members))[:, : SETTINGS.members // 2]
-            noise = torch.cat([half, -half], 1).flatten(0, 1)
-        head, codec = self.network.heads[NAME], self.source.head.codec
-        tokens = condition.tokens if self.changed is None else self.changed(condition.tokens)
-        raw = tokens[..., : len(head.c_mean)] * head.c_std + head.c_mean
-        z, change = raw[..., : codec.dim], raw[..., 2 * codec.dim : 3 * codec.dim]
-        u = codec.denormalise(codec.decode(z[:, None]))[:, 0, 0].double()
-        forced = burgers_forced.equation(CELLS, NU, DT / STEPS)
-        modes = torch.fft.rfft(u, norm="forward")
+            return self.white * head.r_std * noise
+        seen = self.changed(tokens if shown is None else tokens[shown])[every]
+        z, change = seen[..., : codec.dim], seen[..., 2 * codec.dim : 3 * codec.dim]
+        modes = torch.fft.rfft(codec.denormalise(codec.decode(z[:, None]))[:, 0, 0].double(), norm="forward")
         modes[:, -(-CELLS // 3):] = 0
-        for drawn in noise.flatten(1)[:, : 12 * STEPS].double().view(len(noise), STEPS, 6, 2).unbind(1):
+        forced = burgers_forced.equation(CELLS, NU, DT / STEPS)
+        for drawn in (self.sign * noise).flatten(1)[:, : 12 * STEPS].double().view(len(noise), STEPS, 6, 2).unbind(1):
             modes = forced.advance(modes, drawn)
         u_next = torch.fft.irfft(modes, n=CELLS, norm="forward").float()
-        r = codec.encode(codec.normalise(u_next[:, None, None]))[:, 0] - (z + change)
-        return head.whiten(r, condition)
-
-
-def blind(tokens: Tensor) -> Tensor:
-    return torch.zeros_like(tokens)
+        return codec.encode(codec.normalise(u_next[:, None, None]))[:, 0] - (z + change)
 
 
 def of_the_batch(tokens: Tensor) -> Tensor:
@@ -106,6 +97,7 @@ def inflated(u: Tensor, _: torch.Generator, __: Tensor, times: float = 1.2) -> T
 # of whole rollouts, made from the corrector's
 ROLLOUTS = {"permuted": permuted, "reshuffled": reshuffled, "leaked": leaked, "inflated": inflated,
             "wide": functools.partial(inflated, times=1.3)}
+EQUAL = ("student_1", "student_2", "copied", "antithetic", *ROLLOUTS)     # draws from the corrector's noise
 
 
 @pytest.fixture(scope="module")
@@ -130,19 +122,24 @@ def world(tmp_path_factory):
     ours.r_std.copy_(r.flatten(0, -2).std(0))
     ours.marginal_std.copy_(ours.r_std)
     ours.waves.fit(r / ours.r_std)
-    sampler = functools.partial(Exact, network, source)
-    copied = copy.deepcopy(network)
-    samplers = {"corrector": sampler(8), "student_1": sampler(1), "student_2": sampler(2), "blind": sampler(1, blind),
-                "of_the_batch": sampler(1, of_the_batch), "white": sampler(1, None, 1.0),
-                "white_0.69": sampler(1, None, 0.69), "copied": Exact(copied, source, 8),
-                "antithetic": sampler(1, is_paired=True), **{name: sampler(1) for name in ROLLOUTS}}
+    sampler = functools.partial(Exact, network)
+    samplers = {"corrector": sampler(8), "student_1": sampler(1), "student_2": sampler(2), "blind": sampler(1, torch.zeros_like),
+                "of_the_batch": sampler(1, of_the_batch), "white": sampler(1, white=1.0), "white_0.69": sampler(1, white=0.69),
+                "copied": Exact(copy.deepcopy(network), 8), "antithetic": sampler(1, sign=-1.0),
+                **{name: sampler(1) for name in ROLLOUTS}}
     ensembles = Ensembles(source, truth, samplers, 0)
-    rollouts = transient.rollouts
+    rollouts = functools.cache(lambda model, rows, num_frames, num_members: original(
+        ensembles, model, torch.tensor(rows), num_frames, num_members))
+    original = transient.rollouts
 
-    def changed(ensembles, model, rows, num_frames, num_members):
-        u = rollouts(ensembles, "corrector" if model in ROLLOUTS else model, rows, num_frames, num_members)
-        u_ref = truth.future(rows, num_frames) if num_frames <= truth.num_frames else u[:, 0]
-        return ROLLOUTS[model](u, torch.Generator().manual_seed(1), u_ref) if model in ROLLOUTS else u
+    def changed(_, model, rows, num_frames, num_members):
+        u = rollouts("corrector" if model in EQUAL else model, tuple(rows.tolist()), num_frames, num_members)
+        if model == "antithetic":
+            mirrored = rollouts("antithetic", tuple(rows.tolist()), num_frames, num_members)
+            return torch.cat([part[:, : num_members // 2] for part in (u, mirrored)], 1)
+        if model in ROLLOUTS:
+            return ROLLOUTS[model](u, torch.Generator().manual_seed(1), truth.future(rows, num_frames))
+        return u
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transient, "rollouts", changed)

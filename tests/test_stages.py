@@ -6,6 +6,7 @@ One chain of runs on one process serves all tests: an operator, its corrector, t
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import math
@@ -43,7 +44,7 @@ from ups.generative.choice import choose_draws, choose_starts
 from ups.generative.conditions import SMALLEST, SPREAD_FLOOR
 from ups.generative.corrector import BY, load_corrector
 from ups.generative.diffusion import sample
-from ups.generative.draws import draw_rollout, load_sampler, predict_draws, sample_solutions, sample_states
+from ups.generative.draws import Sampler, draw_rollout, load_sampler, predict_draws, sample_solutions, sample_states
 from ups.generative.observation import observe_case, row_generators, seen
 from ups.generative.observation import whole as observation_of_all
 from ups.generative.residuals import (
@@ -653,16 +654,26 @@ def test_evaluations_are_counted_as_they_are_made(ensembles, config):
     expected = {"operator": 0, "dressed": 0, "dressed_conditional": 0, "dressed_waves": 0, "dressed_resampled": 0, "rival": 1,
                 "student_1": 1, "student_2": 2, "corrector": 2 * config.diffusion.sampler_steps}
     for name, count in expected.items():
-        ensembles.calls.clear()
-        ensembles.residual(name, tokens, facts, noise, second)
+        draw = partial(ensembles.residual, name, tokens, facts, noise, second)
         gaussian = 0.0 if name in ("operator", "dressed", "dressed_resampled") else share   # of mean and scale
-        assert ensembles.calls == Counter(draw=count, every=pytest.approx(count + gaussian)), name
+        assert ensembles.count_calls(draw) == Counter(draw=count, every=pytest.approx(count + gaussian)), name
         costs = costs_per_state(ensembles, name, 2)
         assert costs["evaluations_per_state"] == count
         assert costs["networks_per_state"] == pytest.approx(count + gaussian + 1)   # the operator's trunk is always asked
-    ensembles.calls.clear()
-    ensembles.residual("corrector", tokens, facts, noise, second, num_steps=7)
-    assert ensembles.calls["draw"] == 14
+        assert costs["operations_per_state"] > 0
+    seven = partial(ensembles.residual, "corrector", tokens, facts, noise, second, num_steps=7)
+    assert ensembles.count_calls(seven)["draw"] == 14
+    copied, whitened = copy.deepcopy(ensembles.samplers["corrector"]), Sampler.whitened   # which no hook of the first one sees
+
+    def teacher(sampler, *args, **options):
+        return whitened(copied if sampler.evaluations == 1 else sampler, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        honest = costs_per_state(ensembles, "student_1", 2)
+        patch.setattr(Sampler, "whitened", teacher)
+        false = costs_per_state(ensembles, "student_1", 2)
+    assert false["evaluations_per_state"] == 2 * config.diffusion.sampler_steps
+    assert false["operations_per_state"] > 2 * honest["operations_per_state"]
 
 
 @torch.no_grad()

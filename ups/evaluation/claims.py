@@ -17,6 +17,8 @@ Bounds = tuple[float | None, float | None]
 EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
 LEARNT = ("diffusion", "consistency", "rival")
 NOT_WORSE = 1.05       # a score over the best cheap ensemble's, where that may be the exact law
+# inside, near, in decades: twice the energy in an octave is near enough, ten times is refused at once
+SPECTRUM = (None, 1.0), (0.0, 0.3)
 RATIO = (0.85, 1.18)   # of what is 1 for exact draws: a spread inflated by 1.2 is outside
 
 
@@ -143,8 +145,8 @@ ENSEMBLE = (
           "distance of variograms in time from the truth to members of {model} over that between members",
           of_model("variogram_time"), (0.5, 2.0), (0.7, 1.3)),
     Claim("spectrum", "white noise: energy in waves where the residual has none",
-          "distance of residual spectra from the truth to members of {model} over that between members",
-          of_model("spectrum"), (0.5, 2.5), (0.5, 2.0)),
+          "decades between the energy that members of {model} and the truth add to the operator's, in the worst "
+          "octave,", of_model("spectrum"), *SPECTRUM),
     Claim("nearest", "the truth leaked into one member",
           "distance of the truth to the nearest member of {model} over that of members to their nearest",
           of_model("nearest"), *CALIBRATED),
@@ -208,8 +210,8 @@ PRIOR = (
           "distance of variograms from the truth to draws of the prior over that between draws",
           of_prior("variogram_space"), (0.5, 2.0), (0.7, 1.3), stages=("steady",)),
     Claim("spectrum", "white noise: energy in waves where the solution has none",
-          "distance of spectra from the truth to draws of the prior over that between draws",
-          of_prior("spectrum"), (0.5, 2.5), (0.5, 2.0), stages=("steady",)),
+          "decades between the energy that draws of the prior and the truth add to the operator's, in the "
+          "worst octave,", of_prior("spectrum"), *SPECTRUM, stages=("steady",)),
     Claim("nearest", "the truth leaked into one draw",
           "distance of the truth to the nearest draw of the prior over that of draws to their nearest",
           of_prior("nearest"), *CALIBRATED, stages=("steady",)),

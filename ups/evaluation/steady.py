@@ -22,7 +22,7 @@ from ups.generative.observation import CASES, PARTIAL, as_linear, observe_case, 
 from ups.generative.residuals import FLOOR, SteadyResiduals
 from ups.metrics.ensembles import LEVELS, coverage, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
-from ups.metrics.joint import score_joint
+from ups.metrics.joint import decades, score_joint
 from ups.metrics.proper import energy_distance
 from ups.seeds import generator
 
@@ -31,7 +31,7 @@ SPLITS = 1000         # of exact draws in halves: how far apart these are by cha
 PRIORS = {"dressed": "dressed", "resampled": "dressed_resampled", "gaussian": "dressed_conditional",
           "pushed": "linear_posterior", "blind": "unconditional", "prior": "corrector"}
 POOLED = ("crps", "energy_score")
-RATIOS = ("variogram_space", "spectrum", "nearest")
+RATIOS = ("variogram_space", "nearest")
 # what a prior is that serves by these
 SAME = {"pushed": "linear_posterior", "gaussian": "dressed_conditional"}
 SERVES = {   # what the prior's draws are made by, as validation chose it
@@ -132,6 +132,10 @@ def pool_checks(scores: list[Scores], against: list[list[dict[str, float]]], num
 
     out = {name: ratio([tuple(part[name].flatten(2).mean(2).unbind(1)) if part[name].ndim > 2
                         else tuple(part[name].unbind(1)) for part in scores], groups) for name in RATIOS}
+    energies, gaps = zip(*(decades(part["energy"]) for part in scores), strict=True)
+    out["spectrum"] = entry(bootstrap(torch.cat(energies, 1), lambda mean: torch.stack(
+        [gap(part) for gap, part in zip(gaps, mean.chunk(len(gaps), 1), strict=True)]).mean(0), num_bootstrap,
+        seed, groups))
     ranks = torch.stack([part["ranks"].sum(1) for part in scores], 1)
     out |= {f"coverage_{100 * level:.0f}": entry(bootstrap(
         ranks.sum(1), lambda mean, level=level: coverage(mean, level), num_bootstrap, seed, groups))

@@ -24,7 +24,7 @@ from ups.metrics.intervals import (
     number,
     pairing,
 )
-from ups.metrics.joint import score_joint
+from ups.metrics.joint import residual_energy, score_joint
 from ups.tasks import Task
 
 WINDOWS = 512          # for scores of one step; 192 gave one model spread over skill from 0.76 to 0.94
@@ -54,12 +54,13 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     u_ref = truth.future(rows, num_frames)
     law = draw_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
+    energy = None if law is None else residual_energy(law, u_ref, task.boundary, reference[:, 0])
     scores, shown, models = {}, {}, {}
     for model, forecasts in {**{model: partial(rollouts, ensembles, model) for model in ensembles.names},
                              **rivals_of(ensembles, settings, num_frames)}.items():
         members, cost = timed(forecasts, rows, num_frames, settings.members)
         scores[model] = {**score_ensemble(members, u_ref, task.boundary, reference[:, 0], draws=law),
-                         **score_joint(members, u_ref, task.boundary, reference[:, 0], law)}
+                         **score_joint(members, u_ref, task.boundary, reference[:, 0], law, energy)}
         models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
         shown[model] = members[0].numpy()
         if model == "exact" or model not in UNTRAINED:
@@ -284,11 +285,10 @@ def words_of(entry: dict[str, Any]) -> list[str]:
         beside = ", ".join(f"{in_words(models[model]['crps_over_exact']['value'])} ({model})"
                            for model in ("corrector", *STUDENTS, cheap, "operator") if model in models)
         last = max(known_leads(teacher["crps_over_exact_by_lead"]), default=None)
-        out.append("What follows the shown state is drawn exactly here: CRPS and errors of means are by such "
-                   "draws in place of the one future in the data; no independent members have a lower CRPS in "
-                   "the mean. "
-                   f"Over that of exact draws it is {beside}; the corrector's is {in_words(last)} at its "
-                   "worst lead.")
+        out.append("What follows the shown state is drawn exactly: CRPS and errors of means are by such "
+                   "draws, not by the one future in the data; no independent members have a lower CRPS in "
+                   f"the mean. Over that of exact draws it is {beside}; the corrector's is {in_words(last)} "
+                   "at its worst lead.")
     if {"rival", "student_1"} <= models.keys():
         out.append("The same network trained by scores, without a teacher, has "
                    f"{ratio('rival', 'student_1', 'crps')} times the CRPS and "

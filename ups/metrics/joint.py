@@ -1,14 +1,15 @@
 """Joint structure of an ensemble in space and time: is the truth as far from a member as two members are?
 
 Where the truth and independent members have one law, any distance has the same mean between the truth and a
-member as between two members. So each row but the first is a ratio of two mean distances, 1 for exact draws,
-whether the law is known or not. With r = u - reference, what a member adds to the operator's forecast:
+member as between two members: a ratio of two mean distances is 1 for exact draws, whether the law is known or
+not. With r = u - reference, what a member adds to the operator's forecast:
 
     trajectory_score   fair energy score of whole trajectories (Gneiting and Raftery 2007), units of an RMSE
-    variogram_space    between log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
-    variogram_time     the same of |r(t + l) - r(t)|, l = 1, 2, 4, ... leads
-    spectrum           between log10 of the energy of r in octaves of the wave number
+    variogram_space    ratio, of log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
+    variogram_time     the same of |r(t + l) - r(t)|, mean over leads, too, l = 1, 2, 4, ... leads
     nearest            distance of the truth to the nearest member over that of a member to the nearest other
+    spectrum           decades between the mean energy of r of members and of the truth, in the octave of the
+                       wave number where that is most, mean over leads and fields; 0 for exact draws
 
 Variograms of order 1 (Scheuerer and Hamill 2015), as means over cells: which cells differ is noise, by how
 much is the law. Members that were permuted between leads, cut into blocks or made white have the right
@@ -24,7 +25,7 @@ from ups.metrics.proper import EXACT, check_members, energy_score
 from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
 
 TOLERANCE = 0.01       # decades (2 %): a smaller difference of variograms or spectra counts as none
-RATIOS = ("variogram_space", "variogram_time", "spectrum")
+RATIOS = ("variogram_space", "variogram_time")
 
 
 def _lags(size: int) -> list[int]:
@@ -47,10 +48,9 @@ def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]
     space = [torch.maximum(_differences(r, axis, lag, end == PERIODIC).abs().mean(axes), floor).log10()
              for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
              for lag in _lags(r.shape[axis])]
-    time = [torch.maximum(_differences(r, 1, lag, False).abs().mean(axes), floor[:, lag:]).log10()
+    time = [torch.maximum(_differences(r, 1, lag, False).abs().mean((1, *axes)), floor.mean(1)).log10()
             for lag in _lags(r.shape[1])]
-    return (torch.stack(space, 1).flatten(1),
-            torch.cat([r.new_zeros(len(r), 0), *(u.flatten(1) for u in time)], 1))
+    return torch.stack(space, 1).flatten(1), torch.cat([r.new_zeros(len(r), 0), *time], 1)
 
 
 def _distances(features: Tensor) -> Tensor:
@@ -74,8 +74,19 @@ def _nearest(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([least[..., 0], least[..., 1:].mean(-1)], 1)
 
 
+def residual_energy(u: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None) -> Tensor:
+    """Energy by octave of u (n, K, T, C, *space) less the reference, mean over K: (n, T C, octaves), float64.
+    Energies below rounding of u_ref (n, T, C, *space) count as that."""
+    floor = (rms(u_ref).square() * ROUNDING).clamp_min(torch.finfo(torch.float64).tiny)[..., None]
+    total = 0.0
+    for one in u.unbind(1):
+        r = one.double() if reference is None else one.double() - reference.double()
+        total = total + torch.maximum(octaves(r, boundary), floor)
+    return (total / u.shape[1]).flatten(1, 2)
+
+
 def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None,
-                 draws: Tensor | None) -> Scores:
+                 draws: Tensor | None, energy_ref: Tensor | None) -> Scores:
     x, y = members.double(), u_ref.double()
     broken = ~x.isfinite().flatten(1).all(1)
     if reference is not None:
@@ -91,25 +102,34 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
     r = (every if reference is None else every - reference[:, None]).flatten(0, 1)
     floor, count = rms(y).square() * ROUNDING, every.shape[1]      # of an energy
     lowest = floor.sqrt().repeat_interleave(count, 0).clamp_min(torch.finfo(torch.float64).tiny)
-    energy = torch.maximum(octaves(r, boundary), lowest.square()[..., None]).log10().flatten(1)
-    features = dict(zip(RATIOS, (*variograms(r, boundary, lowest), energy), strict=True))
+    energy_ref = residual_energy(y[:, None], y, boundary, reference) if energy_ref is None else energy_ref
+    features = dict(zip(RATIOS, variograms(r, boundary, lowest), strict=True))
     out = {name: _distances(value.unflatten(0, (-1, count))) for name, value in features.items()}
-    out |= {"trajectory_score": score, "nearest": _nearest(x, y)}
+    out |= {"trajectory_score": score, "nearest": _nearest(x, y),
+            "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1)}
     return {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 1))], torch.inf)
             for name, value in out.items()}
 
 
 def score_joint(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None,
-                draws: Tensor | None = None) -> Scores:
+                draws: Tensor | None = None, energy_ref: Tensor | None = None) -> Scores:
     """Per-trajectory quantities of members (n, M, T, C, *space) beside u_ref (n, T, C, *space), float64 on
-    the CPU: trajectory_score (n,), the two distances of each of RATIOS (n, 2), nearest (n, 2, T); inf where a
-    member is not finite. reference as u_ref, the operator's forecast; draws (n, K, T, C, *space) of the law
-    of the truth: the trajectory score then is the mean over them."""
+    the CPU: trajectory_score (n,), the two distances of each of RATIOS (n, 2), nearest (n, 2, T), energy of
+    members and truth (n, 2, T C, octaves); inf where a member is not finite. reference as u_ref, the
+    operator's forecast. draws (n, K, T, C, *space) of the law of the truth: the trajectory score then is the
+    mean over them; energy_ref: their `residual_energy`, in place of the truth's."""
     check_members(members, u_ref, "score_joint")
     size = max(1, CHUNK // members[0].numel())
-    parts = [[None if u is None else u[i:i + size] for u in (members, u_ref, reference, draws)]
+    parts = [[None if u is None else u[i:i + size] for u in (members, u_ref, reference, draws, energy_ref)]
              for i in range(0, len(u_ref), size)]
-    return merge([_score_chunk(x, y, boundary, known, law) for x, y, known, law in parts])
+    return merge([_score_chunk(x, y, boundary, *others) for x, y, *others in parts])
+
+
+def decades(energy: Tensor) -> Moments:
+    """`spectrum` of energy (n, 2, F, octaves)."""
+    num_octaves = energy.shape[-1]
+    return energy.flatten(1), lambda mean: halves(mean).log10().unflatten(1, (-1, num_octaves)).mean(
+        1).abs().amax(1)
 
 
 def _ratio_of(name: str):
@@ -134,6 +154,8 @@ JOINT = (
              _ratio_of(name), best=1.0)
       for name, label, what in (("variogram_space", "variogram in space", "distance of variograms"),
                                 ("variogram_time", "variogram in time", "distance of variograms"),
-                                ("spectrum", "spectrum of members", "distance of residual spectra"),
                                 ("nearest", "nearest member", "distance to the nearest member"))],
+    Metric("spectrum", "spectrum of members",
+           "decades between the energy that members and the truth add to the operator's, in the worst octave",
+           lambda scores, _: decades(scores["energy"]) if "energy" in scores else None),
 )

@@ -1,0 +1,105 @@
+"""Joint structure of members and their independence: one for independent draws of the truth's law, of any grid and few cases."""
+
+import math
+
+import pytest
+import torch
+
+from ups.evaluation.checks import independence, ranks_of_data, response
+from ups.metrics.ensembles import summarise_ensemble
+from ups.metrics.intervals import bootstrap, entry
+from ups.metrics.joint import JOINT, score_joint
+
+GRIDS = [((32,), "periodic", 6, 1), ((33,), "no_flux", 5, 2), ((8, 12), "periodic", 3, 1), ((16,), "dirichlet", 1, 1),
+         ((4, 6, 5), "outflow", 2, 1)]
+
+
+def walks(count: int, num: int, frames: int, fields: int, space: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Members (count, num, frames, fields, *space): sums over time of noise that is smooth in space, with a rough rest."""
+    source = torch.Generator().manual_seed(seed)
+    rough = torch.randn(count, num, frames, fields, *space, generator=source)
+    smooth = torch.randn(count, num, frames, fields, *[1] * len(space), generator=source)
+    return 5 + (smooth + 0.1 * rough).cumsum(2)
+
+
+def figures(members: torch.Tensor, u_ref: torch.Tensor, boundary: str) -> dict[str, dict]:
+    scores = score_joint(members, u_ref, boundary, torch.full_like(u_ref, 5.0))
+    moments = {metric.name: metric.moments(scores, None) for metric in JOINT}
+    return {name: entry(bootstrap(*part, 100, 0)) for name, part in moments.items() if part is not None}
+
+
+@pytest.mark.parametrize(("space", "boundary", "frames", "fields"), GRIDS)
+@pytest.mark.parametrize("count", [200, 12])
+def test_independent_draws_of_one_law_are_as_far_from_each_other_as_from_the_truth(space, boundary, frames, fields, count):
+    """Of few trajectories, too; one frame has no structure in time."""
+    drawn = walks(count, 9, frames, fields, space, 1)
+    found = figures(drawn[:, 1:], drawn[:, 0], boundary)
+    assert ("variogram_time" in found) == (frames > 1)
+    for name in {"variogram_space", "variogram_time", "nearest"} & found.keys():
+        assert found[name]["low"] <= 1.15 and found[name]["high"] >= 0.85, (name, found[name])
+        assert abs(found[name]["value"] - 1) < (0.1 if count == 200 else 0.5), (name, found[name])
+    assert found["spectrum"]["value"] < (0.15 if count == 200 else 0.6)
+
+
+@pytest.mark.parametrize(("fake", "name", "low", "high"), [
+    ("permuted", "variogram_time", 1.3, math.inf), ("white", "variogram_space", 1.3, math.inf),
+    ("white", "spectrum", 0.5, math.inf), ("leaked", "nearest", 0.0, 1e-6)])
+def test_members_without_structure_are_far_from_the_truth_and_a_leak_is_near(fake, name, low, high):
+    drawn = walks(100, 9, 6, 1, (32,), 2)
+    u, u_ref, source = drawn[:, 1:], drawn[:, 0], torch.Generator().manual_seed(0)
+    members = {"permuted": lambda: torch.stack([u[:, torch.randperm(8, generator=source), t] for t in range(6)], 2),
+               "white": lambda: 5 + u.sub(5).std() * torch.randn(u.shape, generator=source),
+               "leaked": lambda: torch.cat([u_ref[:, None], u[:, 1:]], 1)}[fake]()
+    found = figures(members, u_ref, "periodic")[name]
+    assert low <= found["low"] and found["high"] <= high, found
+
+
+def test_a_single_guess_and_what_is_not_finite_are_undefined():
+    drawn = walks(20, 4, 3, 1, (16,), 3)
+    one = figures(drawn[:, 1:2], drawn[:, 0], "periodic")
+    assert "variogram_space" not in one and one["trajectory_score"]["value"] > 0
+    same = figures(drawn[:, 1:2].expand(-1, 3, -1, -1, -1), drawn[:, 0], "periodic")
+    assert same["nearest"]["value"] is None
+    drawn[3, 2, 1] = torch.nan
+    assert {row["value"] for row in figures(drawn[:, 1:], drawn[:, 0], "periodic").values()} == {None}
+
+
+def test_the_trajectory_score_over_draws_of_the_law_is_that_over_truths_in_the_mean():
+    drawn, law = walks(400, 5, 3, 1, (8,), 4), walks(400, 16, 3, 1, (8,), 5)
+    by_truth = score_joint(drawn[:, 1:], drawn[:, 0], "periodic")["trajectory_score"]
+    by_law = score_joint(drawn[:, 1:], drawn[:, 0], "periodic", draws=law)["trajectory_score"]
+    assert float(by_law.mean()) == pytest.approx(float(by_truth.mean()), rel=0.05) and by_law.std() < 0.5 * by_truth.std()
+
+
+@pytest.mark.parametrize("has_law", [True, False])
+@pytest.mark.parametrize(("kind", "low", "high"), [("independent", 0.9, 1.1), ("inflated", 0.6, 0.8), ("antithetic", -0.05, 0.1)])
+def test_dependent_members_have_an_ensemble_mean_of_less_variance(kind, low, high, has_law):
+    def drawn(seed: int) -> torch.Tensor:
+        u = torch.randn(200, 10, 4, 1, 8, generator=torch.Generator().manual_seed(seed))
+        mean = u.mean(1, keepdim=True)
+        return {"independent": u, "inflated": mean + 1.2 * (u - mean), "antithetic": torch.cat([u[:, :5], -u[:, :5]], 1)}[kind]
+
+    law = torch.randn(200, 32, 4, 1, 8, generator=torch.Generator().manual_seed(9))
+    known = {"law": law} if has_law else {"again": drawn(2)[:, :, :3]}
+    found = independence(drawn(1), 100, 0, torch.arange(200), **known)
+    assert low < found["value"] < high and found["low"] <= found["value"] <= found["high"]
+
+
+def test_the_response_is_the_slope_on_the_teachers_and_zero_for_a_blind_one():
+    own, other = torch.randn(2, 30, 4, 8, 3, generator=torch.Generator().manual_seed(0)).unbind(0)
+    groups = torch.arange(30)
+    assert response((0.5 * own, 0.5 * other), (own, other), 50, 0, groups)["value"] == pytest.approx(0.5)
+    assert response((own, own), (own, other), 50, 0, groups)["value"] == 0.0
+
+
+@pytest.mark.parametrize(("size", "low", "high"), [(1.0, 0.47, 0.53), (0.8, 0.2, 0.45), (1.25, 0.55, 0.8)])
+def test_data_of_the_law_have_any_rank_among_its_draws(size, low, high):
+    every = torch.randn(400, 17, 1, 1, 16, generator=torch.Generator().manual_seed(0)) + 3
+    ranks = ranks_of_data(size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", 50, 0, torch.arange(400))
+    assert all(low < value < high for value in ranks["value"]) and len(ranks["value"]) == 3
+
+
+def test_rows_of_an_ensemble_without_joint_scores_have_none():
+    from ups.metrics.ensembles import score_ensemble
+    drawn = walks(10, 4, 3, 1, (16,), 3)
+    assert "variogram_space" not in summarise_ensemble(score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), 20, 0)
