@@ -305,8 +305,8 @@ def on_waves(ratio: dict[str, float | None]) -> str:
     if ratio["high"] < 1:
         return f"The network adds to linear-Gaussian waves of residuals: its CRPS is {shown} times theirs."
     return (f"The network adds nothing that can be told to linear-Gaussian waves of residuals, which need no "
-            f"network: its CRPS is {shown} times theirs. Such waves in its place pass the gates here, as the "
-            "law may be linear and Gaussian.")
+            f"network: its CRPS is {shown} times theirs. Such waves in its place may pass the gates here, as "
+            "the law may be linear and Gaussian.")
 
 
 def known_leads(values: list[float | None]) -> list[float]:
