@@ -145,8 +145,8 @@ ENSEMBLE = (
           "distance of variograms in time from the truth to members of {model} over that between members",
           of_model("variogram_time"), (0.5, 2.0), (0.7, 1.3)),
     Claim("spectrum", "white noise: energy in waves where the residual has none",
-          "decades between the energy that members of {model} and the truth add to the operator's, in the worst "
-          "octave,", of_model("spectrum"), *SPECTRUM),
+          "decades between the energy that members of {model} and the truth add to the operator's, in the "
+          "worst octave,", of_model("spectrum"), *SPECTRUM),
     Claim("nearest", "the truth leaked into one member",
           "distance of the truth to the nearest member of {model} over that of members to their nearest",
           of_model("nearest"), *CALIBRATED),
