@@ -37,7 +37,7 @@ def world(seed: int = 0):
         whole = torch.randn(*shape, 1, generator=source).sign().expand(*shape, CELLS)   # all cells up or all down
         return {"right": mean + whole + 0.1 * noise, "gaussian": mean + noise, "mean": mean.expand(*shape, CELLS),
                 "nan": torch.where(noise > 3.5, torch.nan, noise), "wide": mean + 3 * noise,
-                "blind": mean.roll(1, 0) + whole + 0.1 * noise}[kind]      # what was seen in another case
+                "inflated": mean + 1.3 * (whole + 0.1 * noise), "blind": mean.roll(1, 0) + whole + 0.1 * noise}[kind]      # what was seen in another case
 
     return draw, draw("right", 99, 1)[:, 0]
 
@@ -131,7 +131,7 @@ def test_a_fake_in_the_place_of_a_stage_fails(model, fake, claims):
 
 @pytest.mark.parametrize(("fake", "claims"), [
     ("gaussian", {"score"}), ("mean", {"score", "spread"}), ("truth", {"spread"}), ("wide", {"score", "spread"}),
-    ("nan", {"finite", "score", "observed", "spread"}), ("blind", {"score", "observed"})])
+    ("nan", {"finite", "score", "observed", "spread"}), ("blind", {"score", "observed"}), ("inflated", {"spread"})])
 def test_a_fake_in_the_place_of_the_prior_fails(fake, claims):
     assert {f"{claim}/t/prior" for claim in claims} <= failed(results_with(entry(), prior(fake)))
 
