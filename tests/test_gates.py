@@ -37,7 +37,8 @@ def world(seed: int = 0):
         whole = torch.randn(*shape, 1, generator=source).sign().expand(*shape, CELLS)   # all cells up or all down
         return {"right": mean + whole + 0.1 * noise, "gaussian": mean + noise, "mean": mean.expand(*shape, CELLS),
                 "nan": torch.where(noise > 3.5, torch.nan, noise), "wide": mean + 3 * noise,
-                "inflated": mean + 1.3 * (whole + 0.1 * noise), "blind": mean.roll(1, 0) + whole + 0.1 * noise}[kind]      # what was seen in another case
+                "inflated": mean + 1.3 * (whole + 0.1 * noise),
+                "blind": mean.roll(1, 0) + whole + 0.1 * noise}[kind]      # what was seen in another case
 
     return draw, draw("right", 99, 1)[:, 0]
 
