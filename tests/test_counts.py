@@ -66,11 +66,12 @@ def test_one_or_two_trajectories_are_refused_by_the_doctor_as_by_the_cache(tmp_p
     ("task.ks.reserve=0.97", "task.ks.reserve 0.97 leaves the operator none of 10 training initial conditions; expected"),
     ("task.ks.reserve=0.1", "task.ks.reserve 0.1 keeps 1 of 10 training initial conditions for the stages after the operator"),
 ])
-def test_a_reserve_that_leaves_too_few_is_refused_before_the_cache_is_built(tmp_path, change, message):
+def test_a_reserve_that_leaves_too_few_is_named_by_doctor_and_dry_run(tmp_path, change, message, capsys):
     path = written(tmp_path, waves((12, 5, CELLS)))
     assert ("error", message) in [(severity, text[:len(message)]) for severity, text in said_of(path, change)]
-    with pytest.raises(ValueError, match=message):
-        build_cache(load_config(path, [change]), "ks", progress=False)
+    for main, flag in ((prepare_data.main, "--doctor"), (prepare_cache.main, "--dry-run")):
+        assert main(["--config", str(path), flag, change]) == 1
+        assert message in capsys.readouterr().out
 
 
 def test_a_parameter_value_without_training_trajectories_is_named(tmp_path):

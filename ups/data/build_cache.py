@@ -22,10 +22,9 @@ from tqdm import tqdm
 
 from ups.config import Config
 from ups.data.cache import Cache, cache_settings, open_cache
-from ups.data.counts import check_counts, count_data
-from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
+from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
 from ups.data.sources import (
     Source,
     data_files,
@@ -99,16 +98,14 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
 
     Reads the data twice, some trajectories or, of long ones, some frames at a time.
     Raises FileNotFoundError (naming `make data`) or ValueError for data that are missing, not finite, too
-    few, shared by two parts of the split or not what the configuration says; OSError where the disk is full or may not be written. The file appears whole
+    few to split, shared by two parts of the split or not what the configuration says; OSError where the disk
+    is full or may not be written. The file appears whole
     or not at all.
     """
     task, settings, used = config.spec(task_name), config.task[task_name], cache_settings(config, task_name)
     path, paths = config.cache_path(task_name), data_files(config, task_name)
     sources, files, groups = open_sources(config, task_name), _identity(paths), _channels(task)
     num, split = trajectories_of(config, task_name, sources), split_of(config, task_name, sources)
-    for finding in check_counts(config, task_name, count_data(config, task_name, sources)):
-        if finding.severity == "error":
-            raise ValueError(f"{task_name}: {finding.what}. To do: {finding.do}.")
     table = table_of(config, task_name, sources)
     with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
               disable=not progress) as bar:
