@@ -980,9 +980,10 @@ def test_impossible_settings_of_the_new_stages_are_refused(override, text):
 @torch.no_grad()
 @pytest.mark.parametrize("way", ["corrector", "student_1", "student_2", "rival"])
 def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidden, chain, way):
-    """The report names its noise by the trajectory's row, a loaded sampler by the row of what it is given."""
+    """Both name their noise by row and start."""
     rows = torch.arange(2)
-    operator, sampler = load_operator(chain / "smoke" / "operator"), load_sampler(chain / "smoke", way)
+    operator = load_operator(chain / "smoke" / "operator")
+    sampler = load_sampler(chain / "smoke", way, "cpu", operator)
     z, parameters = hidden.cache.batch(rows, 0, 1), hidden.cache.parameters[rows]
     names = name_starts(rows, ensembles.truth.frames(rows, ensembles.truth.context - 1, 1)[:, 0])
     members = sample_states(operator, sampler, HIDDEN, z, parameters, 3, 4, seed=ensembles.seed, names=names)
@@ -995,7 +996,7 @@ def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidde
 
 @torch.no_grad()
 def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fitted_to(steady, chain):
-    sampler = load_sampler(chain / "smoke", "prior")
+    sampler = load_sampler(chain / "smoke", "prior", "cpu", load_operator(chain / "smoke" / "operator"))
     for one, two in zip(sampler.network.heads[STEADY].guess.buffers(), steady.linear.buffers(), strict=True):
         assert torch.equal(one, two) and one.any()
     z_in, _, parameters = steady.fields("test", torch.arange(2))
