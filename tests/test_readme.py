@@ -30,7 +30,7 @@ SMALL = {   # stands for configs/small.yaml: the same names, tasks and grids, tr
 OVERLAYS = {   # what stands for others that README names
     "smoke": {"include": "tiny.yaml", "data": {"tasks": ["burgers1d"]}, "operator": {"model": SIZE}},
     "pretrained": {"include": "seven.yaml", "data": {"tasks": ["advection1d", "burgers1d"]}, "evaluate": {"num_bootstrap": 20},
-                   "task": {name: {"num_trajectories": 40} for name in ("advection1d", "burgers1d")}},
+                   "task": {name: {"num_trajectories": 80} for name in ("advection1d", "burgers1d")}},
 }
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = [(language, text.replace("\\\n", " ")) for language, text in re.findall(r"^```(\w*)\n(.*?)^```", README, re.S | re.M)]
