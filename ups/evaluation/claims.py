@@ -6,6 +6,7 @@ what exact draws have are wide enough for networks of a small run: of exact draw
 trajectories, a figure has an interval of +-0.03 about 1, and fakes are outside by several times that.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +153,7 @@ ENSEMBLE = (
           of_model("nearest"), *CALIBRATED),
     Claim("independence", "antithetic members, members inflated around their mean: fair scores reward both",
           "variance of the ensemble mean of {model} over that of independent members",
-          of_model("independence"), (0.4, None), (RATIO[0], float("inf"))),
+          of_model("independence"), (0.4, None), (RATIO[0], math.inf)),
     Claim("condition", "a student blind to its condition, or given the mean of the batch",
           "response of {model} to another condition over that of the corrector",
           lambda entry, model: entry["checks"]["response"].get(model), (0.5, 1.5), stages=("consistency",)),
@@ -220,5 +221,5 @@ PRIOR = (
           of_prior("variance"), (0.5, 2.0), (0.8, 1.25), stages=("steady",)),
     Claim("independence", "draws that depend on each other",
           "variance of the mean of draws of the prior over that of independent ones",
-          of_prior("independence"), (0.4, None), (RATIO[0], float("inf")), stages=("steady",)),
+          of_prior("independence"), (0.4, None), (RATIO[0], math.inf), stages=("steady",)),
 )

@@ -21,6 +21,7 @@ the claims that hold of what was trained for seconds.
 A verdict is {"usable": bool, "words": a few sentences}, for every task. Both come from results.json alone.
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -61,7 +62,9 @@ def gate(stage: str, name: str, what: str, found: Interval, above: float | None 
     passed = passed and (near is None or (found["high"] >= near[0] and found["low"] <= near[1]))
     bound = bound or (f"below {below:g}" if above is None else f"above {above:g}" if below is None else
                       f"{above:g} to {below:g}")
-    bound += f", not wholly outside {near[0]:g} to {near[1]:g}" if near else ""
+    if near:
+        bound += f", not wholly {'below' if near[1] == math.inf else 'outside'} {near[0]:g}"
+        bound += f" to {near[1]:g}" if near[1] < math.inf else ""
     shown = f"{found['value']:.4g}" if known else "undefined (not finite)"
     if known and found["low"] != found["high"]:
         shown += f" [{found['low']:.4g}, {found['high']:.4g}]"
