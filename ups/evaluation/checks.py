@@ -46,16 +46,18 @@ def response(student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], num
 
 
 def ranks_of_data(u_ref: Tensor, law: Tensor, boundary: str, num_bootstrap: int, seed: int,
-                  groups: Tensor) -> dict[str, list]:
+                  groups: Tensor) -> dict[str, list] | None:
     """Rank of the data's energy among that of exact draws, over their number, by octave of the wave number,
     with intervals: 1/2 where the data u_ref (n, T, C, *space) come from the law of the draws (n, K, T, C,
     *space). Energies of deviations from the mean of all: above 1/2 the data vary more than the law, or its
-    mean is wrong. Octaves in which the law has rounding errors only are left out."""
+    mean is wrong. Octaves in which the law has rounding errors only are left out; None without others."""
     every = torch.cat([u_ref[:, None], law], 1).double()
     away = (every - every.mean(1, keepdim=True)).flatten(0, 1)
     energy = octaves(away, boundary).mean((1, 2)).unflatten(0, every.shape[:2])            # (n, 1 + K, bands)
     size = u_ref.double().square().flatten(1).mean(1)[:, None, None]
     kept = (energy > ROUNDING * size).double().mean((0, 1)) > 0.5
+    if not kept.any():
+        return None
     data, others = energy[:, :1], energy[:, 1:]
     rank = ((others < data).double() + 0.5 * (others == data)).mean(1)[:, kept]
     return entry(bootstrap(rank, lambda mean: mean, num_bootstrap, seed, groups))

@@ -320,7 +320,6 @@ ENSEMBLES = (
     Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
-LESS = ("ssr", "spread_slope")   # compared as differences
 
 
 def summarise_ensemble(scores: Scores, num_bootstrap: int, seed: int,
@@ -338,7 +337,7 @@ def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed
 
     Every metric of `ENSEMBLES` that is compared, where both have it -> {value, low, high}, lists [T] of one
     by lead.
-    ssr_less, spread_slope_less: spread/skill and slope less the baseline's.
+    ssr_less: spread/skill less the baseline's.
     """
     if scores["crps"].shape != baseline["crps"].shape:
         raise ValueError(f"scores of {tuple(scores['crps'].shape)} and baseline of "
@@ -346,6 +345,5 @@ def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed
                          "cases in compare_ensembles. Score both models on one split.")
     rows = {metric.name: compare(metric, scores, baseline, num_bootstrap, seed, groups)
             for metric in ENSEMBLES if metric.is_compared}
-    rows |= {f"{name}_less": compare(ENSEMBLE[name], scores, baseline, num_bootstrap, seed, groups,
-                                     Tensor.sub) for name in LESS}
+    rows["ssr_less"] = compare(ENSEMBLE["ssr"], scores, baseline, num_bootstrap, seed, groups, Tensor.sub)
     return {name: row for name, row in rows.items() if row is not None}
