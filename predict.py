@@ -30,7 +30,7 @@ from ups.data.own_writer import write_own
 from ups.data.pdebench import Trajectories, open_data
 from ups.files import flush
 from ups.labelled import CLOSE
-from ups.solvers import load_step
+from ups.solvers import solvers_named
 
 STATES = 64   # fields in one call of the network
 OPTIONS = {
@@ -50,8 +50,7 @@ OPTIONS = {
     "--time-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th frame of the input"},
     "--resample": {"action": "store_true", "help": "take another grid to the trained one and back"},
     "--extrapolate": {"action": "store_true", "help": "allow parameters and fields beyond the trained"},
-    "--solver": {"nargs": "*", "default": [], "metavar": "TASK=MODULE:FUNCTION",
-                 "help": "your coarse solver of each task that was trained over one"},
+    "--solver": {"nargs": "*", "default": [], "metavar": "TASK=MODULE:FUNCTION", "help": "your coarse solvers"},
     "--device": {"default": "cpu"},
     **DRY_RUN,
 }
@@ -80,26 +79,16 @@ def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories)
     return values or None
 
 
-def solvers_named(given: list[str]) -> dict[str, Any]:
-    """Task -> function, of TASK=MODULE:FUNCTION on the command line. Raises ValueError."""
-    if wrong := [text for text in given if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
-        raise ValueError(f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as ks=my_solver:step. "
-                         "Correct it.")
-    return {task: load_step(place, task) for task, place in (text.split("=") for text in given)}
-
-
 def main(arguments: list[str] | None = None) -> int:
     # ---- config
     args = read_command(__doc__, OPTIONS, arguments)
     output, folder = args.output, args.output.absolute().parent
     if output.exists() or not folder.is_dir():
-        raise ValueError(f"--output is {output}; expected a new file in a folder that is there. Delete it, "
-                         "or name another.")
+        raise ValueError(f"--output is {output}; expected a new file in a folder that is there. Name another.")
 
     # ---- model
     model = ups.load(args.run, args.device, solvers_named(args.solver))
     head, known = model.operator.head(args.task), model.tasks.get(args.task)
-    weights = model.operator.record["model_sha256"]
 
     # ---- data
     strides, own = {"space_stride": args.space_stride, "time_stride": args.time_stride}, head.task.own
@@ -107,9 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
         head.task, args.input, known["dt"], args.parameters, **strides)
     rows, shown = rows_of(args.rows, source.num_trajectories), args.shown or source.num_frames
     if not head.history <= shown <= source.num_frames:
-        raise ValueError(f"--shown is {shown} of the {source.num_frames} frames of {args.input}; expected at "
-                         f"least {head.history}, the history of {args.task}, and no more than there are. "
-                         "Correct it.")
+        raise ValueError(f"--shown is {shown} of the {source.num_frames} frames of {args.input}; expected at least "
+                         f"{head.history}, the history of {args.task}, and no more than there are. Correct it.")
     values, is_steady = parameters_of(args.parameters, known["parameters"], source), head.task.is_steady
     # members are conditioned on one frame more where there is one, as in training and in the report
     context = min(shown, head.history + bool(args.members))
@@ -118,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = {"parameters": values, "num_frames": 1 if is_steady else args.frames, "resample": args.resample,
                "extrapolate": args.extrapolate, "dt": None if is_near else source.dt}
     settings = generation_settings(
-        args.task, f"forecast of {weights}", seed=args.seed, num_trajectories=len(rows) * repeats,
+        args.task, f"forecast of {model.operator.record['model_sha256']}", seed=args.seed, num_trajectories=len(rows) * repeats,
         resolution=source.space[0], num_frames=num_frames, t_end=known["dt"] * (num_frames - 1),
         parameter=(values or {}).get(next(iter(head.task.parameters), ""), source.parameter))
     print(f"{output}: {len(rows)} rows of {args.task} x {repeats} member(s) x {num_frames} frames"

@@ -208,7 +208,7 @@ def test_make_refuses_in_one_line_what_it_does_not_understand_before_anything_ru
 @pytest.mark.parametrize("arguments", [["STAGE=../.."], ["STAGE=../other"], ["STAGE=.."], ["STAGE=."], ["STAGE=a b"], ["STAGE="],
                                        [], ["RUN=..", "STAGE=other"], ["RUN=.", "STAGE=small"], ["RUN=", "STAGE=small"]])
 def test_make_removes_stages_of_a_run_and_nothing_else(tmp_path, arguments):
-    kept = tmp_path / "runs" / "small" / "operator" / "done.json"
+    kept = tmp_path / "runs" / "small" / "operator" / ".lock"   # of a stage that has just begun
     kept.parent.mkdir(parents=True)
     kept.touch()
     (tmp_path / "other").mkdir()

@@ -6,10 +6,11 @@ Its file is located and digested without running anything; only `load_step` impo
 
 import ast
 import importlib
+import re
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,11 @@ def solvers_of(config: Any) -> Mapping[str, Callable[..., Any]]:
     """Task -> the solver that the user's configuration names, of the tasks that may have one as a base."""
     return {name: load_step(config.task[name].solver, name) for name in config.data.tasks
             if "solver" in config.task[name].base}
+
+
+def solvers_named(given: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
+    """Task -> the solver that a command line names, as TASK=MODULE:FUNCTION. Raises ValueError."""
+    if wrong := [text for text in given if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
+        raise ValueError(f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as ks=my_solver:step. "
+                         "Correct it.")
+    return {task: load_step(place, task) for task, place in (text.split("=") for text in given)}
