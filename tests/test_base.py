@@ -330,6 +330,8 @@ def built(kind: str) -> tuple[Base, torch.Tensor]:
     """A base and a window that it may be shown; a flow needs a velocity."""
     flow = {"num_channels": 2, "vectors": [[0, 1]], "num_moving": 2} if kind == "flow" else {}
     base = BASES[kind](**SETTINGS | flow)
+    if kind == "solver":
+        base.use(stay)
     return base, noise(3, 2, 2 if flow else 1, 8, 8)
 
 

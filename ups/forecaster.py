@@ -157,8 +157,8 @@ def _beyond(head: TaskHead, u_pred: Tensor) -> str:
              f"{first}, where it is cut, so it is wrong from there on"] * (first > 0)
     if not ways:
         return ""
-    return (f"{head.name}: the forecast of {num_frames} frames {', and it '.join(ways)}. Use the frames before "
-            f"that, or train on longer trajectories.")
+    return (f"{head.name}: the forecast of {num_frames} frames {', and it '.join(ways)}. Use the frames "
+            f"before that, or train on longer trajectories.")
 
 
 def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:

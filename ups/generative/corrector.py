@@ -114,7 +114,7 @@ class CorrectorHead(nn.Module):
         self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
         self.guess = LinearPosterior(**description["guess"]) if "guess" in description else None
         self.waves = Waves(description["tokens"], dim, self.boundary) if "tokens" in description else None
-        self.limits = (WaveLimits(*description["fields"], boundary=self.boundary) if "fields" in description
+        self.limits = (WaveLimits(*description["fields"], boundary=self.boundary) if "tokens" in description
                        else None)
         self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)

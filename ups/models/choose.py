@@ -27,7 +27,8 @@ from ups.progress import note
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
-POOR, UNEVEN = 0.1, 10.0   # error of a field, and times that of another, from which it may spoil the other's fit
+# error of a field, and times that of another, from which it may spoil the other's fit
+POOR, UNEVEN = 0.1, 10.0
 HALVED = 2.0   # times less is what a base per field must leave of some field, as it takes as many calls
 BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
 KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
@@ -210,8 +211,8 @@ def selected(shortlist: Shortlist, candidates_of: CandidatesOf) -> tuple[TaskHea
     cache, name = shortlist.cache, shortlist.cache.task.name
     if not shortlist.all.kept:
         raise ValueError(f"no base of {name} survives its validation rollouts (tried: "
-                         f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence to "
-                         f"task.{name}.base, or look at the data with the doctor.")
+                         f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence "
+                         f"to task.{name}.base, or look at the data with the doctor.")
     best = per_field(shortlist, shortlist.select(shortlist.all), candidates_of)
     head, is_steady = best.head, cache.task.is_steady
     head.description["base"] |= {"name": best.name, "unstable": shortlist.unstable(best)}

@@ -27,7 +27,8 @@ WORSE = 1.1      # times the error of the best: no base is as good with more, ho
 ROUNDING = 1e-6  # of the field, in a frame: a float32 transform there and back, and the sums between (8 eps)
 NUM_LONG = 16    # validation trajectories that are forecast beyond the data
 LONG = 4         # times the frames of the data is how far
-NOISE = 1e-3     # of a channel's standard deviation, added to their start; modes of the data below it are empty
+# of a channel's standard deviation: noise that is added to their start; modes of the data below it are empty
+NOISE = 1e-3
 SLACK = 2.0      # times what the data allow
 
 

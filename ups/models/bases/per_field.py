@@ -1,4 +1,4 @@
-"""A base per field: fields that one frame predicts are not left to what was fitted to fields that none does."""
+"""A base per field, so that a field that cannot be predicted does not spoil the base of another."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -131,7 +131,8 @@ def joined(parts: Sequence[Part]) -> list[Part]:
     found: dict[int, Part] = {}
     for part in parts:
         before = found.get(id(part.base))
-        found[id(part.base)] = part._replace(fields=sorted({*part.fields, *(before.fields if before else ())}))
+        fields = {*part.fields, *(before.fields if before else ())}
+        found[id(part.base)] = part._replace(fields=sorted(fields))
     return list(found.values())
 
 
@@ -166,8 +167,10 @@ def settings_of(settings: dict[str, Any], channels: Sequence[int]) -> dict[str, 
     """`base_settings` of some channels."""
     place = {channel: number for number, channel in enumerate(channels)}
     positive = [place[channel] for channel in settings["positive"] if channel in place]
-    vectors = [[place[channel] for channel in vector] for vector in settings["vectors"] if {*vector} <= {*place}]
-    is_scalar = len(channels) == 1 and not positive and not any({*channels} & {*v} for v in settings["vectors"])
+    vectors = [[place[channel] for channel in vector]
+               for vector in settings["vectors"] if {*vector} <= {*place}]
+    is_part = any({*channels} & {*vector} for vector in settings["vectors"])
+    is_scalar = len(channels) == 1 and not positive and not is_part
     ends = along(settings["boundary"], len(settings["space"]))
     return {**settings, "num_channels": len(channels), "positive": positive, "vectors": vectors,
             "num_moving": sum(channel < settings["num_moving"] for channel in channels),
