@@ -116,7 +116,7 @@ def link(path: Path) -> None:
 def other_corrector(folder: Path) -> None:
     operator = operator_of("burgers1d")
     write_stage(folder / "operator", operator.description, operator.state_dict())
-    task = {"name": "burgers1d", "dim": 4, "num_conditions": 24, "tokens": [64], "num_features": 0}
+    task = {"name": "burgers1d", "dim": 4, "num_conditions": 24, "tokens": [64], "fields": [1, 64], "num_features": 0}
     corrector = Corrector({"model": to_dict(ModelConfig(**SIZE)), "precision": "no", "sampler_steps": 2, "tasks": [task]})
     write_stage(folder / "diffusion", corrector.description, corrector.state_dict(), "diffusion", {"operator": "0" * 64})
 
