@@ -197,7 +197,7 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
     assert f"sample() draws by {judge.serving(config.run_dir, NOISY)}, of what" in judge.in_words(config.run_dir, NOISY)
     source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
-    ways = {"corrector": corrector} | {str(factor): Scaled(corrector.network, 0, factor=factor) for factor in (0.3, 3.0)}
+    scaled = {str(factor): Scaled(corrector.network, 0, factor=factor) for factor in (0.3, 3.0)}
     told, parts, meet = corrector.network.heads[NOISY].drawn_error, {}, threading.Barrier(2, timeout=120)
 
     def exchanged(rank, part):
@@ -209,8 +209,9 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
 
     def found(rank, count, together=lambda part: part):
         ranks = SimpleNamespace(rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together)
-        contexts = {NOISY: config.context(NOISY)}
-        return judge.judge(ways, {NOISY: source}, contexts, config.run.seed, ranks)[judge.FOUND][NOISY]
+        shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
+        best = judge.judge({"corrector": corrector}, *shared)[judge.FOUND][NOISY]   # limits are of its draws alone
+        return best | judge._scores(scaled, *shared, judge.ROWS)[NOISY]
 
     alone = found(0, 1)
     assert alone["corrector"] == pytest.approx(recorded["corrector"][1], rel=1e-5)

@@ -306,7 +306,8 @@ def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain
     assert any(name.startswith("gaussian_out") and value.any() for name, value in scales.items())
     for name, value in scales.items():
         assert all(torch.equal(found[f"heads.{HIDDEN}.{name}"], value) for found in weights.values()), name
-    trained = [name for name in weights["diffusion"] if name.removeprefix(f"heads.{HIDDEN}.") not in scales]
+    trained = [name for name in weights["diffusion"]
+               if name.removeprefix(f"heads.{HIDDEN}.") not in scales and ".limits." not in name]
     assert trained and not any("gaussian" in name for name in trained)
     for stage in ("consistency", "rival"):
         assert all(not torch.equal(weights[stage][name], weights["diffusion"][name]) for name in trained), stage
@@ -426,7 +427,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
     residuals = TransientResiduals(operator, cache)
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
-    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "tokens": [8],
+    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "tokens": [8], "fields": [3, 32],
                                      "num_conditions": 7 * 4 + operator.width, "num_features": operator.width}
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
     r, tokens, *_ = residuals.draw("reserved", places, starts, None)
@@ -619,9 +620,18 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     assert mid == pytest.approx(3 / 8 * math.pi)   # on the teacher's path of four steps, the nearest to 1.1
     x = math.cos(mid) * ends["student_1"] + math.sin(mid) * second
     ends["student_2"] = math.cos(mid) * x - math.sin(mid) * student(x, torch.full((5,), mid))
+    states, stages = ensembles.residuals, {"student_1": "consistency", "student_2": "consistency", "rival": "rival"}
+
+    def limited(name: str, end: torch.Tensor) -> torch.Tensor:
+        limits = networks[stages.get(name, "diffusion")].heads[HIDDEN].limits
+        r = head.r_mean + scale * (condition.mean + end)
+        w_pred, w = (states.decode(part).flatten(1, 2) for part in (states.prediction(tokens), r))
+        w = limits(w_pred, w, 2 if name == "student_2" else 1, facts[:, -1] > 0)
+        return states.encode(w.unflatten(1, (states.head.bundle, -1)))
+
     for name, end in ends.items():
-        torch.testing.assert_close(draw(name), head.r_mean + scale * (condition.mean + end), rtol=1e-4, atol=1e-6)
-    fine = head.r_mean + scale * (condition.mean + sample(networks["diffusion"].velocity(condition), noise, 16))
+        torch.testing.assert_close(draw(name), limited(name, end), rtol=1e-4, atol=1e-6)
+    fine = limited("corrector", sample(networks["diffusion"].velocity(condition), noise, 16))
     torch.testing.assert_close(draw("corrector", num_steps=16), fine, rtol=1e-4, atol=1e-6)
 
 
