@@ -767,7 +767,7 @@ def test_script_rebuilds_when_the_data_changed(built, tmp_path, capsys):
 
 def test_dry_run_prints_the_plan_and_writes_nothing(built, tmp_path, capsys):
     config = fresh(built, tmp_path)
-    assert prepare_cache.main(arguments(config, "--dry-run")) == 0
+    assert prepare_cache.main(arguments(config, "--dry-run", "evaluate.context_frames=5")) == 0
     out = capsys.readouterr().out
     assert "24 rows" in out and " free" in out and not Path(config.cache.root).exists()
     expected = plan(config, "advection1d")

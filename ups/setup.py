@@ -17,7 +17,7 @@ from ups.training.run import Run
 def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
     """The configuration of the command line and the caches that `stage` reads, by task.
 
-    With --dry-run, prints the plan and ends the process, with status 1 where something will be refused.
+    With --dry-run, prints the plan and ends the process, with status 1 where training will be refused.
     Raises ValueError where no task has trajectories for the stage, or one has too few.
     """
     config, is_dry_run = parse_arguments(documentation)
