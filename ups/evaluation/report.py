@@ -15,6 +15,8 @@ shown:
         {}; "equation": text; "found": lines, what the base found; "conserved": fields whose mean the
         equation keeps; "network_is_used": bool; "selection": what decided that on validation,
         ups.models.selection.select(...), or null from older weights;
+        "offset": field -> the number it is counted from, where its mean dominates; "measure": what relative
+        errors are relative to, in words;
         "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
     ROW: ups.metrics.errors.summarise_errors(...) -> metric: number with interval; "error_growth(_low,
         _high)": [T]; "nrmse_by_field": [C]; "nonfinite_trajectories", "zero_frames": counts; and
