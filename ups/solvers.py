@@ -121,6 +121,6 @@ def solvers_of(config: Any) -> Mapping[str, Callable[..., Any]]:
 def solvers_named(given: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
     """Task -> the solver that a command line names, as TASK=MODULE:FUNCTION. Raises ValueError."""
     if wrong := [text for text in given if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
-        raise ValueError(f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as ks=my_solver:step. "
-                         "Correct it.")
+        raise ValueError(f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as "
+                         "ks=my_solver:step. Correct it.")
     return {task: load_step(place, task) for task, place in (text.split("=") for text in given)}
