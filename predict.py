@@ -2,8 +2,7 @@
 
     u(t + dt) = decode(O(encode u(t))), and with --members M each of M draws has errors of its own
 
-Reads:  RUN (a finished run's folder), INPUT (HDF5 in the task's layout; a forecast starts from its last
-frames).
+Reads:  RUN (a finished run's folder), INPUT (HDF5 in the task's layout; the last frames are the start).
 Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the next input: the frames that
         were shown, then those that follow. Trajectory r * M + m is member m of row r. Attributes say which
         weights, rows, members and parameters.
@@ -50,7 +49,7 @@ OPTIONS = {
     "--time-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th frame of the input"},
     "--resample": {"action": "store_true", "help": "take another grid to the trained one and back"},
     "--extrapolate": {"action": "store_true", "help": "allow parameters and fields beyond the trained"},
-    "--solver": {"nargs": "*", "default": [], "metavar": "TASK=MODULE:FUNCTION", "help": "your coarse solvers"},
+    "--solver": {"nargs": "*", "default": [], "metavar": "TASK=MODULE:FUNCTION", "help": "coarse solvers"},
     "--device": {"default": "cpu"},
     **DRY_RUN,
 }
@@ -84,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = read_command(__doc__, OPTIONS, arguments)
     output, folder = args.output, args.output.absolute().parent
     if output.exists() or not folder.is_dir():
-        raise ValueError(f"--output is {output}; expected a new file in a folder that is there. Name another.")
+        raise ValueError(f"--output is {output}; expected a new file in an existing folder. Name another.")
 
     # ---- model
     model = ups.load(args.run, args.device, solvers_named(args.solver))
@@ -96,8 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
         head.task, args.input, known["dt"], args.parameters, **strides)
     rows, shown = rows_of(args.rows, source.num_trajectories), args.shown or source.num_frames
     if not head.history <= shown <= source.num_frames:
-        raise ValueError(f"--shown is {shown} of the {source.num_frames} frames of {args.input}; expected at least "
-                         f"{head.history}, the history of {args.task}, and no more than there are. Correct it.")
+        raise ValueError(f"--shown is {shown}; expected at least {head.history}, the history of {args.task}, "
+                         f"and at most {source.num_frames}, the frames of {args.input}. Correct it.")
     values, is_steady = parameters_of(args.parameters, known["parameters"], source), head.task.is_steady
     # members are conditioned on one frame more where there is one, as in training and in the report
     context = min(shown, head.history + bool(args.members))
@@ -106,8 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = {"parameters": values, "num_frames": 1 if is_steady else args.frames, "resample": args.resample,
                "extrapolate": args.extrapolate, "dt": None if is_near else source.dt}
     settings = generation_settings(
-        args.task, f"forecast of {model.operator.record['model_sha256']}", seed=args.seed, num_trajectories=len(rows) * repeats,
-        resolution=source.space[0], num_frames=num_frames, t_end=known["dt"] * (num_frames - 1),
+        args.task, f"forecast of {model.operator.record['model_sha256']}", seed=args.seed,
+        num_trajectories=len(rows) * repeats, resolution=source.space[0], num_frames=num_frames,
+        t_end=known["dt"] * (num_frames - 1),
         parameter=(values or {}).get(next(iter(head.task.parameters), ""), source.parameter))
     print(f"{output}: {len(rows)} rows of {args.task} x {repeats} member(s) x {num_frames} frames"
           f"{', not written' if args.dry_run else ''}")

@@ -1,12 +1,12 @@
 """Data: generate or download every file of the configured tasks, in PDEBench's layout.
 
-Reads: the configuration. Writes: DATA_ROOT/TASK/FILE (PDEBench's names), one file per task and parameter value.
+Reads: the configuration. Writes: DATA_ROOT/TASK/FILE (PDEBench's names), a file per task and parameter value.
     data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/tasks
-    data.source=published  downloaded from data.url, MD5-checked; with data.fetch=first only the first
-                           num_trajectories of the files that allow it, which no MD5 can check
+    data.source=published  downloaded from data.url, MD5-checked unless data.fetch=first reads a part
     data.source=own        yours: looked at, never written
-One single-threaded process per core solves large files; how many never changes the numbers. Compressible flow is solved
-on a GPU if there is one. A killed run continues; a finished file is kept; a file made otherwise is never overwritten.
+One single-threaded process per core solves large files; their number never changes the results. Compressible
+flow is solved on a GPU if there is one. A killed run continues, a finished file is kept, and a file made
+with other settings is never overwritten.
 
     python prepare_data.py            one line per file: "generated", "up to date"
     python prepare_data.py --dry-run  files, sizes and disk, writes nothing
@@ -98,8 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
         paths = [(task, path) for task, _, path, *_ in files]
         found = {name: data_files(config, name) for name in declared}
         paths += [(name, some[0].parent if some[1:] else some[0]) for name, some in found.items()]
-        tasks = {name: [task for task in config.data.tasks if name in (task, config.spec(task).of)] for name, _ in paths}
-        checks = {name: partial(count_findings, config, some) for name, some in tasks.items()}
+        checks = {name: partial(count_findings, config, [
+            task for task in config.data.tasks if name in (task, config.spec(task).of)]) for name, _ in paths}
         for path, findings in examine(paths, hash_all=args.md5, val_fraction=config.data.val_fraction,
                                       test_fraction=config.data.test_fraction, is_own=is_own,
                                       declared=declared, checks=checks):

@@ -255,7 +255,7 @@ def test_what_is_not_hdf5_is_named_by_the_address(server, tmp_path):
 def test_prepare_data_fetches_the_first_and_whole_files_where_the_layout_asks_for_it(served, tmp_path, monkeypatch, capsys):
     server, u = served
     monkeypatch.setitem(TASKS["advection1d"].published, NAME, (1, MD5))
-    sizes = {"num_trajectories": 4, "resolution": CELLS, "num_frames": FRAMES, "t_end": 2.0, "parameters": [0.4]}
+    sizes = {"num_trajectories": 4, "resolution": CELLS, "num_frames": FRAMES, "t_end": 2.0, "parameters": [0.4], "reserve": 0.0}
     overlay = tmp_path / "part.yaml"
     overlay.write_text(yaml.safe_dump({
         "data": {"tasks": ["advection1d_hidden", "diff_react2d"], "source": "published", "fetch": "first",

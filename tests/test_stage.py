@@ -239,7 +239,7 @@ def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, fi
     if finished:
         finish(config)
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
-    monkeypatch.setattr(sys, "argv", ["stage", "operator", *same, *arguments])
+    monkeypatch.setattr(sys, "argv", ["stage", "operator", "--config", "configs/default.yaml", *same, *arguments])
     with pytest.raises(SystemExit) as ended:
         run_script(chain.main, "ups.chain")
     if code == 1:   # Python prints what it ends with, and the status is 1

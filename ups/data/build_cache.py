@@ -257,8 +257,8 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
     for part, chosen in rows.items():
         part_of[chosen] = part
     if shared := shared_frames(seen, part_of):
-        raise ValueError(f"{task.name}: {shared}; expected no frame in two parts of the split, or test errors "
-                         f"are too good. To do: {REMEDY}.")
+        raise ValueError(f"{task.name}: {shared}; expected no frame in two parts of the split, or test "
+                         f"errors are too good. To do: {REMEDY}.")
     floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
              for part, chosen in rows.items() if part != "train"}
     return checksums, floor

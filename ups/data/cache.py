@@ -13,7 +13,6 @@ header. Latents are memory-mapped at their offset: one copy in the page cache se
 and nothing lives in /dev/shm.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -30,11 +29,11 @@ import torch
 from torch import Tensor
 
 from ups.config import Config, TaskConfig
-from ups.stored.hdf5 import dataset, node
 from ups.data.counts import num_kept
 from ups.data.seal import read_seal, refusal
 from ups.data.tokenizer import TENSORS, Tokenizer
 from ups.progress import beat
+from ups.stored.hdf5 import dataset, node
 from ups.tasks import Task, described_task
 from ups.transfer import pinned, send
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ups.config import Config, TaskConfig
-from ups.data.sources import Source, needs_files, open_sources, split_of, split_rows, table_of, trajectories_of
+from ups.data.sources import (
+    Source,
+    needs_files,
+    open_sources,
+    split_of,
+    split_rows,
+    table_of,
+    trajectories_of,
+)
 from ups.tasks import Finding
 
 MIN_RESERVED = 2   # initial conditions whose errors have a spread
@@ -87,9 +95,10 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
                       f"{num_train} training initial conditions; expected at least 1", key,
                       f"lower {key}.reserve or add trajectories")
     if settings.reserve and initial["reserved"] < MIN_RESERVED:
-        yield Finding("error", f"{key}.reserve {settings.reserve:g} keeps {initial['reserved']} of {num_train} "
-                      f"training initial conditions for the stages after the operator; expected at least "
-                      f"{MIN_RESERVED}", key, f"raise {key}.reserve, set it to 0, or add trajectories")
+        yield Finding("error", f"{key}.reserve {settings.reserve:g} keeps {initial['reserved']} of "
+                      f"{num_train} training initial conditions for the stages after the operator; expected "
+                      f"at least {MIN_RESERVED}", key,
+                      f"raise {key}.reserve, set it to 0, or add trajectories")
     if not task.is_steady and most_calls(settings, counts.num_frames) < 1:
         yield Finding("error", f"{counts.num_frames} frames hold no training window; expected at least "
                       f"{settings.train_from + history + settings.bundle}: {key}.train_from "
@@ -100,8 +109,9 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
                       f"{history} and fewer than the {counts.num_frames} frames of {task_name}", key,
                       f"change it, {key}.history or {key}.num_frames")
     if counts.untrained:
-        yield Finding("error", f"{len(counts.untrained)} parameter value(s) of {task_name} have no trajectory "
-                      f"in training (first: number {counts.untrained[0]}); expected at least 1 of each", key,
+        yield Finding("error", f"{len(counts.untrained)} parameter value(s) of {task_name} have no "
+                      f"trajectory in training (first: number {counts.untrained[0]}); expected at least 1 of "
+                      f"each", key,
                       f"add trajectories, lower {key}.reserve, data.val_fraction or data.test_fraction, or "
                       f"leave that value out")
     for part, num in counts.judged.items():
@@ -149,5 +159,6 @@ def print_refusals(config: Config, tasks: Sequence[str]) -> int:
     where the report will be written and its gates fail."""
     found = count_findings(config, tasks)
     for finding in found:
-        print(f"  {finding.severity}: {finding.what} [{finding.where}]." + (f" To do: {finding.do}." if finding.do else ""))
+        advice = f" To do: {finding.do}." if finding.do else ""
+        print(f"  {finding.severity}: {finding.what} [{finding.where}].{advice}")
     return int(any(finding.severity == "error" for finding in found))

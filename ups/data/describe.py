@@ -222,8 +222,8 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     lists = [name for name in _lists(store) if name not in known and not _is_place(name)
              and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)]
     differing = set()
-    path = Path(store.path)
-    for path in sorted(path.parent.glob(Path(_pattern(path)).name))[:MOST_FILES]:
+    own = Path(store.path)
+    for path in sorted(own.parent.glob(Path(_pattern(own)).name))[:MOST_FILES]:
         with open_store(path) as other:
             there = _numbers(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}

@@ -275,8 +275,8 @@ def _rounding(data: Trajectories) -> Iterator[Finding]:
         if ROUNDED < share < 1:   # more: a constant
             kept = "the files hold it" if data.precision(name) > 1e-12 else "it is trained on"
             do = (f"write the files in float64, or without the mean of {name}" if data.precision(name) > 1e-12
-                  else f"leave {name} out of task.{task.name}.positive and vector, or write the files without "
-                  "its mean")
+                  else f"leave {name} out of task.{task.name}.positive and vector, or write the files "
+                  "without its mean")
             yield Finding("error" if share > 10 * ROUNDED else "warning",
                           f"{share:.0%} of the variation of {name} is rounding: its mean {mean:.6g} is "
                           f"{abs(mean) / std:.2g} times its variation, and {kept} in float32",

@@ -25,7 +25,6 @@ from ups.data.layout import layout_of
 from ups.data.pdebench import Trajectories, data_bytes, describe, made_with, opened
 from ups.files import partial_path
 from ups.stored.hdf5 import node
-from ups.tasks import get_task
 
 BLOCK_BYTES = 2**18    # of small reads: what HDF5 asks for to find its way lies close together
 KEPT = 16              # such blocks

@@ -75,7 +75,9 @@ class Layout:
         places = [(file.attrs, f"{name}/config"), (file.attrs, "config")]
         places += [(node(file, name).attrs, "config")] if name else []
         found = [attributes[key] for attributes, key in places if key in attributes]
-        return {"config": text.decode() if isinstance(text, bytes) else str(text) for text in found[:1]}
+        if not found:
+            return {}
+        return {"config": found[0].decode() if isinstance(found[0], bytes) else str(found[0])}
 
     def fits(self, file: h5py.File) -> bool:
         """Whether a file may be of this task, by its keys and the axes of its arrays."""

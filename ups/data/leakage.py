@@ -44,7 +44,8 @@ def frame_digests(u: np.ndarray, task: Task) -> np.ndarray:
     fields (of a steady task its coefficient) are constant or not finite."""
     u = u.astype(np.float32, copy=False) + np.float32(0)   # -0 is 0
     compared = task.inputs or task.moving
-    moving = u[:, :, [task.channels.index(name) for name in compared]].reshape(*u.shape[:2], len(compared), -1)
+    moving = u[:, :, [task.channels.index(name) for name in compared]].reshape(*u.shape[:2], len(compared),
+                                                                               -1)
     low, high = moving.min(-1), moving.max(-1)
     varies = (high > low).any(-1) & np.isfinite(low).all(-1) & np.isfinite(high).all(-1)
     out = np.full(u.shape[:2], NOT_COMPARED, np.uint64)
@@ -79,6 +80,7 @@ def shared_frames(digests: np.ndarray, part_of: Sequence[str]) -> Shared | None:
             twin = np.flatnonzero((group == group[first]) & (part == other))[0]
             total = sum(name == PARTS[here] for name in part_of) * digests.shape[1]
             names = {"val": "validation"}
-            return Shared(names.get(PARTS[here], PARTS[here]), "training" if other == 0 else "validation", len(found), total,
-                          (int(row[first]), int(frame[first])), (int(row[twin]), int(frame[twin])))
+            return Shared(names.get(PARTS[here], PARTS[here]), "training" if other == 0 else "validation",
+                          len(found), total, (int(row[first]), int(frame[first])),
+                          (int(row[twin]), int(frame[twin])))
     return None

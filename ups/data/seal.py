@@ -1,4 +1,4 @@
-"""The seal of a latent cache (ups/data/cache.py): what its first bytes say of all the others. Without torch."""
+"""The seal of a latent cache (ups/data/cache.py): what its first bytes say of the others. Without torch."""
 
 import hashlib
 import json
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import h5py
-
-from ups.stored.hdf5 import dataset, node
 
 FORMAT = 1
 MAGIC = b"UPS latent cache "
