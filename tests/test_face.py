@@ -467,13 +467,13 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
 @pytest.mark.parametrize(("change", "text"), [
     (["--rows", "5:2"], "--rows is '5:2'; expected FIRST:LAST with 0 <= FIRST < LAST <= 24"),
     (["--rows", "all"], "--rows is 'all'; expected"),
-    (["--shown", "99"], "--shown is 99 of the 16 frames .*; expected at least 1, the history of burgers1d"),
+    (["--shown", "99"], "--shown is 99; expected at least 1, the history of burgers1d, and at most 16"),
     (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
     (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
     (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),
     (["--space-stride", "2"], r"burgers1d was given a field on the grid \(32,\); expected \(64,\)"),
     (["--task", "burger1d"], "does not know 'burger1d'"),
-    (["--output", "{folder}"], "--output is .*; expected a new file in a folder that is there"),
+    (["--output", "{folder}"], "--output is .*; expected a new file in an existing folder"),
     (["--members", "2"], "draws no samples of burgers1d"),
 ])
 def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, text):
