@@ -70,6 +70,7 @@ def entry(**fakes: str) -> dict:
         models[model] |= {"one_step": models[model] | {"by_start": []}, "evaluations_per_state": evaluations,
                           "operations_per_state": evaluations}
     cheap = "dressed_conditional"
+    models[cheap] |= {"operations_per_state": 0.0}
     pairs = [*((model, other) for model in ("corrector", "student_1", "student_2", "rival") for other in (cheap, "operator")),
              ("student_1", "corrector"), ("student_2", "corrector")]
     return {"models": models, "best_cheap": cheap, "num_initial_conditions": CASES, "members": MEMBERS, "comparisons": {
