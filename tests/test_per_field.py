@@ -127,6 +127,11 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
     assert all(scores[head.description["base"]["name"]] < error for name, error in scores.items() if ":" not in name)
 
 
+def test_fields_that_are_followed_are_tried_together_without_the_hopeless():
+    assert choose.groups_of({(0,): 0.2, (1, 2): 0.9, (3,): 0.1}) == [[0], [1, 2], [3], [0, 3]]
+    assert choose.groups_of({(0,): 0.2, (1,): 0.3}) == [[0], [1]] == choose.groups_of({(0,): 0.8, (1,): 0.9})
+
+
 def test_components_of_a_vector_stay_together():
     settings = {"num_channels": 4, "num_moving": 3, "vectors": [[1, 2]], "positive": [0], "space": [8, 8],
                 "boundary": PERIODIC, "vorticity": [], "walls": [[0, 1], [2, 3], [4, 5], [6, 7]]}

@@ -27,8 +27,8 @@ from ups.progress import note
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
-# error of a field, and times that of another, from which it may spoil the other's fit
-POOR, UNEVEN = 0.1, 10.0
+POOR = 0.1   # error of a field from which it may spoil the fit of others
+HOPELESS = 0.5   # error of a field from which the others are tried without it
 HALVED = 2.0   # times less is what a base per field must leave of some field, as it takes as many calls
 BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
 KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
@@ -224,16 +224,16 @@ def selected(shortlist: Shortlist, candidates_of: CandidatesOf) -> tuple[TaskHea
 def per_field(shortlist: Shortlist, whole: Candidate, candidates_of: CandidatesOf) -> Candidate:
     """A base for every field or vector if that is better than one base for all of them, else `whole`.
 
-    Where a field is predicted badly, or much worse than another, it may have spoiled what was fitted to both:
-    then bases of some fields alone are tried.
+    A field that is predicted badly may have spoiled what was fitted to all: then bases of each field alone
+    are tried, and of all fields that are not hopeless together.
     """
     cache = shortlist.cache
     units = [ties for ties in shortlist.units if ties.kept]   # a field that is zero throughout has no error
     if len(units) < 2:
         return whole
     errors = {tuple(ties.fields): ties.error(whole) for ties in units}
-    if not cache.task.is_steady and max(errors.values()) > min(POOR, UNEVEN * min(errors.values())):
-        for fields in groups_of(sorted(errors, key=lambda unit: errors[unit])):
+    if not cache.task.is_steady and max(errors.values()) > POOR:
+        for fields in groups_of(errors):
             for name, head in candidates_of(fields):
                 found = shortlist.try_out(name, head)
                 for ties in units:
@@ -258,13 +258,16 @@ def per_field(shortlist: Shortlist, whole: Candidate, candidates_of: CandidatesO
     return found
 
 
-def groups_of(units: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Fields to fit bases of alone: each of the units, all but one, and those that are predicted best. units:
-    the channels of each, in the order of their errors."""
-    found = [*([unit] for unit in units), *([unit for unit in units if unit != one] for one in units),
-             *(units[:count] for count in range(2, len(units)))]
-    groups = [sorted(channel for unit in group for channel in unit) for group in found]
-    return [group for place, group in enumerate(groups) if group not in groups[:place]]
+def groups_of(errors: dict[tuple[int, ...], float]) -> list[list[int]]:
+    """Fields to fit bases of alone: each unit of channels, and together those that are not hopeless; where
+    all are, all but one."""
+    units = list(errors)
+    rest = [[unit for unit in units if errors[unit] < HOPELESS]]
+    if not rest[0]:
+        rest = [[unit for unit in units if unit != one] for one in units]
+    together = [group for group in rest if 1 < len(group) < len(units)]
+    return [sorted(channel for unit in group for channel in unit)
+            for group in [*([unit] for unit in units), *together]]
 
 
 def settle(head: TaskHead, cache: Cache, seed: int) -> None:
