@@ -25,15 +25,8 @@ BUDGET ?= 300
 SEEDS ?= 0 1
 COMMA := ,
 SPACE := $(subst ,, )
-# as the configuration says, evaluate: {stages: [operator]} or a line each, else all but the rival
-OF_CONFIG = $(shell awk '{sub(/\#.*/, "")} /(^|[{ ])stages:/ {on = 1; sub(/.*stages:/, ""); if (!/\[/) next; \
-  sub(/.*\[/, ""); sub(/\].*/, ""); gsub(/,/, " "); print; exit} on {if (!/^ *- /) exit; print $$2}' '$(CONFIG)' 2>/dev/null)
-ALL := operator diffusion consistency steady
-ifndef STAGES
-STAGES := $(or $(strip $(OF_CONFIG)),$(ALL))
-endif
+TRAINED := operator diffusion consistency rival steady
 export PYTHONUNBUFFERED := 1
-export UPS_CHAIN = data cache $(STAGES) report
 
 # What is asked for is looked at before anything runs.
 ifneq ($(filter-out help test test-faults lint leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
@@ -50,20 +43,21 @@ $(if $(RUNS),,$(error RUNS is empty; expected a folder, such as RUNS=runs))
 is_name = $(and $(filter 1,$(words $(1))),$(if $(findstring /,$(1))$(filter .%,$(1)),,yes))
 $(if $(call is_name,$(RUN)),,$(error RUN is '$(RUN)'; expected one word without / that does not begin with a dot. It names a \
   folder of $(RUNS)))
-$(if $(STAGE),$(if $(call is_name,$(STAGE)),,$(error STAGE is '$(STAGE)'; expected one of: $(STAGES) report)))
+$(if $(STAGE),$(if $(call is_name,$(STAGE)),,$(error STAGE is '$(STAGE)'; expected one of: $(TRAINED) report)))
 
 RUN_DIR = $(RUNS)/$(RUN)
-FLAGS = --config $(CONFIG) run.name=$(RUN) run.root=$(RUNS) $(ARGS)
+FLAGS = --config $(CONFIG) run.name=$(RUN) run.root=$(RUNS) $(ARGS)$(if $(strip $(STAGES)), \
+  "evaluate.stages=[$(subst $(SPACE),$(COMMA),$(strip $(STAGES)))]")
 TOPOLOGY_FILE = accelerate_configs/$(TOPOLOGY).yaml
 WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 # Every process gets its share of the cores; more threads than cores make two processes fight, accelerate's default is one.
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
   $(PY) -m ups.training.launch --config_file $(TOPOLOGY_FILE)
-# $(call stage,NAME,SCRIPT,SETTING): the script, where `ups.chain` says that there is something to do (3). It is always asked:
-# it compares settings, parents and every file's digest, without torch, in a third of a second.
-stage = @status=0; $(PY) -m ups.chain $(1) $(FLAGS) $(3) || status=$$?; \
-  if [ $$status -eq 3 ]; then $(2) $(FLAGS) $(3); else exit $$status; fi
+# $(call stage,NAME,SCRIPT): the script, where `ups.chain` says that there is something to do (3). It is always asked: it reads
+# the configuration and compares settings, parents and every file's digest, without torch, in a third of a second.
+stage = @status=0; $(PY) -m ups.chain $(1) $(FOR) $(FLAGS) || status=$$?; \
+  if [ $$status -eq 3 ]; then $(2) $(FLAGS); else exit $$status; fi
 
 ifdef PYTHON
 PY := $(PYTHON)
@@ -99,15 +93,13 @@ train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp: train-%:
 	@$(MAKE) --no-print-directory train TOPOLOGY=$*
 
 data: $(ENVIRONMENT)          ## Generate, or download and check, the data files
-	@echo "data (1 of $(words $(UPS_CHAIN)))"
-	$(PY) prepare_data.py $(FLAGS)
+	$(call stage,$@,$(PY) prepare_data.py)
 
 doctor: $(ENVIRONMENT)        ## Examine this machine (GPUs, ranks, limits, disks, caches) and the data files (NaN, repeats, leakage)
 	status=0; $(PY) -m ups.machine --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
 
 cache: data                   ## Fit the tokenizers and encode the data
-	@echo "cache (2 of $(words $(UPS_CHAIN)))"
-	$(PY) prepare_cache.py $(FLAGS)
+	$(call stage,$@,$(PY) prepare_cache.py)
 
 operator: cache               ## Train the operator
 	$(call stage,$@,$(LAUNCH) train_operator.py)
@@ -124,9 +116,10 @@ rival: diffusion              ## The student's network without a teacher, to com
 steady: operator              ## Train the prior of steady solutions given part of the coefficient
 	$(call stage,$@,$(LAUNCH) train_steady.py)
 
-report: $(STAGES)             ## Roll out the test split: results.json, report.html; fails if a gate does
-	@echo "report ($(words $(UPS_CHAIN)) of $(words $(UPS_CHAIN)))"
-	$(call stage,$@,$(PY) evaluate.py,"evaluate.stages=[$(subst $(SPACE),$(COMMA),$(strip $(STAGES)))]")
+# of the stages, those that the configuration names
+report: FOR := --of-report
+report: $(TRAINED)            ## Roll out the test split: results.json, report.html; fails if a gate does
+	$(call stage,$@,$(PY) evaluate.py)
 
 smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU processes
 	$(PY) -m ups.remove "$(RUNS)/smoke"
@@ -161,8 +154,8 @@ bench-gpu: $(ENVIRONMENT)     ## A training step on this machine's GPUs: samples
 	$(PY) -m bench.gpu --config $(CONFIG) $(ARGS)
 
 dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
-	@for script in prepare_data.py prepare_cache.py train_operator.py train_diffusion.py train_consistency.py train_steady.py \
-	  evaluate.py; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $$script --dry-run $(FLAGS); done
+	@stages=$$($(PY) -m ups.chain stages $(FLAGS)); for script in prepare_data prepare_cache $${stages:+$$(printf 'train_%s ' $$stages)} \
+	  evaluate; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $${script}.py --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## All runs side by side
 	$(PY) -m ups.evaluation.leaderboard --runs $(RUNS)
@@ -183,6 +176,6 @@ clean-smoke: $(ENVIRONMENT)   ## Delete the run, the data and the caches of make
 ##   RUN       name of the run (the name of CONFIG); results are in RUNS/RUN
 ##   RUNS      folder of all runs (runs)
 ##   TOPOLOGY  a file of accelerate_configs/ (single where nvidia-smi lists a GPU, else cpu2)
-##   STAGES    what is trained and the report is asked for: what is missing then fails (what CONFIG says,
-##             `evaluate: {stages: [..]}`, else operator, diffusion, consistency and steady, as far as there is a task for them)
+##   STAGES    what is trained and reported, in place of evaluate.stages of CONFIG and ARGS; those that no task reserves
+##             trajectories for are left out
 ##   PYTHON    an interpreter with requirements-dev.txt installed; without it .venv is made and used

@@ -10,11 +10,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-: "${CONFIG:=configs/small.yaml}" "${RUNS:=runs}" "${ARGS:=}" "${STAGES:=operator diffusion consistency steady}"
+: "${CONFIG:=configs/small.yaml}" "${RUNS:=runs}" "${ARGS:=}" "${STAGES:=}"
 : "${RUN:=$(basename "$CONFIG" .yaml)}" "${NUM_NODES:=1}" "${NODE_RANK:=0}" "${FIRST_NODE:=127.0.0.1}" "${NUM_GPUS:=0}" "${JOB:=1}"
 : "${PATIENCE_S:=300}"
 : "${PORT:=$((20000 + $(cksum <<<"$JOB" | cut -d ' ' -f 1) % 12000))}" "${PYTHON:=.venv/bin/python}"
 read -ra arguments <<<"--config $CONFIG run.name=$RUN run.root=$RUNS $ARGS"
+read -ra asked <<<"$STAGES"
+((${#asked[@]} == 0)) || arguments+=("evaluate.stages=[$(printf '%s,' "${asked[@]}")]")
 settings=(CONFIG="$CONFIG" RUN="$RUN" RUNS="$RUNS" ARGS="$ARGS" STAGES="$STAGES")
 [[ $PYTHON == .venv/bin/python ]] || settings+=(PYTHON="$PYTHON")
 
@@ -45,6 +47,7 @@ until [[ $seen == "$JOB ready" ]]; do
 done
 
 # ---- stages, by all
+stages=$("$PYTHON" -m ups.chain stages "${arguments[@]}")
 ((NUM_GPUS > 0)) || export ACCELERATE_USE_CPU=true
 processes=$((NUM_GPUS > 0 ? NUM_GPUS : 1))
 export UPS_EXPECT_WORLD=$((NUM_NODES * processes)) PYTHONUNBUFFERED=1
@@ -52,7 +55,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(($(nproc) > processes ? $(nproc) / 
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-150}" # seconds to save in after SIGTERM; torch's default is 30
 trap : TERM INT # the stage ends by itself, then so does this script; without a trap it would leave the stage alone
 port=$PORT
-for stage in $STAGES; do
+for stage in $stages; do
   "$PYTHON" -m ups.training.launch --config_file accelerate_configs/multinode.yaml --num_machines "$NUM_NODES" \
     --num_processes "$UPS_EXPECT_WORLD" --machine_rank "$NODE_RANK" --main_process_ip "$FIRST_NODE" \
     --main_process_port "$((port++))" train_"$stage".py "${arguments[@]}"

@@ -18,7 +18,7 @@ from ups.models.operator import load_operator
 SMOKE = ROOT / "configs" / "smoke.yaml"
 RUN = ["operator.train.steps=4", "operator.train.validate_trajectories=1", "operator.train.precision='no'",
        "operator.base_steps=3", "operator.model.width=16", "operator.model.depth=1", "task.advection1d.history=1",
-       "evaluate.num_bootstrap=10"]
+       "evaluate.num_bootstrap=20"]
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,11 @@
 """The bar (ups/progress.py): where a stage stands, a loss that can be read, and what is being done before the first step."""
 
 import io
-import os
-import shutil
-import subprocess
 import sys
 
-import pytest
 import torch
 
 from ups import progress
-from ups.config import ROOT
 from ups.models import choose
 from ups.models.bases import Transport, base
 from ups.models.bases.base import Known
@@ -29,38 +24,8 @@ def open_terminal(monkeypatch):
     return screen
 
 
-def test_a_stage_knows_its_place_in_the_chain_of_make(monkeypatch):
-    monkeypatch.setenv(progress.CHAIN, "data cache operator report")
-    assert position("operator") == "operator (3 of 4)" and position("rival") == "rival"
-    monkeypatch.delenv(progress.CHAIN)
-    assert position("operator") == "operator"
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize(("given", "stages"), [
-    (["STAGES=operator steady"], "operator steady"), (["CONFIG=configs/small.yaml"], "operator diffusion consistency steady"),
-    (["CONFIG=configs/small_11task.yaml"], "operator"), (["CONFIG=configs/small_11task.yaml", "STAGES=operator steady"],
-                                                         "operator steady"),
-    (["CONFIG=configs/uncertain.yaml"], "operator diffusion consistency rival"),
-    ([], "operator diffusion consistency steady")])
-def test_make_hands_the_chain_down_from_data_to_report_with_the_stages_that_the_configuration_says(given, stages):
-    command = ["make", "--eval", "chain: ; @echo $$UPS_CHAIN", "chain", *given]
-    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "STAGES")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == f"data cache {stages} report", done.stderr
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("text", [
-    "evaluate:\n  members: 3\n  stages:   # some\n  - operator\n  - steady\n  members: 4\n",
-    "evaluate:\n  stages: [operator, steady]\n",
-    "# evaluate: {stages: [rival]}\nevaluate: {members: 3, stages: [operator,steady]}   # stages: [rival]\nrun: {name: a}\n"])
-def test_make_reads_the_stages_of_a_configuration_however_it_is_written(text, tmp_path):
-    (tmp_path / "mine.yaml").write_text(text)
-    command = ["make", "--eval", "chain: ; @echo $$UPS_CHAIN", "chain", f"CONFIG={tmp_path / 'mine.yaml'}"]
-    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "STAGES")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "data cache operator steady report", done.stderr
+def test_a_stage_knows_its_place_among_those_that_the_report_needs():
+    assert position("operator", ["operator"]) == "operator (3 of 4)" and position("rival", ["operator"]) == "rival"
 
 
 def test_the_loss_shown_is_a_mean_over_tasks_not_that_of_the_last_one(monkeypatch):

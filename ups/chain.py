@@ -2,8 +2,10 @@
 as asked for. Without torch, as make asks every time.
 
     python -m ups.chain operator --config configs/small.yaml
+    python -m ups.chain stages --config configs/small.yaml     prints the stages that a report needs
 
-Exit status 0: up to date; 3: to do; 1: refused, with the reason.
+Exit status 0: up to date; 3: to do; 1: refused, with the reason. The scripts of data and cache look for
+themselves.
 """
 
 import json
@@ -15,10 +17,13 @@ import h5py
 from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
 from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.files import DamagedError, file_hash, read_record, read_sealed, value_hash
+from ups.progress import position
 from ups.solvers import solver_digest
 from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
 
 TO_DO = 3   # exit status
+OPTIONS = {"stage": {"choices": ["stages", "data", "cache", *STAGES, "report"]}, **CONFIG_OPTIONS,
+           "--of-report": {"action": "store_true", "help": "to do only if the report needs the stage"}}
 
 
 def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -185,18 +190,27 @@ def why_report(config: Config, parents: dict[str, str]) -> str:
 
 
 def main() -> int:
-    arguments = read_command(__doc__, {"stage": {"choices": [*STAGES, "report"]}, **CONFIG_OPTIONS},
-                             prog="python -m ups.chain", allow_abbrev=False)
-    config = load_config(arguments.config, arguments.overrides)
-    is_report = arguments.stage == "report"
-    if not is_report and not config.served(arguments.stage):
-        kind = "steady" if arguments.stage == "steady" else "transient"
-        print(f"{arguments.stage}: nothing to do, no {kind} task reserves trajectories for it "
-              "(task.TASK.reserve)", flush=True)
+    arguments = read_command(__doc__, OPTIONS, prog="python -m ups.chain", allow_abbrev=False)
+    config, stage = load_config(arguments.config, arguments.overrides), arguments.stage
+    if stage == "stages":
+        print(*config.trained)
         return 0
-    why = why_to_do(config, arguments.stage)
-    place = config.report_dir / "report.html" if is_report else config.run_dir / arguments.stage
-    print(f"{place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
+    name = position(stage, config.trained)
+    if stage in ("data", "cache"):
+        print(name, flush=True)
+        return TO_DO
+    if stage in STAGES and not config.served(stage):
+        kind = "steady" if stage == "steady" else "transient"
+        print(f"{name}: nothing to do, no {kind} task reserves trajectories for it (task.TASK.reserve)",
+              flush=True)
+        return 0
+    if stage in STAGES and arguments.of_report and stage not in config.trained:
+        key = "evaluate.weights" if config.evaluate.weights else "evaluate.stages"
+        print(f"{name}: nothing to do, the report does not need it ({key})", flush=True)
+        return 0
+    why = why_to_do(config, stage)
+    place = config.report_dir / "report.html" if stage == "report" else config.run_dir / stage
+    print(f"{name}: {place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
     return TO_DO if why else 0
 
 

@@ -7,16 +7,14 @@ handle on it.
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
-CHAIN = "UPS_CHAIN"   # set by make: the names of its targets from data to report, in order
 RECENT = 50           # updates whose mean loss is shown: that of one jumps with the task that was drawn
 
 _shown: "Bar | None" = None
@@ -41,11 +39,11 @@ def peer_failed() -> bool:
     return watched is not None and watched.peer_failed()
 
 
-def position(stage: str) -> str:
-    """"operator (3 of 8)": a stage and where it stands in the chain that make runs; its name alone without
-    make.
+def position(stage: str, trained: Sequence[str]) -> str:
+    """"operator (3 of 8)": a stage and where it stands from data to report; the name alone of a stage that
+    the report does not need. trained: the stages that it needs (`Config.trained`).
     """
-    chain = os.environ.get(CHAIN, "").split()
+    chain = ["data", "cache", *trained, "report"]
     return f"{stage} ({chain.index(stage) + 1} of {len(chain)})" if stage in chain else stage
 
 

@@ -34,6 +34,7 @@ Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
 WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
 NotNegative = Bound(lambda value: value >= 0, "0 or more", "Use another.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
+Resamples = Bound(lambda value: value >= 20, "at least 20: a 95 % interval leaves out one in 20", "Raise it.")
 Between = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound",
                 "Use [0.5, 2.0].")
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
@@ -264,7 +265,7 @@ class EvaluateConfig:
     context_frames: int
     batch_size: Annotated[int, Positive]
     max_trajectories: int
-    num_bootstrap: Annotated[int, Positive]
+    num_bootstrap: Annotated[int, Resamples]
     legacy: bool
     stages: list[Literal["operator", "diffusion", "consistency", "rival", "steady"]]
     quality: bool
@@ -329,6 +330,11 @@ class Config:
         wanted = {stage: self.served(stage, self.evaluated) for stage in STAGES
                   if stage == "operator" or not self.evaluate.weights}
         return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
+
+    @property
+    def trained(self) -> list[str]:
+        """The stages that a report needs of this run, in the order in which they are trained."""
+        return [] if self.evaluate.weights else list(self.asked)
 
     @property
     def operator_dir(self) -> Path:

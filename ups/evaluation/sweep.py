@@ -29,7 +29,7 @@ OPTIONS = {"--config": {"default": str(DEFAULT_OVERLAY)},
            "--runs": {"default": "runs", "help": "folder of all runs"},
            "--seeds": {"default": "0", "help": "such as '0 1 2'"},
            "--args": {"default": "", "help": "overrides of all runs"},
-           "--stages": {"default": "operator", "help": "that are trained"},
+           "--stages": {"default": "", "help": "in place of evaluate.stages"},
            "--topology": {"default": "single"},
            "grid": {"nargs": "+", "metavar": "section.key=value,value"}}
 OF_LATENTS = ("task.", "data.", "cache.")   # keys that make other caches

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ups.files import file_hash, require_hash
-from ups.progress import Bar, note, peer_failed, position, waiting
+from ups.progress import Bar, note, peer_failed, waiting
 from ups.training.checkpoint import read_weights, write_weights
 from ups.training.folder import StageFolder
 
@@ -38,7 +38,7 @@ def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing:
                 time.sleep(0.2)
         return {} if left else {name: find_fit(run.folder, f"{folder}/{name}") for name in fits}
 
-    with Bar(f"{position(run.stage)}: {folder}", len(fits), run.is_main, lambda: len(fits) - len(missing()),
+    with Bar(f"{run.stage}: {folder}", len(fits), run.is_main, lambda: len(fits) - len(missing()),
              unit="tasks"):
         return run.agreed(fit_or_find, doing)
 

@@ -109,6 +109,7 @@ class Run:
 
     # What scripts ask of the parts
     device = property(lambda self: self.ranks.device)
+    position = property(lambda self: position(self.stage, self.config.trained))
     is_finished = property(lambda self: self.ranks.is_finished)
     step = property(lambda self: self.standing.step)
     best_score = property(lambda self: self.standing.best_score)
@@ -142,7 +143,7 @@ class Run:
         tell("open", directory=str(self.directory.absolute()))
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(train.batch_size / self.world / self.standing.micro_batch)
-        self.print(f"{position(self.stage)}: {self.directory} on {self.world} x {device}, precision "
+        self.print(f"{self.position}: {self.directory} on {self.world} x {device}, precision "
                    f"{in_words(train.precision, self.device)}; batch {train.batch_size} = {self.world} "
                    f"processes x {passes} passes of at most {self.standing.micro_batch}")
 
@@ -220,7 +221,7 @@ class Run:
         SystemExit(143).
         """
         self.numbers.mark()
-        bar = Bar(position(self.stage), self.train.steps, self.is_main, initial=self.step, unit="step")
+        bar = Bar(self.position, self.train.steps, self.is_main, initial=self.step, unit="step")
         with self.ranks.guard.in_loop(), bar as self.bar:
             while not self._is_over():
                 self._is_updated = False

@@ -1,0 +1,93 @@
+"""What starts the stages: make and cluster/node.sh run those that the configuration names, as Python reads it."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ups import chain
+from ups.config import ROOT, load_config
+
+# In place of Python: writes down every script that is started, and finds every stage to be trained.
+RECORDER = """
+import sys
+from pathlib import Path
+words = sys.argv[1:]
+if "ups.chain" in words:
+    from ups import chain
+    sys.argv = words[1:]
+    chain.why_to_do = lambda *_: "it is missing"
+    sys.exit(chain.main())
+with Path(__file__).with_name("started").open("a") as file:
+    print(*words, file=file)
+"""
+TASKS = f"{{include: {ROOT}/configs/smoke.yaml, data: {{tasks: [burgers1d]}}, task: {{burgers1d: {{reserve: 0.3}}}}, evaluate: "
+CONFIGS = {   # evaluate.stages as YAML can write it -> what is trained
+    "flow over two lines": (TASKS + "{stages: [operator,\n  diffusion]}}", "operator diffusion"),
+    "JSON": (TASKS + '{"stages": ["operator", "diffusion", "rival"]}}', "operator diffusion rival"),
+    "comment in a list": (f"include: {ROOT}/configs/small_11task.yaml\nevaluate:\n  stages:\n  # all\n\n  - operator\n"
+                          "  - 'diffusion'\ndata: {tasks: [burgers1d]}\ntask: {burgers1d: {reserve: 0.3}}\n",
+                          "operator diffusion"),
+    "included": (f"include: {ROOT}/configs/small_11task.yaml\nrun: {{seed: 1}}\n", "operator"),
+    "no task for it": (TASKS + "{stages: [operator, steady]}}", "operator"),
+    "weights from elsewhere": (TASKS + f"{{weights: {ROOT}/pretrained}}}}", "")}
+
+
+@pytest.fixture
+def started(tmp_path):
+    """(words of a command, variables of its environment) -> its exit status and what it started."""
+    (tmp_path / "recorder.py").write_text(RECORDER)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/recorder.py "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = {key: value for key, value in os.environ.items()
+                   if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "STAGES", "ARGS", "RUN", "CONFIG")}
+
+    def start(*words: str, **variables: str) -> tuple[int, list[str]]:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120,
+                              env=environment | {"PYTHONPATH": str(ROOT)} | variables)
+        log = tmp_path / "started"
+        return done.returncode, log.read_text().splitlines() if log.is_file() else [done.stderr]
+
+    return start
+
+
+def trained(lines: list[str], topology: str) -> list[str]:
+    words = [word for line in lines if topology in line for word in line.split()]
+    return [word[6:-3] for word in words if word.startswith("train_")]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_stages_of_a_configuration_are_read_however_they_are_written(name, capsys, monkeypatch, tmp_path):
+    text, stages = CONFIGS[name]
+    (tmp_path / "mine.yaml").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["chain", "stages", "--config", str(tmp_path / "mine.yaml")])
+    assert chain.main() == 0 and capsys.readouterr().out == stages + "\n"
+
+
+@pytest.mark.parametrize(("arguments", "stages", "named"), [
+    (["CONFIG=mine.yaml"], "operator diffusion rival", []),
+    (["STAGES=operator  steady"], "operator steady", ["evaluate.stages=[operator,steady]"]),
+    (["STAGES=", "ARGS=evaluate.stages=[operator]"], "operator", ["evaluate.stages=[operator]"])])
+def test_make_trains_the_stages_of_the_configuration_and_the_report_asks_for_them(arguments, stages, named, started, tmp_path):
+    (tmp_path / "mine.yaml").write_text(CONFIGS["JSON"][0])
+    arguments = [word.replace("=mine", f"={tmp_path}/mine") for word in arguments]
+    code, lines = started("make", "report", "CONFIG=configs/smoke.yaml", f"RUNS={tmp_path}", f"PYTHON={tmp_path}/python",
+                          "TOPOLOGY=cpu", *arguments)
+    assert code == 0 and trained(lines, "cpu.yaml") == stages.split() and lines[-1].startswith("evaluate.py")
+    assert re.findall(r"evaluate\.stages=\S+", lines[-1]) == named   # nothing else: a stage that is missing fails by its gate
+
+
+@pytest.mark.parametrize(("name", "given", "stages"), [
+    ("uncertain", "", "operator diffusion consistency rival"),
+    ("smoke", "operator  steady", "operator steady")])
+def test_nodes_train_the_same_stages(name, given, stages, started, tmp_path):
+    code, lines = started("cluster/node.sh", CONFIG=f"configs/{name}.yaml", RUNS=str(tmp_path), STAGES=given,
+                          PYTHON=f"{tmp_path}/python")
+    assert code == 0 and trained(lines, "multinode.yaml") == stages.split()
+
+
+def test_intervals_of_one_resample_are_refused():
+    with pytest.raises(ValueError, match="evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval leaves out one"):
+        load_config(ROOT / "configs" / "smoke.yaml", ["evaluate.num_bootstrap=1"])
