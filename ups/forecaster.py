@@ -16,6 +16,7 @@ trained is refused by name.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,12 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
 
 def is_count(number: Any) -> bool:
     """Whether this is a whole number of at least 1."""
-    return isinstance(number, (int, np.integer)) and number >= 1
+    return is_whole(number) and number >= 1
+
+
+def is_whole(number: Any) -> bool:
+    """Whether this is an integer of Python or NumPy."""
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -> None:
@@ -120,7 +126,8 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
         f"{'1, as it is steady' if head.task.is_steady else 'a whole number, at least 1'}. Ask for 1":
             is_count(num_frames) and (num_frames == 1 or not head.task.is_steady),
         f"the time step {dt}; expected {trained:g}, with which the operator was trained. Take frames so far "
-        f"apart, or train with the other step": dt is None or abs(dt - trained) <= SAME * trained,
+        f"apart, or train with the other step":
+            dt is None or (isinstance(dt, (Real, Tensor)) and abs(dt - trained) <= SAME * trained),
     }
     if wrong := [text for text, fine in is_right.items() if not fine]:
         raise ValueError(f"{head.name} was given {wrong[0]}.")
@@ -175,9 +182,9 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
             raise ValueError(f"{head.name} was not given its parameter {name}; expected a value from {low:g} "
                              f"to {high:g}, as it was trained. Pass parameters={{{name!r}: {high:g}}}, or "
                              "another value in that range.")
-        columns = [torch.as_tensor(given[name], dtype=torch.float64) for name in known]
+        columns = [as_tensor(given[name], f"{head.name}'s parameter {name}").double().cpu() for name in known]
         parameters = torch.stack(torch.broadcast_tensors(*columns), -1) if columns else []
-    values = torch.as_tensor(parameters, dtype=torch.float64, device="cpu")
+    values = as_tensor(parameters, f"{head.name}'s parameters").double().cpu()
     values = values.reshape(1, -1) if values.ndim < 2 else values
     if values.shape[1:] != (len(known),) or len(values) not in (1, batch):
         raise ValueError(f"{head.name} was given parameters of shape {tuple(values.shape)}; expected "
@@ -281,9 +288,9 @@ class Forecaster:
         u, answer = self._read(task, u0, ("member", "time"))
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
-        if rows is not None and len(rows) != len(u):
+        if rows is not None and (len(rows) != len(u) or not all(map(is_whole, rows))):
             raise ValueError(f"{task} was given {len(rows)} row numbers for a batch of {len(u)}; expected "
-                             "one each. Give as many, or leave rows out.")
+                             "one whole number each. Give as many, or leave rows out.")
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names)
         return answer(finish(self.operator.head(task).physical(z_pred)))
@@ -301,7 +308,8 @@ class Forecaster:
         sampler = self._sampler(task, "prior", members, is_steady=True)
         u, answer = self._read(task, a_observed, ("member",))
         codec = self.operator.head(task).input_codec
-        seen = torch.as_tensor(np.asarray(mask)).bool()
+        seen = as_tensor(mask, f"{task}'s mask")
+        seen = seen.isfinite() & (seen != 0)
         if seen.shape[-codec.ndim :] != u.shape[-codec.ndim :] or seen[..., 0].ndim not in (codec.ndim - 1,
                                                                                             codec.ndim):
             raise ValueError(f"{task} was given a mask of shape {tuple(seen.shape)}; expected ([batch,] "

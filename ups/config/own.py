@@ -29,7 +29,7 @@ from ups.config.shown import (
 )
 from ups.config.words import WORDS, check_words, meant
 from ups.lazy import np
-from ups.tasks import TASKS, Place
+from ups.tasks import TASKS, Place, require_name
 
 if TYPE_CHECKING:
     from ups.stored import Store
@@ -53,6 +53,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """
     from ups.stored import open_store  # imports h5py
 
+    require_name(name)
     key = f"task.{name}"
     said = dict(section)
     if not isinstance(said["files"], str):

@@ -9,10 +9,11 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from ups.tasks.own import Place, own_task
+from ups.tasks.own import Place, own_task, require_name
 from ups.tasks.task import Array, Finding, Task
 
-__all__ = ["TASKS", "Array", "Finding", "Place", "Task", "described_task", "get_task", "own_task"]
+__all__ = ["TASKS", "Array", "Finding", "Place", "Task", "described_task", "get_task", "own_task",
+           "require_name"]
 
 TASKS: dict[str, Task] = {
     task.name: task for file in sorted(module.name for module in pkgutil.iter_modules(__path__))

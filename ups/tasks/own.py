@@ -1,6 +1,7 @@
 """A task that is declared and not built in: an equation of the user's, made from facts that are plain values,
 so that a configuration and weights can carry them."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,12 @@ ROUGH = 1.2     # difference of neighbours over mean deviation: 1.4 of numbers w
 KEPT = 1e-5     # of its RMS, that a mean may move for forecasts to keep it (ups/models/choose.py)
 DRIFT = 1e-2    # of it: no rounding, no lossy solver, another equation
 ODD = 0.1, 5.0  # correlation that a mirror forbids, and its mean over its standard error, which are no chance
+MOST_LETTERS = 64   # bytes, of a name: that of a file has 255, with what is put before and behind it
+# attributes of torch's ModuleDict, which takes no module of such a name
+TORCH = re.compile("_.*|(get|named|register|set|requires|share|to|zero)_.*|T_destination|add_module|apply"
+                   "|bfloat16|buffers|call_super_init|children|clear|compile|[cimx]pu|cuda|double"
+                   "|dump_patches|eval|extra_repr|float|forward|half|items|keys|load_state_dict|modules|mtia|parameters|pop"
+                   "|state_dict|to|train|training|type|update|values")
 BEYOND = 1e-3   # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
 
@@ -34,13 +41,24 @@ class Place:
         return "time" not in self.axes
 
 
+def require_name(name: str) -> None:
+    """Raise ValueError unless `name` can name a task: files, weights and keys of a configuration go by it."""
+    is_short = isinstance(name, str) and len(name.encode()) <= MOST_LETTERS
+    if not is_short or not name.isidentifier() or TORCH.fullmatch(name):
+        raise ValueError(f"{name!r:.80} is no name of a task; expected an identifier of at most "
+                         f"{MOST_LETTERS} letters, digits and _ that is no method of torch's modules, as files "
+                         "and weights go by it. Write another name under task and in data.tasks.")
+
+
 def own_task(name: str, facts: Mapping[str, Any]) -> Task:
-    """The task that `facts` (plain values, JSON-able) declare.
+    """The task that `facts` (plain values, JSON-able) declare. Raises ValueError for a name that none can
+    have.
 
     arrays: of `Place`; axes, boundary, domain (a pair per axis), inputs; parameters: name -> where its value
     is; positive, conserved, bounded, vector: fields; symmetries ("shift", "shift_x", "mirror"); hidden;
     offset: field -> the number it is counted from (`Task.offsets`), where there are any.
     """
+    require_name(name)
     places = tuple(Place(entry["array"], tuple(entry["axes"]), tuple(entry["fields"]))
                    for entry in facts["arrays"])
     inputs = tuple(facts["inputs"])
