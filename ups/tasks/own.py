@@ -46,8 +46,8 @@ def require_name(name: str) -> None:
     is_short = isinstance(name, str) and len(name.encode()) <= MOST_LETTERS
     if not is_short or not name.isidentifier() or TORCH.fullmatch(name):
         raise ValueError(f"{name!r:.80} is no name of a task; expected an identifier of at most "
-                         f"{MOST_LETTERS} letters, digits and _ that is no method of torch's modules, as files "
-                         "and weights go by it. Write another name under task and in data.tasks.")
+                         f"{MOST_LETTERS} letters, digits and _ that is no method of torch's modules, as "
+                         "files and weights go by it. Write another name under task and in data.tasks.")
 
 
 def own_task(name: str, facts: Mapping[str, Any]) -> Task:
