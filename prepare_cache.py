@@ -12,12 +12,14 @@ fingerprint and the floor: the error that encoding and decoding alone make on he
 """
 
 import time
+from functools import partial
 
-from ups.config import CONFIG_OPTIONS, load_config, read_command, run_script
+from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, run_script
 from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
 from ups.data.counts import print_refusals
 from ups.dry_run import duration, free_bytes
+from ups.files import when_free
 
 BYTES_PER_S = 60e6   # of latents built: two passes over the data on one core
 
@@ -39,6 +41,17 @@ def describe(cache: Cache) -> str:
                          if floor["rounding_over_change"] else "")
             lines.append(line)
     return "\n".join(lines)
+
+
+def prepare(config: Config, task: str, is_rebuilt: bool) -> None:
+    """Build the cache of a task unless it is up to date."""
+    is_current, reason = is_up_to_date(config, task)
+    if is_current and not is_rebuilt:
+        print(f"{config.cache_path(task)}: up to date ({reason})")
+        return
+    start = time.perf_counter()
+    cache = Cache(build_cache(config, task), config.task[task], verify="quick")
+    print(f"{cache.path}: built in {time.perf_counter() - start:.1f} s\n{describe(cache)}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,13 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     # --------------------------------------------------------------------------------------------------- loop
     for task in config.data.tasks:
-        is_current, reason = is_up_to_date(config, task)
-        if is_current and not args.rebuild:
-            print(f"{config.cache_path(task)}: up to date ({reason})")
-            continue
-        start = time.perf_counter()
-        cache = Cache(build_cache(config, task), config.task[task], verify="quick")
-        print(f"{cache.path}: built in {time.perf_counter() - start:.1f} s\n{describe(cache)}")
+        when_free(partial(prepare, config, task, args.rebuild))
     return 0
 
 

@@ -14,7 +14,6 @@ with other settings is never overwritten.
     python prepare_data.py --file 'KH_*'   downloads published files by name
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
 from ups.data.sources import data_files, look_at_own, open_user
+from ups.files import when_free
 from ups.tasks import TASKS, get_task
 
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         for task, name, number, md5 in published_files(args.file):
             path = config.data_dir(task) / name
             if not args.dry_run:
-                fetch(f"{config.data.url}/{number}", path, md5)
+                when_free(partial(fetch, f"{config.data.url}/{number}", path, md5))
             print(f"{path}: {f'{config.data.url}/{number}, MD5 {md5}' if args.dry_run else 'MD5 right'}")
         return 0
 
@@ -135,26 +135,23 @@ def main(arguments: list[str] | None = None) -> int:
             if is_published and source[2]:
                 was_there = holds_first(path, task, source[2], source[1])
                 with progress(path.name, source[2]) as on_progress:
-                    fetch_first(url, path, task, source[2], source[1], on_progress=on_progress)
+                    when_free(partial(fetch_first, url, path, task, source[2], source[1],
+                                      on_progress=on_progress))
                 print(f"{path}: {'up to date' if was_there else f'the first {source[2]} trajectories'}; no "
                       "MD5 to compare them with")
             elif is_published:
                 was_there = is_verified(path, source[1])
-                fetch(url, path, source[1])
+                when_free(partial(fetch, url, path, source[1]))
                 print(f"{path}: {'up to date' if was_there else 'MD5 right'}")
-            elif num_done(path, source) and path.exists():
+            elif path.exists() and num_done(path, source):
                 print(f"{path}: up to date")
             else:
                 with progress(path.name, source["num_trajectories"]) as on_progress:
-                    write_data(path, task, partial(solver, task), source, chunk=config.data.chunk,
-                               on_progress=on_progress)
+                    when_free(partial(write_data, path, task, partial(solver, task), source,
+                                      chunk=config.data.chunk, on_progress=on_progress))
                 print(f"{path}: generated", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        run_script(main, "prepare_data.py")
-    except KeyboardInterrupt:
-        print("prepare_data.py: interrupted; the same command continues", file=sys.stderr)
-        sys.exit(130)
+    run_script(main, "prepare_data.py")

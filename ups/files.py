@@ -10,10 +10,16 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeVar
 
+from tqdm import tqdm
+
+T = TypeVar("T")
+WAIT_S = 1.0   # between looks at a file that another process writes
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}   # flock where there are no locks
 # of a record such as done.json or of the header of weights: what a stranger sends is read in a second, or not
 MOST_RECORD_BYTES = 4 * 2**20
@@ -210,6 +216,19 @@ def lock(file: IO, path: Path) -> None:
                                    f"system with locks, as two processes would spoil one file. Mount it with "
                                    f"them (NFS: local_lock=flock, Lustre: flock), or choose "
                                    f"another disk") from error
+
+
+def when_free(make: Callable[[], T]) -> T:
+    """make(), as soon as no other process writes the file that it writes."""
+    is_told = False
+    while True:
+        try:
+            return make()
+        except BlockingIOError as error:
+            if not is_told:
+                tqdm.write(f"waiting: {error.strerror}", file=sys.stderr)   # beside a bar
+            is_told = True
+            time.sleep(WAIT_S)
 
 
 def partial_path(path: Path) -> Path:

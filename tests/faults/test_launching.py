@@ -9,6 +9,7 @@ import pytest
 
 from ups import chain
 from ups.config import ROOT, load_config
+from ups.files import held, partial_path
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
@@ -91,3 +92,21 @@ def test_nodes_train_the_same_stages(name, given, stages, started, tmp_path):
 def test_intervals_of_one_resample_are_refused():
     with pytest.raises(ValueError, match="evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval leaves out one"):
         load_config(ROOT / "configs" / "smoke.yaml", ["evaluate.num_bootstrap=1"])
+
+
+@pytest.mark.parametrize(("script", "name"), [("prepare_data.py", "data/burgers1d/1D_Burgers_Sols_Nu0.05.hdf5"),
+                                              ("prepare_cache.py", "cache/burgers1d.h5")])
+def test_a_run_waits_for_the_data_that_another_creates(script, name, tmp_path):
+    words = [sys.executable, script, "--config", "configs/smoke.yaml", "data.tasks=[burgers1d]",
+             "task.burgers1d.num_trajectories=10", "task.burgers1d.parameters=[0.05]", f"data.root={tmp_path}/data",
+             f"cache.root={tmp_path}/cache"]
+    if script == "prepare_cache.py":
+        subprocess.run([words[0], "prepare_data.py", *words[2:]], cwd=ROOT, check=True, capture_output=True, timeout=60)
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    with held(partial_path(path)):   # as the other run does
+        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        is_told = any(f"waiting: {partial_path(path)} is being written by another process" in line for line in process.stderr)
+        assert is_told and process.poll() is None
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and path.is_file(), (printed, said)

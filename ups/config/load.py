@@ -13,6 +13,7 @@ import difflib
 import functools
 import math
 import reprlib
+import signal
 import sys
 import types
 import typing
@@ -310,6 +311,9 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
     keep_freed_memory()
     try:
         sys.exit(main())
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; the same command continues", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError) as error:
         sys.exit(f"{name}: {error}")
 

@@ -35,7 +35,7 @@ from ups.data.sources import (
     trajectories_of,
 )
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
-from ups.files import completing, partial_path, reserve
+from ups.files import completing, explained, partial_path, reserve
 from ups.metrics.errors import rmse
 from ups.metrics.intervals import ratio
 from ups.metrics.spectra import rms
@@ -107,8 +107,10 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     sources, files, groups = open_sources(config, task_name), _identity(paths), _channels(task)
     num, split = trajectories_of(config, task_name, sources), split_of(config, task_name, sources)
     table = table_of(config, task_name, sources)
-    with tqdm(total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
-              disable=not progress) as bar:
+    most, keys = plan(config, task_name)["bytes"], "cache.root or cache.dtype"
+    with completing(path, most, keys, is_continued=False) as held_file, tqdm(
+            total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
+            disable=not progress) as bar:
         moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch)
                    for name, part in groups.items()}
         for *_, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
@@ -117,7 +119,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
         codecs = {name: Tokenizer.from_moments(found, settings.dim, settings.energy)
                   for name, found in moments.items()}
         needed = plan(config, task_name, codecs)
-        with completing(path, needed["bytes"], "cache.root or cache.dtype", is_continued=False) as held_file:
+        with explained(path, needed["bytes"], keys):
             digest, partial = _digest_of(used, split), partial_path(path)
             reserve(held_file, needed["bytes"])
             _allocate(partial, needed["shapes"], config.cache.dtype)

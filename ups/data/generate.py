@@ -86,16 +86,16 @@ def write_data(path: Path, task: str, solve: Callable[..., np.ndarray], settings
     the disk is too small or another process writes the file.
     """
     spec, total = get_task(task), settings["num_trajectories"]
-    done = num_done(path, settings)
-    on_progress(done)
     if path.exists():
+        on_progress(num_done(path, settings))
         return
     partial, layout = partial_path(path), layout_of(spec)
     num_bytes = layout.most_bytes(settings, data_bytes(spec.name, *(settings[key] for key in (
         "num_trajectories", "num_frames", "resolution"))))
     with completing(path, num_bytes,
                     "data.root, task.*.num_trajectories or task.*.resolution") as held_file:
-        done = num_done(path, settings)   # who held it before may have gone on
+        done = num_done(path, settings)   # of an unfinished file only now, as another may have written it
+        on_progress(done)
         if path.exists():
             partial.unlink()
             return
