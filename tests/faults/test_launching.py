@@ -1,15 +1,21 @@
-"""What starts the stages: make and cluster/node.sh run those that the configuration names, as Python reads it."""
+"""What starts the stages, and what they tell who started them: make and cluster/node.sh run those that the configuration names,
+as Python reads it; others' data are waited for; stops and restarts work on full disks; every refusal is a line with a remedy."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from small_disk import ISOLATED, MOUNT, reason_to_skip
 
 from ups import chain
 from ups.config import ROOT, load_config
 from ups.files import held, partial_path
+from ups.training.guard import Guard
+from ups.training.processes import glance
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
@@ -110,3 +116,48 @@ def test_a_run_waits_for_the_data_that_another_creates(script, name, tmp_path):
         assert is_told and process.poll() is None
     printed, said = process.communicate(timeout=60)
     assert process.returncode == 0 and path.is_file(), (printed, said)
+
+
+def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
+    guard = Guard(0, 1, "operator", 300.0)
+    guard.open(tmp_path, "job")
+    for doing in ("reading /データ/" * 40, "a" * 200, "\0\ud83d" * 100, "saving"):
+        with guard.phase(doing):
+            guard._write()
+        record = glance(tmp_path / "rank0.json")
+        assert record and record["doing"] and doing.startswith(record["doing"]) and record["pulse"] == guard._pulse
+
+
+# A rank in place of the launcher: the disk of TMPDIR is full before it says that it is there.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from ups.training.processes import tell
+folder, handle = Path(sys.argv[1]), os.open(os.environ["TMPDIR"] + "/theirs", os.O_CREAT | os.O_WRONLY)
+try:
+    for _ in range(1000): os.write(handle, bytes(4096))
+    raise AssertionError("this disk is large")
+except OSError: pass
+def stop(*_): (folder / "saved").touch(); tell("stopped"); os._exit(143)
+signal.signal(signal.SIGTERM, stop)
+tell("start", pid=os.getpid())
+tell("open", directory=str(folder))
+if not (folder / "died").exists(): (folder / "died").touch(); os.kill(os.getpid(), 9)
+(folder / "trains").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(reason_to_skip() != "", reason=reason_to_skip())
+def test_a_full_disk_of_temporary_files_costs_neither_a_restart_nor_a_save(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', "
+            "*words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())")
+    temporary = str(tmp_path / "tmp")
+    words = [*ISOLATED, "sh", "-c", MOUNT, "sh", "65536", temporary, sys.executable, "-c", code, "x.py", RANK, str(tmp_path)]
+    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": temporary})
+    while not (tmp_path / "trains").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 143 and (tmp_path / "saved").exists() and "died without a word" in said, said

@@ -37,12 +37,22 @@ SAME_S = 1.0        # signals so close are one: make, Slurm, a terminal and a la
 PEER_S = 2.0        # for a rank to notice by itself that another is gone, which gives the better message
 LEAVE_S = 10.0      # from a failure to the end of the process
 STACK_S = 2.0       # for the other ranks to print their stacks
-RECORD_BYTES = 1024   # of a heartbeat; written in place, so that a full disk does not stop it
+# of every heartbeat, so that nothing of a longer one stays behind it; written in place, in one piece, so that
+# a full disk does not stop it
+RECORD_BYTES = 1024
 EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
 # of a rank that wrote no heartbeat
 NOTHING = {"is_waiting": False, "collectives": 0, "doing": "", "beats": -1, "pulse": -1, "has_failed": False,
            "code": None, "machine": ""}
 LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # where the parent is a launcher
+
+
+def block_of(record: dict[str, Any]) -> bytes:
+    """RECORD_BYTES of JSON. A letter takes up to 12 of them, so what the rank is doing is cut as far as need
+    be."""
+    while len(text := json.dumps(record)) > RECORD_BYTES:
+        record = record | {"doing": record["doing"][: len(record["doing"]) * 3 // 4]}
+    return text.ljust(RECORD_BYTES).encode()
 
 
 class Peer:
@@ -245,7 +255,7 @@ class Guard:
             return
         self._pulse += 1
         try:
-            os.pwrite(self._file, json.dumps(self._record()).ljust(RECORD_BYTES).encode(), 0)
+            os.pwrite(self._file, block_of(self._record()), 0)
         except OSError as error:
             shout(f"WARNING: rank {self.rank} cannot write its heartbeat ({error})")
 

@@ -28,8 +28,8 @@ import runpy
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,6 @@ class Attempt:
         self._read, self._heard, self.why, self._told_at = 0, {}, "", None
         self._started_at = self._heard_at = time.monotonic()
         self._terminal = terminal
-        events.touch()
         self.process = subprocess.Popen(command, env={**os.environ, EVENTS: str(events)},
                                         stdin=subprocess.DEVNULL, start_new_session=True,
                                         preexec_fn=partial(die_with_parent, os.getpid()))
@@ -143,7 +142,7 @@ class Attempt:
             try:
                 self.events.append(json.loads(line))
             except ValueError:
-                say(f"WARNING: a word of a rank is torn: {line[:60]!r}. Is the disk of {self._events} full?")
+                say(f"WARNING: a word of a rank is torn: {line[:60]!r}")
 
     @property
     def directory(self) -> Path | None:
@@ -224,6 +223,16 @@ def launcher_command(arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "ups.training.launch", "launcher", *port, *arguments[:place], *ranks]
 
 
+@contextlib.contextmanager
+def events_file() -> Iterator[Path]:
+    """An empty file in memory for what ranks tell: no disk can fill up under it."""
+    handle = os.memfd_create("ups-launch")
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
 def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
     """Run the stage to its end; the exit code.
 
@@ -239,33 +248,33 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:   # as nohup sets it
             signal.signal(number, note)
-    with tempfile.TemporaryDirectory(prefix="ups-launch-") as folder:
-        newest, num_failed, shortages = -1, 0, set()
-        while True:
-            attempt = Attempt(command, Path(folder) / f"{time.monotonic_ns()}.jsonl", terminal, asked)
+    newest, num_failed, shortages = -1, 0, set()
+    while True:
+        with events_file() as events:
+            attempt = Attempt(command, events, terminal, asked)
             is_again, code, reason = verdict(attempt.wait(), attempt.events, attempt.why)
-            if asked and (is_again or attempt.why or code == 128 + signal.SIGTERM):
-                code, is_again = 128 + asked[-1], False
-                reason = attempt.why or "told to stop; the same command continues"
-            if not is_again:
-                if code:
-                    say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
-                return code
-            steps = saved_steps(attempt.directory / "state") if attempt.directory else []
-            step, reason = max(steps, default=-1), reason.rstrip(".")
-            told_of = {event["cause"] for event in attempt.events if event.get("kind") == "memory"}
-            # a cause names its micro-batch, so it comes once
-            num_failed = 0 if step > newest or told_of - shortages else num_failed + 1
-            newest, shortages = max(newest, step), shortages | told_of
-            if num_failed > restarts:
-                say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
-                    f"{newest}): {reason}. The same command tries again.")
-                return code
-            say(f"{reason}. Starting again from "
-                f"{f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}")
-            time.sleep(BACKOFF_S)
-            if asked:
-                return 128 + asked[-1]
+        if asked and (is_again or attempt.why or code == 128 + signal.SIGTERM):
+            code, is_again = 128 + asked[-1], False
+            reason = attempt.why or "told to stop; the same command continues"
+        if not is_again:
+            if code:
+                say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
+            return code
+        steps = saved_steps(attempt.directory / "state") if attempt.directory else []
+        step, reason = max(steps, default=-1), reason.rstrip(".")
+        told_of = {event["cause"] for event in attempt.events if event.get("kind") == "memory"}
+        # a cause names its micro-batch, so it comes once
+        num_failed = 0 if step > newest or told_of - shortages else num_failed + 1
+        newest, shortages = max(newest, step), shortages | told_of
+        if num_failed > restarts:
+            say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
+                f"{newest}): {reason}. The same command tries again.")
+            return code
+        say(f"{reason}. Starting again from "
+            f"{f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}")
+        time.sleep(BACKOFF_S)
+        if asked:
+            return 128 + asked[-1]
 
 
 # ---------------------------------------------------------------- in the tree

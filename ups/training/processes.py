@@ -31,9 +31,8 @@ def tell(event: str, **facts: Any) -> bool:
         return False
     line = json.dumps({"event": event, "rank": int(os.environ.get("RANK", 0)), **facts})
     try:
-        # one short write: lines of several ranks do not mix
-        with open(os.environ[EVENTS], "a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")   # and none is glued to one that a full disk has torn
+        with open(os.environ[EVENTS], "ab", buffering=0) as file:   # one write: lines of ranks do not mix
+            file.write(f"\n{line}\n".encode())   # and none is glued to one that is torn
     except OSError as error:
         print(f"WARNING: the supervisor was not told of {event!r} ({error})", file=sys.stderr, flush=True)
         return False
