@@ -35,6 +35,7 @@ from ups.data.sources import (
     trajectories_of,
 )
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
+from ups.data.written import written
 from ups.files import completing, explained, partial_path, reserve
 from ups.metrics.errors import rmse
 from ups.metrics.intervals import ratio
@@ -46,19 +47,37 @@ from ups.tasks import Task
 # some 25 to 40 times that: 0.6 GiB, or 160 bytes for every number of a larger frame
 READ_BYTES = 2**22
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
+SAMPLES, SAMPLE_BYTES = 256, 2**14   # of a file, to tell it from another as large: 4 MiB, 10 ms
 LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
 
 
 def _identity(paths: Iterable[Path]) -> list[list]:
-    """Name, size and time of change of every file, of a folder (zarr) of all in it: cheap to compare."""
-    files = [(str(part.relative_to(path.parent)), part.stat()) for path in map(Path, paths)
-             for part in ([path] if path.is_file() else sorted(path.rglob("*"))) if part.is_file()]
-    return [[name, found.st_size, found.st_mtime_ns] for name, found in files]
+    """Name, size and time of change of every file, of a folder (zarr) of all in it, and a digest of a few of
+    their bytes: cheap to compare. Another file may be as large and, copied with its time, as old."""
+    found = []
+    for path in map(Path, paths):
+        parts = [part for part in ([path] if path.is_file() else sorted(path.rglob("*"))) if part.is_file()]
+        count = min(len(parts), SAMPLES)
+        digests = {parts[i]: _sampled(parts[i], SAMPLES // count)
+                   for i in (np.arange(count) * len(parts) // max(1, count)).tolist()}
+        found += [[str(part.relative_to(path.parent)), part.stat().st_size, part.stat().st_mtime_ns,
+                   digests.get(part, "")] for part in parts]
+    return found
+
+
+def _sampled(path: Path, num: int) -> str:
+    """A digest of the first and last bytes of a file and of others between."""
+    digest, size = hashlib.blake2b(digest_size=8), path.stat().st_size
+    with path.open("rb") as file:
+        for at in np.unique(np.linspace(0, max(0, size - SAMPLE_BYTES), num).astype(np.int64)).tolist():
+            file.seek(at)
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
-    """Whether the cache stands for the current settings and data files (by size and time), and the reason in
-    words."""
+    """Whether the cache stands for the current settings and data files (by size, time and some bytes), and
+    the reason in words."""
     try:
         cache = open_cache(config, task_name, verify="quick")
     except (FileNotFoundError, ValueError) as error:
@@ -98,8 +117,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
 
     Reads the data twice, some trajectories or, of long ones, some frames at a time.
     Raises FileNotFoundError (naming `make data`) or ValueError for data that are missing, not finite, too
-    few to split, shared by two parts of the split or not what the configuration says; OSError where the disk
-    is full or may not be written. The file appears whole
+    few to split, shared by two parts of the split, not written or not what the configuration says; OSError
+    where the disk is full or may not be written. The file appears whole
     or not at all.
     """
     task, settings, used = config.spec(task_name), config.task[task_name], cache_settings(config, task_name)
@@ -125,7 +144,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
             _allocate(partial, needed["shapes"], config.cache.dtype)
             reserve(held_file, needed["bytes"])   # again: HDF5 gave back what was reserved before
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
-                stream = _read(task, sources, num, config.cache.chunk, bar)
+                stream = written(task, sources, _read(task, sources, num, config.cache.chunk, bar))
                 arrays, floor = _encode(task, codecs, file, stream, split, digest)
                 if _identity(paths) != files:
                     raise ValueError(f"the data files of {task_name} changed while they were read; expected "
@@ -160,8 +179,8 @@ def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
 def same_sources(config: Config, cache: Cache) -> list[Source]:
     """`open_sources` of what `cache` was built from. Raises ValueError where the files hold other values.
 
-    Files that are as old and as large as the cache says were not changed since; of others every value is
-    read.
+    Files that are as old and as large as the cache says, with the same bytes where it looked, were not
+    changed since; of others every value is read.
     """
     name = cache.task.name
     paths, sources = data_files(config, name), open_sources(config, name)

@@ -19,6 +19,7 @@ from ups.data.download import edition, md5_of
 from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
 from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
+from ups.data.written import Written
 from ups.tasks import Finding
 
 BLOCK_BYTES = 32 * 2**20
@@ -122,6 +123,7 @@ class _Scan:
     whole: list[bytes] = field(default_factory=list)
     not_finite: list[int] = field(default_factory=list)
     constant: list[int] = field(default_factory=list)
+    unwritten: list[tuple[int, str]] = field(default_factory=list)
     flat: list[int] = field(default_factory=list)      # of a coefficient
     first_bad: str = ""
     frozen_share: float = 0.0
@@ -133,7 +135,7 @@ class _Scan:
 def _scan(data: Trajectories) -> _Scan:
     """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
     task = data.task
-    scan, frozen = _Scan(), 0.0
+    scan, frozen, writing = _Scan(), 0.0, Written(task, data)
     step = max(1, BLOCK_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
         block = data.read(first, min(first + step, data.num_trajectories))
@@ -158,12 +160,15 @@ def _scan(data: Trajectories) -> _Scan:
             scan.lowest = np.minimum(scan.lowest, flat.min(1))
             if (flat.max(1) == flat.min(1)).all():
                 scan.constant.append(i)
+            elif problem := writing.add(i, u):
+                scan.unwritten.append((i, problem))
             elif data.num_frames > 1:
                 change = np.abs(np.diff(u, axis=0)).reshape(data.num_frames - 1, -1).max(1)
                 frozen += float((change <= FROZEN_CHANGE * np.abs(u).max()).mean())
                 mean = flat.reshape(len(flat), data.num_frames, -1).mean(-1, dtype=np.float64)
                 rms = np.sqrt(np.square(flat, dtype=np.float64).mean(1))
                 scan.drift.append(np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny))
+    scan.unwritten += [start] if (start := writing.unstarted()) else []
     scan.frozen_share = frozen / data.num_trajectories
     return scan
 
@@ -182,6 +187,8 @@ def _of_rows(scan: _Scan, leaks: list[int], first: list[tuple[Path, int, str]],
              again),
             ("error", scan.constant, "trajectories are constant in space and time",
              "remove them or generate the file again"),
+            ("error", [i for i, _ in scan.unwritten], "trajectories were never written, or not wholly "
+             f"(first: {''.join(what for _, what in scan.unwritten[:1])})", again),
             ("info", scan.flat, "coefficients have one value everywhere, alike by chance", "nothing"),
             ("warning", [i for i, _ in copies],
              f"trajectories repeat an earlier one exactly (first: {copies[:1]})",

@@ -1,6 +1,8 @@
 """NumPy's own files, mapped where they lie: .npy holds one array, which goes by any name, .npz several."""
 
+import math
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,8 @@ class Npz(Store):
     def __init__(self, path: Path):
         super().__init__(path)
         self.parts = checked(path, lambda: dict(_members(path)), ".npz file")
+        found = path.stat()
+        checked(path, lambda: _require_unchanged(path, found.st_size, found.st_mtime_ns), ".npz file")
 
     def names(self) -> list[str]:
         return sorted(self.parts, key=natural)
@@ -57,7 +61,7 @@ def _members(path: Path) -> list[tuple[str, np.ndarray]]:
                                  f"as HDF5.")
             file.seek(entry.header_offset + HEADER_BYTES - 4)
             lengths = np.frombuffer(file.read(4), "<u2")
-            file.seek(int(lengths.sum()), 1)
+            start = file.seek(int(lengths.sum()), 1)
             version = npy.read_magic(file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, is_fortran, dtype = read(file)
@@ -65,7 +69,20 @@ def _members(path: Path) -> list[tuple[str, np.ndarray]]:
                 raise ValueError(f"{path} holds {entry.filename} of Python objects; expected numbers. Write "
                                  f"numbers.")
             order, number = "F" if is_fortran else "C", file.tell()
+            if number + math.prod(shape) * dtype.itemsize != start + entry.file_size:
+                raise ValueError(f"{path} holds {entry.filename} of {entry.file_size} bytes, and its header "
+                                 f"speaks of {dtype} of shape {shape}; expected these alone. Write it again.")
             rows = np.memmap(path, dtype, "r", number, shape, order) if shape else np.array(
                 np.frombuffer(file.read(dtype.itemsize), dtype)[0])
             found.append((entry.filename.removesuffix(".npy"), rows))
     return found
+
+
+@lru_cache(maxsize=256)
+def _require_unchanged(path: Path, _size: int, _changed: int) -> None:
+    """Raise ValueError where an array is not what its checksum in the archive is of; once for each state of a
+    file, as all of it is read."""
+    with zipfile.ZipFile(path) as archive:
+        if (name := archive.testzip()) is not None:
+            raise ValueError(f"{path} holds {name} with another checksum than was written; expected the "
+                             "same. Copy or write it again.")

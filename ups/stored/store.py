@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -125,7 +126,8 @@ def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:
     """action(), where what a library says of a damaged file becomes a ValueError that names it."""
     try:
         return action()
-    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError, EOFError) as error:
+    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError, EOFError,
+            BadZipFile) as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         raise ValueError(f"{path} is damaged, or no readable {kind} ({error}); expected a complete file. "

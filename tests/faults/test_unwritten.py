@@ -1,0 +1,239 @@
+"""Storage that was never written, or not wholly: it reads as zeros, and is refused; fields that are zero, still or at
+rest are not."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ups.config import load_config
+from ups.data.build_cache import build_cache, is_up_to_date, same_sources
+from ups.data.cache import open_cache
+from ups.data.doctor import examine
+from ups.data.sources import open_user
+from ups.stored import open_store
+
+SMALL = Path(__file__).resolve().parents[2] / "configs" / "small.yaml"
+N, T, X = 6, 20, 32
+
+
+def waves() -> np.ndarray:
+    """Smooth fields (trajectory, time, x) that change by a tenth from frame to frame."""
+    x, t, phase = 2 * np.pi * np.arange(X) / X, 0.1 * np.arange(T)[:, None], np.arange(N)[:, None, None]
+    return (np.sin(x + t + phase) + 0.5 * np.cos(2 * x - t + 3 * phase)).astype(np.float32)
+
+
+def npz(path: Path, damage) -> None:
+    np.savez(path, u=waves(), v=waves()[::-1])
+    raw = bytearray(path.read_bytes())
+    path.write_bytes(damage(raw, raw.index(b"\x93NUMPY")))
+
+
+def flip(raw: bytearray, start: int) -> bytearray:
+    raw[start + 5000] ^= 1
+    return raw
+
+
+def longer(raw: bytearray, start: int) -> bytearray:
+    end = raw.index(b"(6, 20, 32)", start)
+    raw[end:end + 11] = b"(7, 20, 32)"   # the first array runs into the second
+    return raw
+
+
+def netcdf(path: Path, share: float, kind: str = "NETCDF3_CLASSIC", unlimited: bool = False) -> None:
+    library = pytest.importorskip("netCDF4")
+    with library.Dataset(path, "w", format=kind) as file:
+        for name, size in zip("btx", (N, T, X), strict=True):
+            file.createDimension(name, None if unlimited and name == "b" else size)
+        file.history = "made"
+        file.createVariable("u", "f4", ("b", "t", "x"))[:] = waves()
+        file.createVariable("n", "i2", ("b",))[:] = np.arange(N)
+    os.truncate(path, int(share * path.stat().st_size))
+
+
+KINDS = ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"]
+
+
+@pytest.mark.parametrize("unlimited", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_classic_netcdf_is_as_long_as_its_header_says(tmp_path, kind, unlimited):
+    for share, is_whole in ((1.0, True), (0.5, False), (0.99, False)):
+        path = tmp_path / f"{share}.nc"
+        netcdf(path, share, kind, unlimited)
+        if is_whole:
+            with open_store(path) as store:
+                assert np.array_equal(store.read("u"), waves())
+        else:
+            with pytest.raises(ValueError, match="bytes, and its header speaks of .*; expected a whole file"):
+                open_store(path)
+
+
+@pytest.mark.parametrize(("damage", "words"), [(flip, "holds u.npy with another checksum"),
+                                               (longer, "holds u.npy of .* bytes, and its header speaks of float32 of shape")])
+def test_members_of_npz_are_what_was_written(tmp_path, damage, words):
+    np.savez(tmp_path / "a.npz", u=waves(), v=waves()[::-1])
+    with open_store(tmp_path / "a.npz") as store:
+        assert np.array_equal(store.read("v"), waves()[::-1])
+    npz(tmp_path / "a.npz", damage)
+    with pytest.raises(ValueError, match=words):
+        open_store(tmp_path / "a.npz")
+
+
+def zarr_of(path: Path, u: np.ndarray, chunks: tuple[int, ...], version: int = 3) -> Path:
+    library = pytest.importorskip("zarr")
+    library.open_group(str(path), mode="w", zarr_format=version).create_array("u", data=u, chunks=chunks)
+    return next(p for p in sorted(path.rglob("*")) if p.name in ("1.0.0",) or p.parts[-4:] == ("c", "1", "0", "0"))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_of_zarr_are_there(tmp_path, version):
+    chunk = zarr_of(tmp_path / "a.zarr", waves(), (1, T, X), version)
+    chunk.unlink()
+    with pytest.raises(ValueError, match="the chunk .*1.0.0 of u is missing and those beside it are there; expected all"), \
+            open_store(tmp_path / "a.zarr") as store:
+        store.array("u")
+
+
+def test_zarr_may_leave_out_chunks_of_a_wall(tmp_path):
+    u = np.where(np.arange(X) < X // 2, waves(), np.float32(0))
+    zarr_of(tmp_path / "a.zarr", u, (1, T, X // 2))
+    assert len([p for p in (tmp_path / "a.zarr/u/c").rglob("*") if p.is_file()]) == N
+    with open_store(tmp_path / "a.zarr") as store:
+        assert store.array("u").shape == u.shape and np.array_equal(store.read("u"), u)
+
+
+@pytest.mark.parametrize("name", ["u/c/1/0/0", "u/zarr.json", "u/strange"])
+def test_a_pipe_in_a_zarr_folder_is_refused_at_once(tmp_path, name):
+    zarr_of(tmp_path / "a.zarr", waves(), (1, T, X))
+    path = tmp_path / "a.zarr" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=f"holds {name}, a pipe or a device; expected files and folders"):
+        open_store(tmp_path / "a.zarr")
+
+
+def lost(*at):
+    """The waves with zeros at `at` (trajectory, time, x)."""
+    u = waves()
+    u[at] = 0
+    return u
+
+
+def filled(value, *at):
+    u = waves()
+    u[at] = value
+    return u
+
+
+def decaying() -> np.ndarray:
+    u = waves() * np.exp(-np.arange(T) ** 2 / 3.0, dtype=np.float32)[:, None]
+    return np.where(np.abs(u) < 1e-6, np.float32(0), u)
+
+
+def settling() -> np.ndarray:
+    return np.float32(1) + waves() * np.exp(-2 * np.arange(T), dtype=np.float32)[:, None]
+
+
+def leaving() -> np.ndarray:
+    """A step that moves three cells a frame and leaves the domain."""
+    x, front = np.arange(X), 3 * np.arange(T)[:, None] + np.arange(N)[:, None, None]
+    return ((x >= front) & (x < front + 7)).astype(np.float32) * (1 + 0.1 * np.arange(N, dtype=np.float32))[:, None, None]
+
+
+def wall() -> np.ndarray:
+    return np.where(np.arange(X) < X // 2, waves(), np.float32(0))
+
+
+def geometry() -> np.ndarray:
+    """Other cells are solid in every trajectory."""
+    return np.where(np.abs(np.arange(X) - 4 * np.arange(1, N + 1)[:, None, None]) > 3, waves(), np.float32(0))
+
+
+def from_rest(rows=slice(None)) -> np.ndarray:
+    u = waves()
+    u[rows] *= np.minimum(0.1 * np.arange(T), 1)[:, None].astype(np.float32)
+    return u
+
+
+def opening() -> np.ndarray:
+    """A hole that grows by three cells a frame."""
+    return (np.arange(X) >= 3 * np.arange(T)[:, None] / 2 - np.arange(N)[:, None, None]).astype(np.float32) * (
+        2 + waves()[:, :1])
+
+
+def pulse() -> np.ndarray:
+    """Zero wherever the wave has not arrived."""
+    x = np.arange(X) - 5 - np.arange(T)[:, None] - np.arange(N)[:, None, None] / N
+    return np.where(np.abs(x) < 4, np.cos(np.pi * x / 8) ** 2, 0).astype(np.float32)
+
+
+UNWRITTEN = {
+    "last frames of one": (lost(3, slice(15, None)), "trajectory 3 holds u = 0 in every cell of frame 15 "),
+    "last frames of all": (lost(slice(None), slice(12, None)), "trajectory 0 holds u = 0 in every cell of frame 12 "),
+    "one frame": (lost(2, 7), "trajectory 2 holds u = 0 in every cell of frame 7 "),
+    "all but the first": (lost(2, slice(1, None)), "trajectory 2 holds u = 0 in every cell of frame 1 "),
+    "the first frames": (lost(2, slice(0, 3)), "trajectory 2 holds zeros until frame 2, as most others do not"),
+    "half of a frame": (lost(1, 9, slice(X // 2, None)), "trajectory 1 holds u = 0 in 50% of the cells of frame 9 "),
+    "part of the last": (lost(5, T - 1, slice(26, None)), "trajectory 5 holds u = 0 in 19% of the cells of frame 19 "),
+    "a block that ends": (lost(1, slice(9, None), slice(20, 28)), "trajectory 1 holds u = 0 in 25% of the cells of frame 9 "),
+    "a trajectory": (lost(4), "trajectory 4 holds nothing but u = 0"),
+    "all": (lost(slice(None)), "trajectory 0 holds nothing but u = 0"),
+    "a fill value": (filled(-999.0, 3, slice(15, None)), "trajectory 3 holds u = -999 in every cell of frame 15 "),
+    "coarse frames": (np.where(np.arange(T)[:, None] < 15, waves()[:, np.random.default_rng(0).permutation(T)], 0),
+                      "trajectory 0 holds u = 0 in every cell of frame 15 "),
+}
+WRITTEN = [decaying, settling, leaving, wall, geometry, from_rest, lambda: from_rest(2), pulse, opening]
+
+
+def built(folder: Path, **fields: np.ndarray) -> tuple:
+    """(what building a cache said, findings of the doctor) of a file with these fields."""
+    np.savez(folder / "a.npz", **fields)
+    section = {"files": str(folder / "a.npz"), "layout": {name: ["trajectory", "time", "x"] for name in fields},
+               "boundary": "outflow", "domain": [0, 1], "dt": 0.1}
+    path = folder / "my.yaml"
+    path.write_text(yaml.safe_dump({"include": str(SMALL), "data": {"tasks": ["mine"], "source": "own"},
+                                    "cache": {"root": str(folder / "cache")}, "task": {"mine": section}}), encoding="utf-8")
+    config = load_config(path)
+    [(_, findings)] = examine([("mine", folder / "a.npz")], val_fraction=0.2, test_fraction=0.2, is_own=True,
+                              declared={"mine": lambda: open_user(config, "mine")})
+    try:
+        build_cache(config, "mine", progress=False)
+    except ValueError as error:
+        assert "\n" not in str(error) and not config.cache_path("mine").exists()
+        return str(error), findings
+    return "", findings
+
+
+@pytest.mark.parametrize("case", UNWRITTEN)
+def test_what_was_never_written_is_refused_by_the_cache_and_the_doctor(tmp_path, case):
+    u, words = UNWRITTEN[case]
+    said, findings = built(tmp_path, u=u.astype(np.float32))
+    assert words in said and "never written" in said
+    assert any(one.severity == "error" and ("never written" in one.what or "constant" in one.what) for one in findings)
+
+
+@pytest.mark.parametrize("make", WRITTEN, ids=["decaying", "settling", "leaving", "wall", "geometry", "from_rest",
+                                               "one_from_rest", "pulse", "opening"])
+def test_fields_that_are_still_or_zero_are_taken(tmp_path, make):
+    said, findings = built(tmp_path, u=make())
+    assert said == "" and not any("written" in one.what for one in findings)
+
+
+def test_a_field_may_be_zero_throughout_and_another_not(tmp_path):
+    said, findings = built(tmp_path, u=waves(), v=np.zeros_like(waves()))
+    assert said == "" and not any("written" in one.what for one in findings)
+
+
+def test_a_file_that_is_as_large_and_as_old_is_another(tmp_path):
+    assert built(tmp_path, u=waves())[0] == ""
+    config, path = load_config(tmp_path / "my.yaml"), tmp_path / "a.npz"
+    assert is_up_to_date(config, "mine")[0]
+    before = path.stat()
+    np.savez(path, u=waves()[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert not is_up_to_date(config, "mine")[0]
+    with pytest.raises(ValueError, match="hold other values than those"):
+        same_sources(config, open_cache(config, "mine"))
