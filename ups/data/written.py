@@ -48,7 +48,7 @@ class Written:
         before = np.concatenate([is_zero[:1] if self.last is None else self.last, is_zero[:-1]])
         self.equal.append(low == high)
         self.values.append(low)
-        self.lost.append((is_zero & ~before).mean(-1))
+        self.lost.append(np.count_nonzero(is_zero & ~before, axis=-1) / u.shape[-1])
         self.last = is_zero[-1:]
         if sum(map(len, self.equal)) < self.source.num_frames:
             return ""
