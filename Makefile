@@ -78,7 +78,7 @@ help:           ## This list
 	@command -v "$(PY)" >/dev/null || { echo "there is no PYTHON=$(PY); leave it out, and make sets up .venv" >&2; exit 2; }
 	@$(PY) -m ups.interpreter
 
-.venv/installed: requirements.txt requirements-dev.txt
+.venv/installed: requirements.txt requirements-data.txt requirements-dev.txt
 	@python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python3 is too old; expected 3.11 or later. Put one first in PATH.")'
 	python3 -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@

@@ -1,6 +1,7 @@
 """Data of one's own, declared: every kind of file and order of axes gives the same numbers, what is described
 loads, and each wrong description gets the line that says what to write where."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,8 +11,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import scipy.io
 import torch
+import xarray
 import yaml
+import zarr
 
 import prepare_data
 from ups import chain
@@ -157,30 +161,54 @@ def test_every_kind_of_file_and_order_of_axes_gives_the_same_numbers(tmp_path):
         assert np.array_equal(few.read(1, 3)[:, :, 0], u[1:3, 1::2, ::2]) and few.dt == 2 * source.dt
 
 
-@pytest.mark.parametrize("library", ["zarr", "netCDF4"])
-def test_files_of_other_libraries_are_read_by_them_or_their_names_are_said(tmp_path, library):
+def others(folder, u):
+    """Files of other programs with u (n, t, x): (path, name of the array, its axes)."""
+    usual, data = ["trajectory", "time", "x"], xarray.Dataset({"u": (("sample", "time", "x"), u)})
+    for name, engine, form in (("a.nc", "h5netcdf", "NETCDF4"), ("b.nc", "scipy", "NETCDF3_64BIT")):
+        data.to_netcdf(folder / name, engine=engine, format=form)   # dimensions without coordinates
+        yield folder / name, "u", usual
+    data.to_zarr(folder / "a.zarr")
+    zarr.open_group(str(folder / "b.zarr"), mode="w").create_array("u", data=u)
+    np.savez_compressed(folder / "a.npz", u=u)
+    scipy.io.savemat(folder / "a.mat", {"u": u, "about": "text", "run": {"dt": DT}}, do_compression=True)
+    torch.save({"run": [torch.from_numpy(u)]}, folder / "a.pt")
+    np.save(folder / "whole.npy", (100 * u).round().astype(int))
+    np.save(folder / "complex.npy", u - 1j)
+    with h5py.File(folder / "7.3.mat", "w", userblock_size=512) as file:
+        file["u"] = u.T
+    (folder / "7.3.mat").write_bytes(b"MATLAB 7.3 MAT-file".ljust(512) + (folder / "7.3.mat").read_bytes()[512:])
+    for name in ("a.zarr", "b.zarr", "a.npz", "a.mat", "whole.npy"):
+        yield folder / name, "u", usual
+    yield folder / "a.pt", "run/0", usual
+    yield folder / "complex.npy", "complex.real", usual
+    yield folder / "7.3.mat", "u", usual[::-1]
+
+
+def test_files_of_other_programs_give_the_same_numbers(tmp_path):
     u = waves()
-    if library == "zarr":
-        (tmp_path / "a.zarr").mkdir()
-        path = tmp_path / "a.zarr"
-    else:
-        path = tmp_path / "a.nc"
-        path.write_bytes(b"CDF\x01" + bytes(32))
-    try:
-        module = __import__(library)
-    except ImportError:
-        with pytest.raises(ValueError, match=f"needs the library {library}, which is not installed.*pip install {library}"):
-            open_store(path)
-        return
-    if library == "zarr":
-        module.open_group(str(path), mode="w").create_array("u", data=u)
-    else:
-        path.unlink()
-        with module.Dataset(str(path), "w", format="NETCDF3_CLASSIC") as file:
-            for name, size in zip(("n", "t", "x"), u.shape, strict=True):
-                file.createDimension(name, size)
-            file.createVariable("u", "f4", ("n", "t", "x"))[:] = u
-    assert np.array_equal(read(tmp_path, section(tmp_path, files=str(path)))[2][:, :, 0], u)
+    for path, name, axes in others(tmp_path, u):
+        *_, found = read(tmp_path, section(tmp_path, files=str(path), layout={name: axes}))
+        assert np.array_equal(found[:, :, 0], (100 * u).round() if path.stem == "whole" else u), path
+
+
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
+    xarray.Dataset({"u": (("sample", "time", "x"), waves())}).to_netcdf(tmp_path / "a.nc", engine="scipy")
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(ValueError, match="needs the library xarray, which is not installed.*pip install xarray"):
+        open_store(tmp_path / "a.nc")
+
+
+class Runs:
+    def __reduce__(self):
+        return os.mkdir, ("was_run",)
+
+
+def test_no_object_of_a_torch_file_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"u": Runs()}, "a.pt")
+    with pytest.raises(ValueError, match="a.pt holds more than tensors, or is cut off"):
+        open_store("a.pt")
+    assert not Path("was_run").exists()
 
 
 def test_a_well_file_says_all_of_itself(tmp_path):
@@ -406,10 +434,7 @@ def test_files_that_do_not_fit_each_other_are_named(tmp_path, other, message):
         read(tmp_path, section(tmp_path))
 
 
-def test_a_name_that_is_taken_and_arrays_that_cannot_be_read_in_parts_are_refused(tmp_path):
-    np.savez_compressed(tmp_path / "a.npz", u=waves())
-    with pytest.raises(ValueError, match="holds u.npy compressed.*np.savez in place of np.savez_compressed"):
-        read(tmp_path, section(tmp_path, files=str(tmp_path / "a.npz")))
+def test_a_name_that_is_taken_is_refused(tmp_path):
     write(tmp_path / "a.h5", u=waves())
     given = overlay(tmp_path, {})
     given.write_text(yaml.safe_dump({"data": {"tasks": ["burgers1d"]}, "task": {"burgers1d": section(tmp_path)}}))

@@ -58,15 +58,17 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                                          f"{array!r}", "every array of the layout",
                         f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: "
                         f"{store.listing()}.")
-        if found.dtype.kind not in "fiu":
+        if found.dtype.kind not in "fiub":
             raise wrong(f"{key}.layout", f"{array} in {store.path} holds {found.dtype}", "real numbers",
-                        "Write complex numbers as two arrays, or leave the array out.")
+                        f"Write {array}.real and {array}.imag, two fields." if found.dtype.kind == "c" else
+                        "Leave the array out.")
         if len(found.shape) != len(place.axes):
             raise wrong(f"{key}.layout", f"{array} in {store.path} has {len(found.shape)} axes, "
                                          f"{found.shape}, and {len(place.axes)} words "
                                          f"({', '.join(place.axes)})", "one word per axis, as they are "
                                                                        "stored",
                         f"Correct layout.{array}: trajectory, time, channel, component or a name such as x.")
+        store.require_whole(array)
         lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
         for axis, size in lengths:
             if axis not in ("channel", "component") and sizes.setdefault(axis, size) != size:

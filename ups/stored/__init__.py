@@ -1,18 +1,21 @@
 """Arrays in files of any kind, by name: what is there, and parts of it as they lie.
 
-HDF5 (netCDF-4 is HDF5), NumPy's .npy and .npz and zarr; classic netCDF where netCDF4 is installed. What a
-file is, its first bytes say, never its suffix. Nothing here knows a task; nothing is unpickled.
+HDF5 (MATLAB's version 7.3 is HDF5), netCDF, zarr, NumPy's .npy and .npz, MATLAB's version 5 and torch's
+files. What a file is, its first bytes say, never its suffix. Nothing here knows a task; nothing is unpickled
+but tensors.
 """
 
 import zipfile
 from pathlib import Path
+
+import h5py
 
 from ups.stored.hdf5 import Hdf5
 from ups.stored.store import Store, Stored, natural
 
 __all__ = ["Store", "Stored", "natural", "open_store"]
 
-KINDS = "HDF5, netCDF, .npy, .npz or zarr"
+KINDS = "HDF5, netCDF, zarr, .npy, .npz, a MATLAB file or one of torch"
 ZARR = ("zarr.json", ".zgroup", ".zarray")   # one of these lies in every folder of that kind
 
 
@@ -28,15 +31,30 @@ def open_store(path: str | Path) -> Store:
         if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
             raise ValueError(f"{path} is a folder; expected {KINDS}. Name the files in it, such as "
                              f"{path}/*.h5.")
-        from ups.stored.others import Zarr as kind
-    elif first == b"\x89HDF\r\n\x1a\n":
-        kind = Hdf5
+        from ups.stored.labelled import Zarr as kind
+    elif h5py.is_hdf5(path):
+        store = Hdf5(path)
+        if not store.is_netcdf:
+            return store
+        store.close()
+        from ups.stored.labelled import NetCdf
+
+        return NetCdf(path, "h5netcdf")
+    elif first.startswith(b"CDF"):
+        from ups.stored.labelled import NetCdf
+
+        return NetCdf(path, "scipy")
     elif first.startswith(b"\x93NUMPY"):
         from ups.stored.numpy_files import Npy as kind
     elif zipfile.is_zipfile(path):
-        from ups.stored.numpy_files import Npz as kind
-    elif first.startswith(b"CDF"):
-        from ups.stored.others import NetCdf as kind
+        with zipfile.ZipFile(path) as archive:
+            is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+        from ups.stored.numpy_files import Npz, Torch
+        kind = Torch if is_torch else Npz
+    elif first.startswith(b"MATLAB 5"):
+        from ups.stored.numpy_files import Matlab as kind
+    elif first.startswith(b"\x80\x02"):   # what torch wrote before version 1.6
+        from ups.stored.numpy_files import Torch as kind
     else:
         raise ValueError(f"{path} begins with {first!r}; expected {KINDS}. Write the arrays into one of "
                          f"these, such as np.save.")

@@ -6,6 +6,7 @@ it shows.
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import h5py
 import numpy as np
 from h5py import h5d, h5g, h5l, h5o
 
-from ups.stored.store import Store, Stored, checked, decoded, natural, require_unpackable
+from ups.stored.store import Store, Stored, checked, decoded, require_unpackable
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
+
+MOST_LOOKED_AT = 100   # of what lies in a file, for signs that it is netCDF
 
 
 class Hdf5(Store):
@@ -28,28 +31,38 @@ class Hdf5(Store):
     def close(self) -> None:
         self.file.close()
 
-    def names(self) -> list[str]:
-        return checked(self.path, lambda: sorted(_arrays(self.file), key=natural), "HDF5 file")
+    @property
+    def is_netcdf(self) -> bool:
+        """Whether a netCDF library wrote it, so that the names of axes may be arrays without numbers."""
+        if "_NCProperties" in self.file.attrs:   # since 2016
+            return True
+        own = [name for name in islice(self.file, MOST_LOOKED_AT)
+               if self.file.get(name, getlink=True).__class__ is h5py.HardLink]
+        return any("_Netcdf4Dimid" in self.file[name].attrs for name in own)
 
-    def array(self, name: str) -> Stored | None:
-        return checked(self.path, lambda: self._array(name), "HDF5 file")
+    def require_whole(self, name: str) -> None:
+        checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")
+
+    def _names(self) -> list[str]:
+        return checked(self.path, lambda: list(_arrays(self.file)), "HDF5 file")
 
     def _array(self, name: str) -> Stored | None:
+        return checked(self.path, lambda: self._found(name), "HDF5 file")
+
+    def _found(self, name: str) -> Stored | None:
         found = node(self.file, name)
         if not isinstance(found, h5py.Dataset):
             return None
-        if found.dtype.kind in "fiu":
-            require_written(found, self.path)
         axes = tuple(dim.label or (dim.keys()[0].rsplit("/", 1)[-1] if len(dim) else "")
                      for dim in found.dims)
         return Stored(found.shape, found.dtype, axes if all(axes) else ())
 
-    def read(self, name: str, index: tuple = ()) -> np.ndarray:
-        return checked(self.path, lambda: self._read(name, index), "HDF5 file")
-
     def _read(self, name: str, index: tuple) -> np.ndarray:
+        return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
+
+    def _numbers(self, name: str, index: tuple) -> np.ndarray:
         found = node(self.file, name)
-        return decoded(np.asarray(found[index]), found.attrs)
+        return decoded(np.asarray(found[index]), found.attrs, self.path)
 
     def group_names(self, group: str) -> list[str]:
         found = node(self.file, group)

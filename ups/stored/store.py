@@ -1,10 +1,12 @@
 """What every kind of file gives: its arrays by name, their sizes, parts of them, and attributes."""
 
 import fnmatch
+import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 from zipfile import BadZipFile
 
@@ -12,14 +14,14 @@ import numpy as np
 
 MOST_CHUNK_BYTES = 2**28
 MOST_RATIO = 500   # of an array to what is stored of it; fields have 1 to 20, zeros 1000
-PACKED = {"scale_factor": 1.0, "add_offset": 0.0}   # attribute -> what it is where it is not said
+# attributes that say which numbers the stored ones stand for
+CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+PARTS = {"real": np.real, "imag": np.imag}   # of a complex array "psi", the arrays psi.real and psi.imag
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One array of a file. axes: the names of its axes where the file tells them, else (). is_whole: no part
-    of it was left unwritten.
-    """
+    """One array of a file. axes: the names of its axes where the file tells them, else ()."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -43,29 +45,33 @@ def natural(name: str) -> list:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
-def decoded(values: np.ndarray, about: Mapping[str, Any], fill: float | None = None) -> np.ndarray:
+def library(name: str, path: Path) -> ModuleType:
+    """The library, or a ValueError that says how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(f"{path} needs the library {name}, which is not installed; expected it for such "
+                         f"files. Run pip install {name}, or write the arrays as HDF5 or .npy.") from None
+
+
+def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndarray:
     """The numbers that packed ones stand for, by the attributes of their array (CF conventions, section 8.1
-    and 2.5.1): those that are missing are NaN. fill: what stands for a missing one where no attribute says
-    so."""
-    missing = [number for name in ("_FillValue", "missing_value") if name in about
-               for number in np.asarray(about[name]).reshape(-1)]
-    missing += [fill] if fill is not None and not missing else []
-    scale, offset = (np.asarray(about.get(name, usual)) for name, usual in PACKED.items())
-    is_packed = any(name in about for name in PACKED)
-    if values.dtype.kind not in "fiu" or not (missing or is_packed):
+    and 2.5.1), as xarray decodes them: those that are missing are NaN."""
+    said = {name: np.asarray(about[name]).reshape(-1) for name in CODED if name in about}
+    if values.dtype.kind not in "fiu" or not said:
         return values
-    lost = np.isin(values, np.asarray(missing, values.dtype)) if missing else np.zeros((), bool)
-    if not (is_packed or lost.any()):
-        return values
-    out = values.astype(np.result_type(values.dtype, np.float32))
-    out = out * scale.reshape(-1)[0] + offset.reshape(-1)[0] if is_packed else out
-    return np.where(lost, out.dtype.type(np.nan), out) if lost.any() else out
+    xarray = library("xarray", path)
+    coded = xarray.Variable([f"axis{number}" for number in range(values.ndim)], values,
+                            {name: value[0] for name, value in said.items()})
+    return xarray.conventions.decode_cf_variable("array", coded, decode_times=False).values
 
 
 class Store:
-    """An open file. names(): of all its arrays; groups(pattern): what * stands for in a name such as
-    "*/data"; array(name), or None; read(name, index) with an integer or slice per axis; attributes of the
-    file; attribute of an object: attribute("group@name").
+    """An open file. names(): of all its arrays, with the parts of complex ones; groups(pattern): what *
+    stands for in a name such as "*/data"; array(name), or None; read(name, index) with an integer or slice
+    per axis; attributes of the file; attribute of an object: attribute("group@name").
+
+    A kind of file gives _names, _array and _read, where complex arrays are whole.
     """
 
     is_single = False   # one array, which goes by any name
@@ -83,12 +89,36 @@ class Store:
         """Nothing, where nothing is held open."""
 
     def names(self) -> list[str]:
-        raise NotImplementedError
+        kinds = {name: self._array(name).dtype.kind for name in self._names()}
+        return sorted((f"{name}{part}" for name, kind in kinds.items()
+                       for part in ([f".{part}" for part in PARTS] if kind == "c" else [""])), key=natural)
 
     def array(self, name: str) -> Stored | None:
-        raise NotImplementedError
+        whole, part = self._part(name)
+        found = self._array(whole)
+        return replace(found, dtype=np.zeros(0, found.dtype).real.dtype) if part else found
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        whole, part = self._part(name)
+        values = self._read(whole, index)
+        return PARTS[part](values) if part else values
+
+    def _part(self, name: str) -> tuple[str, str]:
+        """The array that holds `name`, and which part of it that is: "" for all of it."""
+        whole, _, part = name.rpartition(".")
+        found = self._array(whole) if part in PARTS else None
+        return (whole, part) if found is not None and found.dtype.kind == "c" else (name, "")
+
+    def require_whole(self, name: str) -> None:
+        """Raise ValueError for an array of which a part was never written."""
+
+    def _names(self) -> list[str]:
+        raise NotImplementedError
+
+    def _array(self, name: str) -> Stored | None:
+        raise NotImplementedError
+
+    def _read(self, name: str, index: tuple) -> np.ndarray:
         raise NotImplementedError
 
     def attributes(self, name: str = "") -> dict[str, Any]:

@@ -1,29 +1,59 @@
-"""zarr and classic netCDF, by the libraries of that name where they are installed."""
+"""netCDF, read by xarray, and zarr. Packed numbers are unpacked, missing ones are NaN; times stay numbers in
+the units that their attribute says."""
 
-import importlib
 import itertools
 import math
 import os
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ups.stored.classic import require_length
-from ups.stored.store import Store, Stored, checked, decoded, natural, require_unpackable
+from ups.stored.hdf5 import Hdf5
+from ups.stored.store import Store, Stored, checked, decoded, library, require_unpackable
 
 WHOLE: set[tuple[Path, str, int]] = set()   # arrays, with the time of their folder, that lack no chunk
+UNWRITTEN = 9.969209968386869e36   # what netCDF puts where no number was written, if nothing else is said
 
 
-def library(name: str, path: Path) -> ModuleType:
-    """The library, or a ValueError that says how to get it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(f"{path} needs the library {name}, which is not installed; expected it for such "
-                         f"files. Run pip install {name}, or write the arrays as HDF5 or .npy.") from None
+class NetCdf(Store):
+    """A netCDF file. engine: of xarray, "h5netcdf" for netCDF-4 and "scipy" for the classic formats."""
+
+    def __init__(self, path: Path, engine: str):
+        super().__init__(path)
+        library(engine, path)
+        xarray = library("xarray", path)
+        said = {"engine": engine, "decode_times": False, "decode_coords": False, "cache": False}
+        if engine == "scipy":   # classic netCDF has no groups
+            self.root = checked(path, lambda: xarray.open_dataset(path, **said), "netCDF file")
+            self.arrays = dict(self.root.variables)
+        else:
+            with Hdf5(path) as file:   # HDF5 itself would follow links into other files
+                file.names()
+            self.root = checked(path, lambda: xarray.open_datatree(path, **said), "netCDF file")
+            self.arrays = {f"{place}/{name}".strip("/"): group.variables[name]
+                           for place, group in self.root.to_dict().items() for name in group.variables}
+
+    def close(self) -> None:
+        self.root.close()
+
+    def _names(self) -> list[str]:
+        return list(self.arrays)
+
+    def _array(self, name: str) -> Stored | None:
+        found = self.arrays.get(name)
+        return None if found is None else Stored(found.shape, found.dtype, tuple(map(str, found.dims)))
+
+    def _read(self, name: str, index: tuple) -> np.ndarray:
+        found = checked(self.path, lambda: np.asarray(self.arrays[name][index].values), "netCDF file")
+        if found.dtype.kind == "f" and "_FillValue" not in self.arrays[name].encoding:
+            return np.where(found == found.dtype.type(UNWRITTEN), found.dtype.type(np.nan), found)
+        return found
+
+    def attributes(self, name: str = "") -> dict[str, Any]:
+        found = self.arrays.get(name) if name else self.root
+        return {} if found is None else dict(found.attrs)
 
 
 class Zarr(Store):
@@ -34,10 +64,8 @@ class Zarr(Store):
         self.root = checked(path, lambda: self.library.open(str(path), mode="r"), "zarr folder")
         self.is_single = self._is_array(self.root)
 
-    def names(self) -> list[str]:
-        if self.is_single:
-            return [self.path.stem]
-        return sorted(self._below(self.root, "", set()), key=natural)
+    def _names(self) -> list[str]:
+        return [self.path.stem] if self.is_single else self._below(self.root, "", set())
 
     def _is_array(self, found: Any) -> bool:
         return isinstance(found, self.library.Array)
@@ -57,23 +85,25 @@ class Zarr(Store):
             return self.root
         return self.root[name] if name in self.root else None
 
-    def array(self, name: str) -> Stored | None:
+    def _array(self, name: str) -> Stored | None:
         found = self._get(name)
         if found is None or not self._is_array(found):
             return None
         require_unpackable(self.path, name, math.prod(found.chunks) * np.dtype(found.dtype).itemsize)
+        named = getattr(found.metadata, "dimension_names", None) or found.attrs.get("_ARRAY_DIMENSIONS") or ()
+        return Stored(tuple(found.shape), np.dtype(found.dtype), tuple(map(str, named)))
+
+    def require_whole(self, name: str) -> None:
         key = self.path, name, self.path.stat().st_mtime_ns
-        if key not in WHOLE and (missing := _missing_chunk(found, self.path)):
+        if key not in WHOLE and (missing := _missing_chunk(self._get(name), self.path)):
             raise ValueError(f"{self.path}: the chunk {missing} of {name} is missing and those beside it are "
                              "there; expected all, as zarr reads a missing one as its fill value. Write it "
                              "again, with zarr.config.set({'array.write_empty_chunks': True}) where zero.")
         WHOLE.add(key)
-        named = getattr(found.metadata, "dimension_names", None) or found.attrs.get("_ARRAY_DIMENSIONS") or ()
-        return Stored(tuple(found.shape), np.dtype(found.dtype), tuple(map(str, named)))
 
-    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+    def _read(self, name: str, index: tuple) -> np.ndarray:
         return checked(self.path, lambda: decoded(np.asarray(self._get(name)[index or ...]),
-                                                  self._get(name).attrs), "zarr folder")
+                                                  self._get(name).attrs, self.path), "zarr folder")
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._get(name) if name else self.root
@@ -107,36 +137,3 @@ def _missing_chunk(array: Any, path: Path) -> str:
     is_there = np.array([[(path / array.path / name).exists() for name in row] for row in names], bool)
     is_odd = ~is_there & is_there.any(0) if len(names) else is_there
     return names[(at := np.argwhere(is_odd)[0])[0]][at[1]] if is_odd.any() else ""
-
-
-class NetCdf(Store):
-    def __init__(self, path: Path):
-        super().__init__(path)
-        load = library("netCDF4", path).Dataset
-        checked(path, lambda: require_length(path), "netCDF file")
-        self.file = checked(path, lambda: load(str(path)), "netCDF file")
-        self.file.set_auto_maskandscale(False)   # as packed, which is read as in HDF5
-        self.fills = importlib.import_module("netCDF4").default_fillvals
-
-    def close(self) -> None:
-        self.file.close()
-
-    def names(self) -> list[str]:
-        return sorted(self.file.variables, key=natural)
-
-    def array(self, name: str) -> Stored | None:
-        found = self.file.variables.get(name)
-        return None if found is None else Stored(tuple(found.shape), np.dtype(found.dtype),
-                                                 tuple(found.dimensions))
-
-    def read(self, name: str, index: tuple = ()) -> np.ndarray:
-        return checked(self.path, lambda: self._read(name, index), "netCDF file")
-
-    def _read(self, name: str, index: tuple) -> np.ndarray:
-        found = np.asarray(self.file.variables[name][index or ...])
-        fill = self.fills.get(found.dtype.str[1:]) if found.dtype.kind == "f" else None   # never written
-        return decoded(found, self.attributes(name), fill)
-
-    def attributes(self, name: str = "") -> dict[str, Any]:
-        found = self.file.variables.get(name) if name else self.file
-        return {} if found is None else {key: found.getncattr(key) for key in found.ncattrs()}
