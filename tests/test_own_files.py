@@ -34,6 +34,7 @@ from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative.draws import draw_rollout
 from ups.generative.residuals import StateConditions
+from ups.labelled import label, unlabel
 from ups.models.choose import fit_base
 from ups.models.operator import over_bases
 from ups.models.windows import symmetry
@@ -189,6 +190,33 @@ def test_files_of_other_programs_give_the_same_numbers(tmp_path):
     for path, name, axes in others(tmp_path, u):
         *_, found = read(tmp_path, section(tmp_path, files=str(path), layout={name: axes}))
         assert np.array_equal(found[:, :, 0], (100 * u).round() if path.stem == "whole" else u), path
+
+
+def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
+    """y falls in one file; x is a column; what is written is as the file was, and a stride keeps the same cells."""
+    u = waves((N, T, X, Y))
+    y = np.linspace(1, 0, Y, endpoint=False)
+    layout, both = {"u": ["trajectory", "time", "x", "y"]}, {"domain": None, "dt": None, "boundary": {"x": "periodic", "y": "no_flux"}}
+    write(tmp_path / "up.h5", u=u, x=np.arange(X)[:, None] / X, y=y[::-1], t=DT * np.arange(T))
+    write(tmp_path / "down.h5", u=u[..., ::-1], x=np.arange(X)[:, None] / X, y=y, t=DT * np.arange(T))
+    for strides in ({}, {"space_stride": 2}):
+        config, source, found = read(tmp_path, section(tmp_path, files=str(tmp_path / "down.h5"), layout=layout, **both, **strides))
+        assert np.array_equal(found, read(tmp_path, section(tmp_path, files=str(tmp_path / "up.h5"), layout=layout, **both,
+                                                            **strides))[2])
+        both_files = section(tmp_path, files=str(tmp_path / "*.h5"), layout=layout, **both, **strides)
+        assert np.array_equal(read(tmp_path, both_files)[2], np.concatenate([found, found]))
+        if not strides:
+            task = config.spec("ks")
+            assert np.array_equal(found[:, :, 0], u) and task.own["flipped"] == ["y"]
+            write_own(tmp_path / "w.hdf5", task, lambda indices: found[indices], N, T, (X, Y), chunk=4, times=DT * np.arange(T),
+                      parameters=source.parameters)
+            with h5py.File(tmp_path / "w.hdf5") as file:
+                assert np.array_equal(file["u"], u[..., ::-1])
+            assert np.array_equal(open_own(task, [tmp_path / "w.hdf5"]).read(0, N), found)
+            field = xarray.DataArray(u[..., ::-1], coords={"y": y, "time": DT * np.arange(T)}, dims=("run", "time", "x", "y"))
+            values, batch = unlabel(field, task, ("u",), DT, ("time",))
+            assert np.array_equal(values[:, :, 0], u) and label(values, field, task, batch, ("time",), DT).equals(
+                field.assign_coords(time=field.time[-1] + field.time + DT))
 
 
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):

@@ -69,6 +69,7 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[
     if {*batch} & {*axes}:
         raise ValueError(f"{task.name} was given a batch along the dimension {batch[0]}, which the answer "
                          "has besides; expected another name. Rename it, for example to 'run'.")
+    u = u.isel({axis: slice(None, None, -1) for axis in _descending(u, task)})
     wanted = {axis: (high - low) / u.sizes[axis] for axis, (low, high)
               in zip(task.axes, task.spans, strict=True)} | ({"time": dt} if dt else {})
     for name, step in wanted.items():
@@ -77,6 +78,12 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[
     for name in ("time", *([] if batch else ["batch"])):
         u = u if name in u.dims else u.drop_vars(name, errors="ignore").expand_dims(name)
     return u.transpose(*(batch or ["batch"]), "time", "channel", *task.axes).values, batch
+
+
+def _descending(u: Any, task: Task) -> list[str]:
+    """The axes of a labelled field whose coordinates run from high to low."""
+    return [axis for axis in task.axes if axis in u.coords and u[axis].dtype.kind in "iuf"
+            and u.sizes[axis] > 1 and (np.diff(u[axis].values) < 0).all()]
 
 
 def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None:
@@ -143,6 +150,7 @@ def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tup
 
     dims = (*batch, *axes, "channel", *task.axes)
     sizes = dict(zip(dims, values.shape, strict=True))
+    values = np.flip(values, [dims.index(axis) for axis in _descending(like, task)])
     coordinates = {name: like[name] for name in (*batch, *task.axes) if name in like.coords}
     if "time" in axes:
         coordinates["time"] = "time", *_times(like, task, dt, sizes["time"])

@@ -19,6 +19,7 @@ from ups.config.shown import (
     TIMES,
     UNEVEN,
     coordinate,
+    descends,
     even_step,
     matches,
     measure,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
     "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
-    "symmetries": [], "vector": [], "hidden": False, "offset": {},
+    "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [],
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
@@ -89,6 +90,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         said["domain"] = {axis: span(key, said["domain"], axis, end, sizes[axis], store, places,
                                      said["coordinates"].get(axis, ""))
                           for axis, end in zip(axes, ends, strict=True)}
+        said["flipped"] = flipped(key, said["flipped"], axes, store, places, said["coordinates"])
         is_steady = "time" not in sizes
         said |= _time(key, said, store, places, sizes, is_steady)
         said["parameters"] = _parameters(key, said["parameters"] or {}, store, places, path)
@@ -133,7 +135,7 @@ def facts(settings: Any) -> dict[str, Any]:
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
-            **({"offset": settings.offset} if settings.offset else {})}
+            **{name: value for name in ("offset", "flipped") if (value := getattr(settings, name))}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:
@@ -255,10 +257,11 @@ def span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
         raise wrong(f"{key}.layout", f"the axis called {axis} has {size} cells and the array {place} in "
                                      f"{store.path} {len(x)} numbers", "as many",
                     f"Are the words in the order of the axes? {store.listing()}.")
+    x = x[::-1] if descends(x) else x
     step = (x[-1] - x[0]) / max(1, size - 1) if size > 1 else 1.0
     if size > 1 and not (step > 0 and np.ptp(np.diff(x)) <= UNEVEN * step):
         raise wrong(f"{key}.layout", f"{place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in steps of "
-                    f"{np.diff(x).min():g} to {np.diff(x).max():g}", "equal, increasing steps",
+                    f"{np.diff(x).min():g} to {np.diff(x).max():g}", "equal steps",
                     "Resample the fields to an even grid.")
     low = x[0] - step / 2 if end != PERIODIC or abs(x[0] - step / 2) < UNEVEN * step else x[0]
     shown = [tidy(value) for value in (low, low + size * step)]
@@ -274,6 +277,17 @@ def span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
                         f"{shown}}}, or leave it out.")
         return [float(v) for v in given] if is_cells else shown
     return shown
+
+
+def flipped(key: str, said: Any, axes: Sequence[str], store: "Store", places: Sequence[Place],
+            called: Mapping[str, str]) -> list[str]:
+    """The axes along which a file stores its cells from the last to the first: by their coordinates, or as
+    said where it holds none."""
+    if not isinstance(said, list) or not {*said} <= {*axes}:
+        raise wrong(f"{key}.flipped", f"it is {said!r:.80}", f"a list of axes, of {', '.join(axes)}",
+                    f"Write flipped: [{axes[0]}] where cells are stored from the last to the first.")
+    found = {axis: coordinate(store, places, [called.get(axis) or axis]) for axis in axes}
+    return [axis for axis, there in found.items() if (descends(there[1]) if there else axis in said)]
 
 
 def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Place],

@@ -139,6 +139,7 @@ class OwnTaskConfig(TaskConfig):
     vector: list[str]
     hidden: bool
     offset: dict[str, float]
+    flipped: list[str]
     split: Literal["auto", "index", "folder"]
 
     def spec(self, name: str) -> Task:

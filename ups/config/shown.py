@@ -99,6 +99,7 @@ def coordinate(store: "Store", places: Sequence[Place],
                 if found is not None and found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
                     _require_no_larger(store, place, found.shape, places)
                     values = np.asarray(store.read(place), np.float64)
+                    values = values.ravel() if 1 in values.shape else values   # a column, or a row
                     return place, common_row(store, place, values) if values.ndim == 2 else values
     return None
 
@@ -111,6 +112,11 @@ def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places:
     if math.prod(shape) > max(most, SMALL):
         raise ValueError(f"{store.path} holds {math.prod(shape)} numbers in {place}; expected a coordinate, "
                          f"which has no more than the fields, {most}. Leave that array out, or name another.")
+
+
+def descends(values: "np.ndarray") -> bool:
+    """Whether a coordinate runs from its last cell to its first, as latitudes from north to south."""
+    return len(values) > 1 and bool((np.diff(values) < 0).all())
 
 
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ups.boundary import along
 from ups.config.foreign import FOREIGN, is_well
-from ups.config.own import span
+from ups.config.own import flipped, span
 from ups.config.shown import (
     TIMES,
     coordinate,
@@ -40,12 +40,14 @@ MOST_VALUES = 8   # of parameters, for each of which there are trajectories enou
 
 @dataclass(frozen=True)
 class OwnFile:
-    """One file: its trajectories, the names of their groups (or ()), and the parameters (trajectories, P)."""
+    """One file: its trajectories, the names of their groups (or ()), the parameters (trajectories, P), and
+    the axes along which it stores the cells from the last to the first."""
 
     path: Path
     num_trajectories: int
     groups: tuple[str, ...]
     parameters: np.ndarray
+    flipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,15 @@ class OwnTrajectories:
                 at = {"trajectory": slice(number, number + len(out)),
                       "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
                       **dict.fromkeys(("channel", "component"), slice(None))}
-                index = tuple(at.get(axis, slice(None, None, self.space_stride)) for axis in place.axes)
-                block = self._ordered(np.asarray(store.read(array, index)), place)
+                index = tuple(at.get(axis, slice((n - 1) % self.space_stride if axis in file.flipped else 0,
+                                                 None, self.space_stride))
+                              for axis, n in zip(place.axes, size, strict=True))
+                block = self._ordered(np.asarray(store.read(array, index)), place, file.flipped)
                 target[:, into:into + count, names] = self.task.counted(block, place.fields)
 
-    def _ordered(self, block: np.ndarray, place: Place) -> np.ndarray:
+    def _ordered(self, block: np.ndarray, place: Place, flipped: Sequence[str]) -> np.ndarray:
         """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""
+        block = np.flip(block, [number for number, axis in enumerate(place.axes) if axis in flipped])
         wanted = ["trajectory", "time", "channel", "component", *self.task.axes]
         order = sorted(range(block.ndim), key=lambda axis: wanted.index(place.axes[axis]))
         block, have = block.transpose(order), [place.axes[axis] for axis in order]
@@ -249,7 +254,9 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
             values = [_values(key, store, name, place, path, groups, num)
                       for name, place in task.own["parameters"].items()]
             table = np.stack(values, 1) if values else np.zeros((num, 0))
-            files.append(OwnFile(path, num, groups, table.astype(np.float64)))
+            turned = flipped(key, task.own.get("flipped", []), task.axes, store, task.arrays,
+                             task.own.get("coordinates", {}))
+            files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned)))
     steps = {path: step for path, step in found.items() if step}
     for path, step in steps.items():
         expected = dt or next(iter(steps.values()))

@@ -23,6 +23,10 @@ def write_own(path: Path, task: Task, fields: Callable[[np.ndarray], np.ndarray]
         raise ValueError(f"{path.name} would hold {num} trajectories of {task.name}; expected one, as its "
                          f"files hold one each. Give one row, such as --rows 0:1, without --members.")
     with h5py.File(path, "w", locking=False) as file:
+        for axis, (low, high), size in zip(task.axes, task.spans, space, strict=True):
+            if axis in task.own.get("flipped", ()):   # else the file would not show that it is
+                file[task.own["coordinates"].get(axis) or axis] = (
+                    high - (np.arange(size) + 0.5) * (high - low) / size)
         for first in range(0, num, chunk):
             indices = np.arange(first, min(first + chunk, num))
             u = fields(indices)
@@ -54,6 +58,8 @@ def _store(file: h5py.File, task: Task, place: Place, u: np.ndarray, indices: np
               for axis in inner]
     block = u[:, :, [task.channels.index(field) for field in place.fields]]
     block = block.reshape(len(u), num_frames, *counts, *space)
+    block = np.flip(block, [axis - task.ndim for axis, name in enumerate(task.axes)
+                            if name in task.own.get("flipped", ())])
     have = ["trajectory", "time", *inner, *task.axes]
     lacking = [axis for axis, word in enumerate(have) if word not in place.axes]
     block = block[tuple(0 if axis in lacking and axis else slice(None) for axis in range(block.ndim))]
