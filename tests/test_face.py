@@ -500,7 +500,8 @@ def test_predict_says_in_one_line_what_is_wrong_and_what_it_would_do(folder, tmp
 
 def test_what_pip_installs_is_what_requirements_say_and_every_folder_of_ups():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["dynamic"] == ["version", "dependencies", "optional-dependencies"] and project["project"]["requires-python"] == ">=3.11"
+    assert project["project"]["dynamic"] == ["version", "dependencies", "optional-dependencies"]
+    assert project["project"]["requires-python"] == ">=3.11"
     assert project["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements.txt"]}
     assert dict(pinned("requirements.txt")).items() < dict(pinned("requirements-dev.txt")).items()
     assert re.fullmatch(r"\d+\.\d+\.\d+", ups.__version__)

@@ -194,29 +194,47 @@ def test_files_of_other_programs_give_the_same_numbers(tmp_path):
 
 def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
     """y falls in one file; x is a column; what is written is as the file was, and a stride keeps the same cells."""
-    u = waves((N, T, X, Y))
+    u, x, t = waves((N, T, X, Y)), np.arange(X)[:, None] / X, DT * np.arange(T)
     y = np.linspace(1, 0, Y, endpoint=False)
-    layout, both = {"u": ["trajectory", "time", "x", "y"]}, {"domain": None, "dt": None, "boundary": {"x": "periodic", "y": "no_flux"}}
-    write(tmp_path / "up.h5", u=u, x=np.arange(X)[:, None] / X, y=y[::-1], t=DT * np.arange(T))
-    write(tmp_path / "down.h5", u=u[..., ::-1], x=np.arange(X)[:, None] / X, y=y, t=DT * np.arange(T))
-    for strides in ({}, {"space_stride": 2}):
-        config, source, found = read(tmp_path, section(tmp_path, files=str(tmp_path / "down.h5"), layout=layout, **both, **strides))
-        assert np.array_equal(found, read(tmp_path, section(tmp_path, files=str(tmp_path / "up.h5"), layout=layout, **both,
-                                                            **strides))[2])
-        both_files = section(tmp_path, files=str(tmp_path / "*.h5"), layout=layout, **both, **strides)
-        assert np.array_equal(read(tmp_path, both_files)[2], np.concatenate([found, found]))
-        if not strides:
-            task = config.spec("ks")
-            assert np.array_equal(found[:, :, 0], u) and task.own["flipped"] == ["y"]
-            write_own(tmp_path / "w.hdf5", task, lambda indices: found[indices], N, T, (X, Y), chunk=4, times=DT * np.arange(T),
-                      parameters=source.parameters)
-            with h5py.File(tmp_path / "w.hdf5") as file:
-                assert np.array_equal(file["u"], u[..., ::-1])
-            assert np.array_equal(open_own(task, [tmp_path / "w.hdf5"]).read(0, N), found)
-            field = xarray.DataArray(u[..., ::-1], coords={"y": y, "time": DT * np.arange(T)}, dims=("run", "time", "x", "y"))
-            values, batch = unlabel(field, task, ("u",), DT, ("time",))
-            assert np.array_equal(values[:, :, 0], u) and label(values, field, task, batch, ("time",), DT).equals(
-                field.assign_coords(time=field.time[-1] + field.time + DT))
+    said = {"layout": {"u": ["trajectory", "time", "x", "y"]}, "domain": None, "dt": None,
+            "boundary": {"x": "periodic", "y": "no_flux"}}
+    write(tmp_path / "up.h5", u=u, x=x, y=y[::-1], t=t)
+    write(tmp_path / "down.h5", u=u[..., ::-1], x=x, y=y, t=t)
+    for stride in (2, 1):
+        config, source, found = read(tmp_path, section(tmp_path, files=str(tmp_path / "down.h5"), space_stride=stride, **said))
+        assert np.array_equal(found[:, :, 0], u[..., ::stride, ::stride])
+        both = read(tmp_path, section(tmp_path, files=str(tmp_path / "*.h5"), space_stride=stride, **said))[2]
+        assert np.array_equal(both, np.concatenate([found, found]))
+    task = config.spec("ks")
+    write_own(tmp_path / "w.hdf5", task, lambda indices: found[indices], N, T, (X, Y), chunk=4, times=t,
+              parameters=source.parameters)
+    with h5py.File(tmp_path / "w.hdf5") as file:
+        assert np.array_equal(file["u"], u[..., ::-1])
+    assert task.own["flipped"] == ["y"] and np.array_equal(open_own(task, [tmp_path / "w.hdf5"]).read(0, N), found)
+    field = xarray.DataArray(u[..., ::-1], coords={"y": y, "time": t}, dims=("run", "time", "x", "y"))
+    values, batch = unlabel(field, task, ("u",), DT, ("time",))
+    assert np.array_equal(values[:, :, 0], u)
+    later = label(values[:, :, 0, None], field, task, batch, ("time",), DT)
+    assert np.array_equal(later, field) and np.array_equal(later.y, y)
+
+
+def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
+    run = waves((1, 43, X))[0]
+    write(tmp_path / "a.h5", u=run)
+    cut = section(tmp_path, layout={"u": ["time", "x"]}, cut=4)
+    config, source, found = read(tmp_path, cut)
+    assert np.array_equal(found[:, :, 0].reshape(-1, X), run[:40]) and "cut into 10 windows of 4 frames" in source.notes
+    parts = split_of(config, "ks", [source])
+    assert [parts[name].tolist() for name in ("train", "val", "test")] == [[*range(8)], [8], [9]]
+    *_, few = read(tmp_path, {**cut, "first_frame": 2, "time_stride": 2})
+    assert np.array_equal(few[1, :, 0], run[[6, 8]])
+    build_cache(config, "ks", progress=False)
+    write(tmp_path / "b.h5", u=waves((12, 9, X)))   # whole runs where there are enough
+    config, source, found = read(tmp_path, section(tmp_path, files=str(tmp_path / "b.h5"), cut=4))
+    runs = {name: {*(rows // 2).tolist()} for name, rows in split_of(config, "ks", [source]).items()}
+    assert len(found) == 24 and not runs["test"] & (runs["train"] | runs["val"])
+    with pytest.raises(ValueError, match="task.ks.cut: it is 44; expected 2 to 43, the frames of a run. Write cut: 2"):
+        read(tmp_path, {**cut, "cut": 44})
 
 
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
     "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
-    "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [],
+    "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [], "cut": 0,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
@@ -110,7 +110,11 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         raise wrong(f"{key}.resolution", f"it is {said['resolution']}", f"{shown}, as the files show",
                     f"Leave it out; {key}.space_stride takes every n-th cell.")
     said["resolution"] = shown
-    said["num_frames"] = said["num_frames"] or sizes.get("time", 1)
+    frames = sizes.get("time", 1)
+    if said["cut"] and not (isinstance(said["cut"], int) and 2 <= said["cut"] <= frames):
+        raise wrong(f"{key}.cut", f"it is {said['cut']!r:.80}", f"2 to {frames}, the frames of a run",
+                    f"Write cut: {max(2, frames // 30)}, the frames of each of the windows it is cut into.")
+    said["num_frames"] = said["cut"] + said["first_frame"] if said["cut"] else said["num_frames"] or frames
     t_end = tidy(said["dt"] * (said["num_frames"] - 1))
     if said["t_end"] and abs(said["t_end"] - t_end) > UNEVEN * said["dt"]:
         raise wrong(f"{key}.t_end", f"it is {said['t_end']:g}", f"{t_end:g}: {said['num_frames']} frames, "

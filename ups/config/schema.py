@@ -140,6 +140,7 @@ class OwnTaskConfig(TaskConfig):
     hidden: bool
     offset: dict[str, float]
     flipped: list[str]
+    cut: Annotated[int, Bound(lambda value: value >= 0, "0 (none) or the frames of a window")]
     split: Literal["auto", "index", "folder"]
 
     def spec(self, name: str) -> Task:

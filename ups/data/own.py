@@ -35,6 +35,7 @@ BLOCK_BYTES = 16 * 2**20   # largest temporary of a read, as of PDEBench's files
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEED = 0   # of the order in which trajectories are dealt out to training, validation and test
 MANY = ("trajectory", "time")
+ENOUGH_RUNS = 10   # that are cut into windows: from as many on, whole ones are dealt out to a split
 MOST_VALUES = 8   # of parameters, for each of which there are trajectories enough to fit a base of its own
 
 
@@ -54,8 +55,8 @@ class OwnFile:
 class OwnTrajectories:
     """The files of one task, described but not read; as `ups.data.pdebench.Trajectories`, of several files.
 
-    rows (n, 2): file and number in it of every trajectory; starts (n,): its initial condition, where files of
-    several parameter values repeat them. Holds no open file.
+    rows (n, 3): file, number in it and first frame of every trajectory; starts (n,): its initial condition,
+    where files of several parameter values repeat them. Holds no open file.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class OwnTrajectories:
     time_stride: int = 1
     first_frame: int = 0
     split_by: str = "auto"
+    is_cut: bool = False
 
     parameter, attributes = None, MappingProxyType({})   # they are of trajectories: parameters
 
@@ -81,7 +83,7 @@ class OwnTrajectories:
     @cached_property
     def parameters(self) -> np.ndarray:
         """(n, P), float64."""
-        return np.array([self.files[file].parameters[number] for file, number in self.rows]).reshape(
+        return np.array([self.files[file].parameters[number] for file, number, _ in self.rows]).reshape(
             len(self.rows), len(self.task.parameters))
 
     @cached_property
@@ -89,7 +91,11 @@ class OwnTrajectories:
         """Of every trajectory its initial condition: the number in the file, where files of equal length
         differ by a parameter, as published ones do; else of those whose first frames are the same to the last
         bit, as in a sweep over a parameter, the first. Where fewer than three differ, all are their own.
+        Windows of runs that were cut go by the run, or where these are few, by themselves.
         """
+        if self.is_cut:
+            _, run = np.unique(self.rows[:, :2], axis=0, return_inverse=True)
+            return run if self._by_run else np.arange(self.num_trajectories)
         lengths = {file.num_trajectories for file in self.files}
         values = [file.parameters for file in self.files]
         is_one_each = bool(self.task.parameters) and all(len(np.unique(part, axis=0)) == 1 for part in values)
@@ -103,6 +109,11 @@ class OwnTrajectories:
         out = [first.setdefault(hashlib.sha256(u.tobytes()).digest(), i) for i, u in enumerate(frames)]
         return np.array(out) if len(first) > 2 else np.arange(self.num_trajectories)
 
+    @property
+    def _by_run(self) -> bool:
+        """Whether runs that were cut are enough to be dealt out whole."""
+        return len(np.unique(self.rows[:, :2], axis=0)) >= ENOUGH_RUNS
+
     def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
         """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units, counted from
         the task's offsets; of `frames`, consecutive ones, where these are given."""
@@ -110,10 +121,10 @@ class OwnTrajectories:
         frames = range(self.num_frames) if frames is None else frames
         out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
         for start, stop in _runs(self.rows[first:last]):
-            file, number = self.files[self.rows[first + start, 0]], int(self.rows[first + start, 1])
-            with open_store(file.path) as store:
+            file, number, begin = self.rows[first + start].tolist()
+            with open_store(self.files[file].path) as store:
                 for place in self.task.arrays:
-                    self._fill(store, file, place, number, out[start:stop], frames)
+                    self._fill(store, self.files[file], place, number, begin, out[start:stop], frames)
         return out
 
     def precision(self, name: str) -> float:
@@ -127,7 +138,8 @@ class OwnTrajectories:
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
         """Trajectories of "train", "val" and "test" (ascending): by the folders their files lie in, or dealt
-        out by their initial conditions in an order that is always the same.
+        out by their initial conditions in an order that is always the same. Windows of a few long runs are
+        dealt out in the order of time: those of training come first, those of test last.
         """
         folders = _folders([file.path for file in self.files])
         if self.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
@@ -153,15 +165,27 @@ class OwnTrajectories:
                         "one at least for each, so 3 at least", "Add files, cut long ones into several "
                         "trajectories, or, where an axis of the arrays counts them, call it trajectory in "
                         "the layout.")
+        if self.is_cut and not self._by_run:
+            return self._split_in_time(val_fraction, test_fraction)
         order = np.random.default_rng(SEED).permutation(starts)
         parts = np.split(order, [sizes["val"], sizes["val"] + sizes["test"]])
         return {name: np.flatnonzero(np.isin(self.starts, part))
                 for name, part in zip(("val", "test", "train"), parts, strict=True)}
 
-    def _fill(self, store: Store, file: OwnFile, place: Place, number: int, out: np.ndarray,
+    def _split_in_time(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
+        parts: dict[str, list[int]] = {"train": [], "val": [], "test": []}
+        for run in np.unique(self.rows[:, :2], axis=0):
+            windows = np.flatnonzero((self.rows[:, :2] == run).all(1))   # in the order of time
+            sizes = split_sizes(len(windows), val_fraction, test_fraction)
+            ends = [sizes["train"], sizes["train"] + sizes["val"]]
+            for name, some in zip(parts, np.split(windows, ends), strict=True):
+                parts[name] += some.tolist()
+        return {name: np.array(rows) for name, rows in parts.items()}
+
+    def _fill(self, store: Store, file: OwnFile, place: Place, number: int, first_frame: int, out: np.ndarray,
               wanted: range) -> None:
-        """The fields of one array, of the frames `wanted` of trajectories number.. of the file, into out (n,
-        time, channel, *space)."""
+        """The fields of one array, of the frames `wanted` from `first_frame` on of trajectories number.. of
+        the file, into out (n, time, channel, *space)."""
         names = [self.task.channels.index(field) for field in place.fields]
         is_grouped = "*" in place.array
         size = store.array(place.array.replace("*", (file.groups or ("",))[0])).shape
@@ -173,7 +197,7 @@ class OwnTrajectories:
             target = out[row:row + 1] if is_grouped else out
             for frame in range(wanted.start, wanted.stop, frames):
                 count, into = min(frames, wanted.stop - frame), frame - wanted.start
-                begin = self.first_frame + frame * self.time_stride
+                begin = first_frame + frame * self.time_stride
                 at = {"trajectory": slice(number, number + len(out)),
                       "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
                       **dict.fromkeys(("channel", "component"), slice(None))}
@@ -205,8 +229,8 @@ def _folders(paths: Sequence[Path]) -> list[str | None]:
 
 
 def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first, last) of the pieces of rows (file, number) that lie side by side in one file."""
-    breaks = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 1)) + 1
+    """(first, last) of the pieces of rows (file, number, first frame) that lie side by side in one file."""
+    breaks = np.flatnonzero((np.diff(rows, axis=0) != (0, 1, 0)).any(1)) + 1
     cuts = [0, *breaks.tolist(), len(rows)]
     return zip(cuts[:-1], cuts[1:], strict=True)
 
@@ -219,12 +243,14 @@ def own_files(name: str, pattern: str) -> list[Path]:
 def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (), num_frames: int = 0,
              dt: float = 0.0,
              num_trajectories: int = 0, space_stride: int = 1, time_stride: int = 1,
-             first_frame: int = 0, split_by: str = "auto") -> OwnTrajectories:
+             first_frame: int = 0, split_by: str = "auto", cut: int = 0) -> OwnTrajectories:
     """The trajectories in `paths`, described but not read, checked against each other and, where given,
-    against the grid, the frames and the step that are expected of them. num_trajectories: as many spread over
-    all of them, 0: all. Raises ValueError or FileNotFoundError, a line that says what to write where.
+    against the grid, the frames and the step that are expected of them.
+
+    num_trajectories: as many spread over all of them, 0: all; cut: the frames of the windows into which every
+    run is cut, 0: none. Raises ValueError or FileNotFoundError, a line that says what to write where.
     """
-    key, files, found, ends, longest = f"task.{task.name}", [], {}, [], 0
+    key, files, found, ends, lengths = f"task.{task.name}", [], {}, [], []
     resolution = tuple(resolution)
     for path in paths:
         with open_store(path) as store:
@@ -249,7 +275,8 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
             if ends[-1] != ends[0]:
                 raise wrong(f"{key}.files", f"{path} says {ends[-1]} of its boundary, and {paths[0]} "
                             f"{ends[0]}", "one boundary in all files", "Put them into two tasks.")
-            found[path], longest = _step(key, store, task, groups, frames), max(longest, frames)
+            found[path] = _step(key, store, task, groups, frames)
+            lengths.append(frames)
             num = len(groups) or sizes.get("trajectory", 1)
             values = [_values(key, store, name, place, path, groups, num)
                       for name, place in task.own["parameters"].items()]
@@ -266,8 +293,9 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                         "Put files of another step into a task of their own, or resample them.")
     if first_frame + 1 > num_frames:
         raise wrong(f"{key}.first_frame", f"it is {first_frame} of {num_frames} frames", "fewer", "Lower it.")
-    rows = np.concatenate([np.stack([np.full(file.num_trajectories, i), np.arange(file.num_trajectories)], 1)
-                           for i, file in enumerate(files)])
+    begins = [range(first_frame, frames - cut + 1, cut) if cut else [first_frame] for frames in lengths]
+    rows = np.array([(number, run, begin) for number, file in enumerate(files)
+                     for run in range(file.num_trajectories) for begin in begins[number]]).reshape(-1, 3)
     if num_trajectories > len(rows):
         raise wrong(f"{key}.num_trajectories", f"the files hold {len(rows)}", f"at least {num_trajectories}",
                     f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.")
@@ -280,12 +308,15 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     if not task.is_steady:
         coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
     notes = (f"{len(files)} files",) if len(files) > 1 else ()
-    notes += (f"the first {num_frames} frames, of up to {longest}",) if longest > num_frames else ()
+    if cut:
+        notes += (f"cut into {len(rows)} windows of {cut} frames",)
+    elif max(lengths) > num_frames:
+        notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
     return OwnTrajectories(
         Path(paths[0]) if len(paths) == 1 else Path(paths[0]).parent, task, tuple(files), rows,
-        -(-(num_frames - first_frame) // time_stride), tuple(-(-size // space_stride) for size in resolution),
+        len(coordinates.get("t", [0])), tuple(-(-size // space_stride) for size in resolution),
         0.0 if task.is_steady else step * time_stride, coordinates, notes, space_stride, time_stride,
-        first_frame, split_by)
+        first_frame, split_by, bool(cut))
 
 
 def open_input(task: Task, path: str, dt: float, given: Sequence[str], **strides: int) -> OwnTrajectories:
