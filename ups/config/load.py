@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import reprlib
 import signal
 import sys
@@ -44,8 +45,18 @@ MOST_PROBLEMS = 20    # that a message lists
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice in one mapping and endless numbers. (libyaml's is ten times
-    as fast and ends the process at deep nesting.)"""
+    """SafeLoader that refuses a key written twice in one mapping and endless numbers, and reads 1e-3 as a
+    number and NO as text, as YAML 1.2 does. (libyaml's is ten times as fast and ends the process at deep
+    nesting.)"""
+
+
+# PyYAML's resolvers by the first letter, without words for true and false but these
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers
+             if tag != "tag:yaml.org,2002:bool" or letter in "tTfF"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+                              list("-+.0123456789"))
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
@@ -142,7 +153,6 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     if origin is list and isinstance(value, list):
         return [_convert(v, arguments[0], f"{key}[{i}]") for i, v in enumerate(value)]
     if origin is Literal:
-        value = "no" if value is False and "no" in arguments else value   # YAML reads a bare no as false
         if value in arguments and not isinstance(value, bool):
             return value
     if kind is bool and str(value).lower() in ("true", "false"):
@@ -205,7 +215,7 @@ def _override(data: dict, text: str) -> None:
     if last not in node and sections not in (["task"], ["evaluate", "max_nrmse"]):
         raise _unknown(last, node, "".join(f"{section}." for section in sections))
     try:
-        read = yaml.safe_load(value)
+        read = yaml.load(value, _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote "
                          "it.") from error

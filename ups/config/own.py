@@ -16,13 +16,15 @@ from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
 from ups.config.offset import offsets
 from ups.config.shown import (
+    NO_TIMES,
     TIMES,
     UNEVEN,
     coordinate,
-    descends,
     even_step,
+    is_even,
     matches,
     measure,
+    rises,
     step_in,
     tidy,
     value_in,
@@ -166,10 +168,11 @@ def _places(key: str, layout: Any, store: "Store") -> list[Place]:
         if strange or not isinstance(axes, list) or not all(isinstance(axis, str) and axis.isidentifier()
                                                             for axis in axes):
             raise wrong(f"{key}.layout.{name}", f"it is {entry if strange else axes!r:.120}",
-                        "one word per axis of the array: trajectory, time, channel, component, or a name of "
-                        "an axis of space such as x", f"Write {name}: [trajectory, time, x], or {name}: "
+                        f"one word per axis of the array: {', '.join(WORDS)}, or a name of an axis of space "
+                        f"such as x", f"Write {name}: [trajectory, time, x], or {name}: "
                         f"{{array: NAME, axes: [..], fields: [..]}}.")
-        repeated = [axis for axis in axes if axes.count(axis) > 1 + (axis == "component")]
+        repeated = [axis for axis in axes if axes.count(axis) > 1 + (axis == "component")
+                    and axis != "single"]
         if repeated:
             raise wrong(f"{key}.layout.{name}", f"it names {repeated[0]} twice", "each axis once",
                         "Correct the words.")
@@ -261,7 +264,7 @@ def span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
         raise wrong(f"{key}.layout", f"the axis called {axis} has {size} cells and the array {place} in "
                                      f"{store.path} {len(x)} numbers", "as many",
                     f"Are the words in the order of the axes? {store.listing()}.")
-    x = x[::-1] if descends(x) else x
+    x = x[::-1] if rises(x[::-1]) else x
     step = (x[-1] - x[0]) / max(1, size - 1) if size > 1 else 1.0
     if size > 1 and not (step > 0 and np.ptp(np.diff(x)) <= UNEVEN * step):
         raise wrong(f"{key}.layout", f"{place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in steps of "
@@ -291,7 +294,7 @@ def flipped(key: str, said: Any, axes: Sequence[str], store: "Store", places: Se
         raise wrong(f"{key}.flipped", f"it is {said!r:.80}", f"a list of axes, of {', '.join(axes)}",
                     f"Write flipped: [{axes[0]}] where cells are stored from the last to the first.")
     found = {axis: coordinate(store, places, [called.get(axis) or axis]) for axis in axes}
-    return [axis for axis, there in found.items() if (descends(there[1]) if there else axis in said)]
+    return [axis for axis, there in found.items() if (rises(there[1][::-1]) if there else axis in said)]
 
 
 def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Place],
@@ -317,6 +320,8 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
             raise wrong(f"{key}.layout", f"the axis called time has {frames} frames and the array {place} in "
                         f"{store.path} {len(t)} times", "as many (or one more)",
                         f"Are the words in the order of the axes? {store.listing()}.")
+        if dt and not isinstance(dt, str) and not is_even(t[:frames]):
+            return {"dt": float(dt), "times": NO_TIMES}   # what is said wins: months are equal steps
         shown = tidy(even_step(key, store, place, t[:frames]))
     if isinstance(dt, str) or not dt:
         if shown is None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # where a coordinate may lie
 COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
 TIMES = ("t", "time", "times")
+NO_TIMES = "-"   # in place of the array of times: those of the file are not looked at
 SMALL = 2**16   # numbers that are read of a coordinate whatever the fields have
 UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 
@@ -31,7 +32,8 @@ def matches(key: str, pattern: str) -> list[str]:
     """The files of a pattern in natural order. Raises FileNotFoundError."""
     from ups.stored import natural  # imports h5py
 
-    found = sorted(glob.glob(pattern, recursive=True), key=natural) if pattern else []
+    literal = pattern.replace("[", "[[]")   # brackets may be of a name
+    found = sorted(glob.glob(pattern, recursive=True) or glob.glob(literal, recursive=True), key=natural)
     if not found:
         folder = Path(pattern).parent
         names = sorted(path.name for path in folder.glob("*"))[:5] if folder.is_dir() else ["no such folder"]
@@ -67,11 +69,15 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                                          f"{found.shape}, and {len(place.axes)} words "
                                          f"({', '.join(place.axes)})", "one word per axis, as they are "
                                                                        "stored",
-                        f"Correct layout.{array}: trajectory, time, channel, component or a name such as x.")
+                        f"Correct layout.{array}: trajectory, time, channel, component, single (1 long) or a "
+                        f"name such as x.")
         store.require_whole(array)
         lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
         for axis, size in lengths:
-            if axis not in ("channel", "component") and sizes.setdefault(axis, size) != size:
+            if axis == "single" and size != 1:
+                raise wrong(f"{key}.layout", f"the axis called single is {size} long in {array} of "
+                            f"{store.path}", "1", "Call it channel if each is a field, or by its name.")
+            if axis not in ("channel", "component", "single") and sizes.setdefault(axis, size) != size:
                 raise wrong(f"{key}.layout", f"{axis} is {size} long in {array} of {store.path} and "
                                              f"{sizes[axis]} in {first[axis]}", "one size per axis, so one "
                                                  "grid", f"Are the words of {array} in the order of its "
@@ -100,6 +106,8 @@ def coordinate(store: "Store", places: Sequence[Place],
                     _require_no_larger(store, place, found.shape, places)
                     values = np.asarray(store.read(place), np.float64)
                     values = values.ravel() if 1 in values.shape else values   # a column, or a row
+                    if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
+                        continue   # x and y of a data set of maps are its fields
                     return place, common_row(store, place, values) if values.ndim == 2 else values
     return None
 
@@ -114,9 +122,10 @@ def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places:
                          f"which has no more than the fields, {most}. Leave that array out, or name another.")
 
 
-def descends(values: "np.ndarray") -> bool:
-    """Whether a coordinate runs from its last cell to its first, as latitudes from north to south."""
-    return len(values) > 1 and bool((np.diff(values) < 0).all())
+def rises(values: "np.ndarray") -> bool:
+    """Whether the numbers of a coordinate rise; from the last to the first those of latitudes from north to
+    south do."""
+    return len(values) > 1 and bool((np.diff(values) > 0).all())
 
 
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
@@ -126,14 +135,20 @@ def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
         np.abs(other - other[..., :1] - values + values[0]) > allowed).any()
 
 
+def is_even(times: "np.ndarray") -> bool:
+    """Whether times rise in equal steps."""
+    steps = np.diff(times)
+    return not len(steps) or bool(steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean())
+
+
 def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> float:
     """The step of the times at `place`. Raises ValueError where they do not rise evenly."""
-    steps = np.diff(times)
-    if not (steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean()):
+    if not is_even(times):
+        steps = np.diff(times)
         raise wrong(f"{key}.dt", f"{place} in {store.path} has steps of {steps.min():g} to "
                                  f"{steps.max():g}",
-                    "equal, increasing ones", "Resample the frames to one step, or leave uneven ones out "
-                    f"({key}.first_frame).")
+                    "equal, increasing ones", f"Write {key}.dt: {np.median(steps):g} to count all steps as "
+                    f"equal, as those of months; or leave uneven ones out ({key}.first_frame).")
     return float((times[-1] - times[0]) / (len(times) - 1))
 
 

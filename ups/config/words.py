@@ -10,7 +10,7 @@ from ups.tasks import Place
 if TYPE_CHECKING:
     from ups.stored import Store
 
-WORDS = ("trajectory", "time", "channel", "component")   # of axes; any other is one of space
+WORDS = ("trajectory", "time", "channel", "component", "single")   # of axes; any other is one of space
 # what these words are called elsewhere: none of them is an axis of space
 CALLED = {"t": "time", "times": "time", "frame": "time", "frames": "time", "sample": "trajectory",
           "samples": "trajectory", "batch": "trajectory", "run": "trajectory", "member": "trajectory",

@@ -3,6 +3,7 @@ cannot know: `python prepare_data.py --describe my.h5`."""
 
 import itertools
 import re
+from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,18 @@ import numpy as np
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config.foreign import from_pdebench, from_well, is_well
 from ups.config.own import MOST_PARAMETERS
-from ups.config.shown import TIMES, coordinate
-from ups.config.words import meant
+from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, rises, tidy
+from ups.config.words import WORDS, meant
 from ups.stored import Store, Stored, open_store
 from ups.tasks.own import JUMP, jumps
 
 SPACE = ("x", "y", "z")
+# attributes of an array that name others, which describe it (CF conventions, 5 and 7)
+NAMING = ("ancillary_variables", "bounds", "cell_measures", "climatology", "coordinates", "formula_terms",
+          "grid_mapping")
+YAML_WORDS = ("true", "false", "null", "y", "n", "yes", "no", "on", "off")   # to some of its readers
+# runs from which on none is cut; windows that few are cut into, and their frames
+MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 8, 60, 3, 50
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
 EVEN = 1e-3       # of a step, by which the steps of a coordinate differ
@@ -35,8 +42,8 @@ def _section(store: Store) -> list[str]:
     name = re.sub(r"\W+|^(?=\d)", "_", Path(store.path).stem.lower()).strip("_") or "mine"
     pattern = _pattern(Path(store.path))
     head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
-            "include: configs/small.yaml", f"data: {{tasks: [{name}], source: own}}", "task:", f"  {name}:",
-            f'    files: "{pattern}"']
+            "include: configs/small.yaml", f"data: {{tasks: [{_quoted(name)}], source: own}}", "task:",
+            f"  {_quoted(name)}:", f'    files: "{pattern}"']
     if is_well(store):
         layout = from_well(store)["layout"]
         fields = [entry["fields"][0] for entry in layout.values() if "time" in entry["axes"]]
@@ -51,14 +58,18 @@ def _section(store: Store) -> list[str]:
     else:
         fields = _fields(store)
         if not fields:
-            raise ValueError(f"{store.path} holds {store.listing()}; expected a field, floating-point "
-                             f"numbers with two axes or more. Name a file that holds one.")
+            raise ValueError(f"{store.path} holds {store.listing()}; expected a field, numbers with two axes "
+                             f"or more, one of them of space. Name a file that holds one.")
         axes, sure = {}, True
         for array in fields:
-            axes[array], is_sure = _axes(store, array)
+            axes[array], is_sure = _axes(store, array, len(fields) == 1)
             sure &= is_sure
-    space = [axis for axis in dict.fromkeys(itertools.chain(*axes.values())) if axis not in
-             ("trajectory", "time", "channel", "component")]
+    space = [axis for axis in dict.fromkeys(itertools.chain(*axes.values())) if axis not in WORDS]
+    if not 1 <= len(space) <= 3:
+        shown = ", ".join(f"{name} {dict(zip(words, store.array(name).shape, strict=True))}"
+                          for name, words in axes.items() if "*" not in name)
+        raise ValueError(f"{store.path} holds {shown}; expected one to three axes of space of two cells or "
+                         "more. Take a file of a field in space.")
     lines = [*head, "    layout:"]
     for array, words in axes.items():
         shape = store.array(array.replace("*", (store.groups(array) or [""])[0])).shape
@@ -70,13 +81,38 @@ def _section(store: Store) -> list[str]:
     if is_steady:
         lines.append(f"    inputs: [{next(iter(axes))}]   # no array has an axis of time: which one is "
                      f"given?")
-    elif coordinate(store, [], TIMES) is None:
+    elif (times := coordinate(store, [], TIMES)) is not None:
+        lines += _step_of(*times)
+    else:
         found = _coordinates(store, axes).get("time")
         numbers = _shown(_numbers(store))
         lines.append(f"    dt: {found}   # the array of times" if found else
                      f"    dt: 1.0   # between stored frames, or the name of what holds it"
                      f"{numbers and f' ({numbers})'}?")
+    lines += _windows(store, axes)
     return lines + _parameters(store, axes) + _about([_field(array) for array in axes])
+
+
+def _step_of(place: str, times: np.ndarray) -> list[str]:
+    """What to write of the step where the times do not rise evenly, as months do not."""
+    steps = np.diff(times)
+    if is_even(times) or steps.min() <= 0:
+        return []
+    return [f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "
+            f"{steps.max():g}: count them as equal?"]
+
+
+def _windows(store: Store, axes: dict[str, list[str]]) -> list[str]:
+    """Into which windows one long run is to be cut."""
+    array, words = next(iter(axes.items()))
+    first = array.replace("*", (store.groups(array) or [""])[0])
+    shape = dict(zip(words, store.array(first).shape, strict=True))
+    runs = max(1, len(store.groups(array))) * shape.get("trajectory", 1) * len(_alike(Path(store.path)))
+    frames = shape.get("time", 1)
+    if runs >= MOST_RUNS or frames < 3 * SHORTEST:
+        return []
+    cut = max(SHORTEST, min(LONGEST, frames * runs // WINDOWS))
+    return [f"    cut: {cut}   # frames: every run becomes {frames // cut} windows, those of test the last"]
 
 
 def _field(array: str) -> str:
@@ -88,14 +124,22 @@ def _fields(store: Store) -> list[str]:
     """The arrays that may be fields: of floating-point numbers, with the most axes, and those with one less.
     """
     known = {name: store.array(name) for name in store.names()}
-    fitting = {name: len(array.shape) for name, array in known.items()
-               if array.dtype.kind == "f" and len(array.shape) >= 2 and not _is_place(name)}
-    return [name for name, rank in fitting.items() if rank >= max(fitting.values()) - 1 and rank >= 2]
+    named = {word for name in known for attribute in NAMING
+             for word in str(store.attributes(name).get(attribute, "")).replace(":", " ").split()}
+    fitting = {name: len(array.shape) for name, array in known.items() if name not in named
+               and array.dtype.kind in "fiub" and min(array.shape, default=0) > 0 and not _is_place(name)
+               and sum(size > 1 for size in array.shape) >= 2}
+    shapes = [known[name].shape for name in fitting if known[name].dtype.kind == "f"]
+    fitting = {name: rank for name, rank in fitting.items()   # whole numbers may be indices
+               if known[name].dtype.kind == "f" or not shapes or known[name].shape in shapes}
+    most = max(fitting.values(), default=0)
+    alike = [name for name, rank in fitting.items() if rank >= most - 1]
+    return [name for name in alike if fitting[name] == most or {*known[name].axes} <= {*known[alike[0]].axes}]
 
 
 def _is_place(name: str) -> bool:
     """Whether an array's name is that of a coordinate."""
-    return any(part in name for part in COUNTS)
+    return any(part in name for part in COUNTS) or name.endswith(("_bnds", "_bounds"))
 
 
 def _lists(store: Store) -> dict[str, np.ndarray]:
@@ -106,9 +150,10 @@ def _lists(store: Store) -> dict[str, np.ndarray]:
 
 
 def _is_even(values: np.ndarray) -> bool:
-    """Whether numbers may be a coordinate: in equal steps upwards."""
-    steps = np.diff(values)
-    return len(values) > 2 and bool(steps.min() > 0 and np.ptp(steps) <= EVEN * steps.mean())
+    """Whether numbers may be a coordinate: in equal steps."""
+    steps = np.abs(np.diff(values))
+    is_ordered = len(values) > 2 and (rises(values) or rises(values[::-1]))
+    return is_ordered and bool(np.ptp(steps) <= EVEN * steps.mean())
 
 
 def _coordinates(store: Store, axes: dict[str, list[str]]) -> dict[str, str]:
@@ -125,13 +170,13 @@ def _begins(name: str, axis: str) -> bool:
     return name.rsplit("/", 1)[-1].lower().startswith("t" if axis == "time" else axis)
 
 
-def _axes(store: Store, array: str) -> tuple[list[str], bool]:
+def _axes(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
     """Words for the axes of an array, and whether the file tells them: by names, or by the lengths of its
-    coordinates; else the usual order."""
+    coordinates; else the usual order. is_alone: no other array is a field, so it is no map of one."""
     found = store.array(array)
     if found.axes:
-        return [meant(axis) for axis in found.axes], all(meant(axis) in (*SPACE, "time", "trajectory")
-                                                         for axis in found.axes)
+        words = [_word(store, axis, size) for axis, size in zip(found.axes, found.shape, strict=True)]
+        return words, all(word in (*SPACE, *WORDS) or coordinate(store, [], [word]) for word in words)
     lengths = {axis: len(place[1]) for axis in SPACE if (place := coordinate(store, [], [axis]))}
     if times := coordinate(store, [], TIMES):
         lengths["time"] = len(times[1])
@@ -148,7 +193,38 @@ def _axes(store: Store, array: str) -> tuple[list[str], bool]:
     if rank > 3 and found.shape[-1] <= 3 and rank - 3 >= found.shape[-1]:
         return ["trajectory", "time", *SPACE[:rank - 3], "component"], False
     return (["trajectory", "time", *SPACE[:rank - 2]] if 3 <= rank <= 5 else
-            ["trajectory", "x"] if rank == 2 else ["trajectory", "time", *SPACE, "component"]), False
+            ["time" if is_alone else "trajectory", "x"] if rank == 2 else ["trajectory", "time", *SPACE, "component"]), False
+
+
+def _word(store: Store, axis: str, size: int) -> str:
+    """The word for an axis that a file names: one whose coordinate does not rise or fall evenly, such as
+    levels of pressure, counts channels."""
+    word = meant(axis)
+    if word not in WORDS and size == 1:
+        return "single"
+    place = coordinate(store, [], [axis]) if word not in WORDS else None
+    if place is None or store.array(place[0]).dtype.kind not in "fiu":
+        return re.sub(r"\W", "_", word)
+    steps = np.abs(np.diff(place[1]))
+    return "channel" if np.ptp(steps) > UNEVEN * steps.mean() or _is_vertical(store, place[0]) else word
+
+
+def _is_vertical(store: Store, place: str) -> bool:
+    """Whether a coordinate is of height, depth or pressure, by the CF conventions (4.3)."""
+    said = store.attributes(place)
+    return str(said.get("axis", "")) == "Z" or str(said.get("positive", "")).lower() in ("up", "down")
+
+
+def _end(store: Store, axis: str, size: int) -> str | None:
+    """The ends of an axis of the globe; None for another."""
+    place = coordinate(store, [], [axis])
+    units = str(store.attributes(place[0]).get("units", "")) if place else ""
+    if axis.lower().startswith("lat") or units.startswith("degrees_n"):
+        return NO_FLUX
+    if axis.lower().startswith("lon") or units.startswith("degrees_e"):
+        turn = place is not None and abs(size * abs(place[1][1] - place[1][0]) - 360) < 1
+        return PERIODIC if turn else NO_FLUX
+    return None
 
 
 def _matched(array: Stored, lengths: dict[str, int]) -> list[str]:
@@ -178,7 +254,8 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str]) -> list[st
             continue
         spread = float(u.std()) or 1.0
         walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
-        ends[axis] = DIRICHLET if walls < SMALL * spread else PERIODIC if jumps(u, at) < JUMP else NO_FLUX
+        ends[axis] = _end(store, axis, u.shape[at]) or (
+            DIRICHLET if walls < SMALL * spread else PERIODIC if jumps(u, at) < JUMP else NO_FLUX)
         if coordinate(store, [], [axis]) is None:
             domain[axis] = [0.0, 1.0]
     shown = next(iter(ends.values())) if len({*ends.values()}) == 1 else "{" + ", ".join(
@@ -218,12 +295,13 @@ def _shown(numbers: dict[str, float]) -> str:
 def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     """What differs from trajectory to trajectory: lists of numbers that are no coordinates, and attributes
     that are not the same in the other files."""
-    known, numbers = _coordinates(store, axes).values(), _numbers(store)
+    known, numbers = {*_coordinates(store, axes).values()}, _numbers(store)
+    known |= {axis for name in store.names() for axis in store.array(name).axes}
     lists = [name for name in _lists(store) if name not in known and not _is_place(name)
              and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)]
     differing = set()
     own = Path(store.path)
-    for path in sorted(own.parent.glob(Path(_pattern(own)).name))[:MOST_FILES]:
+    for path in _alike(own)[:MOST_FILES]:
         with open_store(path) as other:
             there = _numbers(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
@@ -247,11 +325,18 @@ def _about(fields: list[str]) -> list[str]:
 
 
 def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z]\w*", name) else f'"{name}"'
+    is_plain = re.fullmatch(r"[A-Za-z]\w*", name) and name.lower() not in YAML_WORDS
+    return name if is_plain else f'"{name}"'
 
 
 def _pattern(path: Path) -> str:
     """The file, or where its name ends in a number and others do too, all of them."""
     stem = re.sub(r"\d+$", "*", path.stem)
     pattern = path.with_name(f"{stem}{path.suffix}")
-    return str(pattern if "*" in stem and len(list(path.parent.glob(pattern.name))) > 1 else path)
+    return str(pattern if "*" in stem and len(_alike(path)) > 1 else path)
+
+
+def _alike(path: Path) -> list[Path]:
+    """The files whose names differ from that of `path` by the number at the end."""
+    begin = re.sub(r"\d+$", "", path.stem)
+    return sorted(path.parent.glob(f"{escape(begin)}{'*' * (begin != path.stem)}{escape(path.suffix)}"))

@@ -17,6 +17,7 @@ from ups.boundary import along
 from ups.config.foreign import FOREIGN, is_well
 from ups.config.own import flipped, span
 from ups.config.shown import (
+    NO_TIMES,
     TIMES,
     coordinate,
     even_step,
@@ -200,7 +201,7 @@ class OwnTrajectories:
                 begin = first_frame + frame * self.time_stride
                 at = {"trajectory": slice(number, number + len(out)),
                       "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
-                      **dict.fromkeys(("channel", "component"), slice(None))}
+                      **dict.fromkeys(("channel", "component"), slice(None)), "single": 0}
                 index = tuple(at.get(axis, slice((n - 1) % self.space_stride if axis in file.flipped else 0,
                                                  None, self.space_stride))
                               for axis, n in zip(place.axes, size, strict=True))
@@ -209,10 +210,11 @@ class OwnTrajectories:
 
     def _ordered(self, block: np.ndarray, place: Place, flipped: Sequence[str]) -> np.ndarray:
         """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""
-        block = np.flip(block, [number for number, axis in enumerate(place.axes) if axis in flipped])
+        axes = [axis for axis in place.axes if axis != "single"]
+        block = np.flip(block, [number for number, axis in enumerate(axes) if axis in flipped])
         wanted = ["trajectory", "time", "channel", "component", *self.task.axes]
-        order = sorted(range(block.ndim), key=lambda axis: wanted.index(place.axes[axis]))
-        block, have = block.transpose(order), [place.axes[axis] for axis in order]
+        order = sorted(range(block.ndim), key=lambda axis: wanted.index(axes[axis]))
+        block, have = block.transpose(order), [axes[axis] for axis in order]
         inner = [axis for axis in have if axis in ("channel", "component")]
         lead = [block.shape[have.index(axis)] if axis in have else 1 for axis in ("trajectory", "time")]
         space = [block.shape[have.index(axis)] if axis in have else 1 for axis in self.task.axes]
@@ -308,6 +310,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     if not task.is_steady:
         coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
     notes = (f"{len(files)} files",) if len(files) > 1 else ()
+    notes += ("the files' times are uneven, and counted as dt apart",) * (task.own["times"] == NO_TIMES)
     if cut:
         notes += (f"cut into {len(rows)} windows of {cut} frames",)
     elif max(lengths) > num_frames:
@@ -352,7 +355,7 @@ def _step(key: str, store: Store, task: Task, groups: Sequence[str], frames: int
     """The step of the times in a file, the same in all of its groups; 0 where it tells none or has a single
     frame."""
     place = task.own["times"]
-    if task.is_steady or frames < 2:
+    if task.is_steady or frames < 2 or place == NO_TIMES:
         return 0.0
     if "@" in place and (step := step_in(store, place)):
         return step

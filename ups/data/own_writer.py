@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from ups.config.shown import NO_TIMES
 from ups.tasks import Place, Task
 
 
@@ -36,7 +37,7 @@ def write_own(path: Path, task: Task, fields: Callable[[np.ndarray], np.ndarray]
         if "@" in task.own["times"]:   # an attribute that holds the step
             place, _, attribute = task.own["times"].partition("@")
             (file[place] if place else file).attrs[attribute] = np.diff(times[:2]).sum()
-        elif task.own["times"] and not task.is_steady:
+        elif task.own["times"] not in ("", NO_TIMES) and not task.is_steady:
             inside = [task.own["times"]] if "/" in task.own["times"] or not is_grouped else \
                 [f"{group}/{task.own['times']}" for group in groups]
             for name in inside:
@@ -64,6 +65,8 @@ def _store(file: h5py.File, task: Task, place: Place, u: np.ndarray, indices: np
     lacking = [axis for axis, word in enumerate(have) if word not in place.axes]
     block = block[tuple(0 if axis in lacking and axis else slice(None) for axis in range(block.ndim))]
     have = [word for axis, word in enumerate(have) if axis not in lacking or not axis]
+    num_single = place.axes.count("single")
+    block, have = block.reshape(*block.shape, *[1] * num_single), have + ["single"] * num_single
     seen: dict[str, int] = {}   # of the two axes of a tensor the first stays first
     order = []
     for word in place.axes:

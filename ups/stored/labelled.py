@@ -31,6 +31,7 @@ class NetCdf(Store):
         else:
             with Hdf5(path) as file:   # HDF5 itself would follow links into other files
                 file.names()
+            said["driver_kwds"] = {"locking": False}
             self.root = checked(path, lambda: xarray.open_datatree(path, **said), "netCDF file")
             self.arrays = {f"{place}/{name}".strip("/"): group.variables[name]
                            for place, group in self.root.to_dict().items() for name in group.variables}
