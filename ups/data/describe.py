@@ -2,6 +2,7 @@
 cannot know: `python prepare_data.py --describe my.h5`."""
 
 import itertools
+import math
 import re
 from glob import escape
 from pathlib import Path
@@ -23,6 +24,7 @@ NAMING = ("ancillary_variables", "bounds", "cell_measures", "climatology", "coor
 YAML_WORDS = ("true", "false", "null", "y", "n", "yes", "no", "on", "off")   # to some of its readers
 # runs from which on none is cut; windows that few are cut into, and their frames
 MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 8, 60, 3, 50
+LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.35   # that the report needs for its test, of all trajectories
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
 EVEN = 1e-3       # of a step, by which the steps of a coordinate differ
@@ -78,6 +80,10 @@ def _section(store: Store) -> list[str]:
         lines.append(f"      {_quoted(array)}: [{', '.join(words)}]{note}")
     lines += _ends(store, axes, space)
     is_steady = all("time" not in words for words in axes.values())
+    if is_steady and len(axes) < 2:
+        raise ValueError(f"{store.path} holds one field, {next(iter(axes))}, without an axis of time; "
+                         "expected frames of it, or a field that is given and one that follows from it. Take "
+                         "files with one of these.")
     if is_steady:
         lines.append(f"    inputs: [{next(iter(axes))}]   # no array has an axis of time: which one is "
                      f"given?")
@@ -89,7 +95,12 @@ def _section(store: Store) -> list[str]:
         lines.append(f"    dt: {found}   # the array of times" if found else
                      f"    dt: 1.0   # between stored frames, or the name of what holds it"
                      f"{numbers and f' ({numbers})'}?")
-    lines += _windows(store, axes)
+    cut, num = _windows(store, axes)
+    if cut:
+        lines.append(f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time")
+    share = math.ceil(100 * LEAST / num) / 100
+    if USUAL_SHARE < share <= LARGEST_SHARE:
+        lines[2] = lines[2].replace("}", f", test_fraction: {share}}}") + f"   # {LEAST} for the report"
     return lines + _parameters(store, axes) + _about([_field(array) for array in axes])
 
 
@@ -102,17 +113,18 @@ def _step_of(place: str, times: np.ndarray) -> list[str]:
             f"{steps.max():g}: count them as equal?"]
 
 
-def _windows(store: Store, axes: dict[str, list[str]]) -> list[str]:
-    """Into which windows one long run is to be cut."""
+def _windows(store: Store, axes: dict[str, list[str]]) -> tuple[int, int]:
+    """The frames of the windows into which few long runs are to be cut, 0 for none, and how many windows or
+    runs there are then."""
     array, words = next(iter(axes.items()))
     first = array.replace("*", (store.groups(array) or [""])[0])
     shape = dict(zip(words, store.array(first).shape, strict=True))
     runs = max(1, len(store.groups(array))) * shape.get("trajectory", 1) * len(_alike(Path(store.path)))
     frames = shape.get("time", 1)
     if runs >= MOST_RUNS or frames < 3 * SHORTEST:
-        return []
+        return 0, runs
     cut = max(SHORTEST, min(LONGEST, frames * runs // WINDOWS))
-    return [f"    cut: {cut}   # frames: every run becomes {frames // cut} windows, those of test the last"]
+    return cut, runs * (frames // cut)
 
 
 def _field(array: str) -> str:
@@ -192,8 +204,10 @@ def _axes(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
     rank = len(found.shape)
     if rank > 3 and found.shape[-1] <= 3 and rank - 3 >= found.shape[-1]:
         return ["trajectory", "time", *SPACE[:rank - 3], "component"], False
-    return (["trajectory", "time", *SPACE[:rank - 2]] if 3 <= rank <= 5 else
-            ["time" if is_alone else "trajectory", "x"] if rank == 2 else ["trajectory", "time", *SPACE, "component"]), False
+    if rank == 2:
+        return ["time" if is_alone else "trajectory", "x"], False
+    return (["trajectory", "time", *SPACE[:rank - 2]] if rank <= 5 else
+            ["trajectory", "time", *SPACE, "component"]), False
 
 
 def _word(store: Store, axis: str, size: int) -> str:
@@ -296,7 +310,8 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     """What differs from trajectory to trajectory: lists of numbers that are no coordinates, and attributes
     that are not the same in the other files."""
     known, numbers = {*_coordinates(store, axes).values()}, _numbers(store)
-    known |= {axis for name in store.names() for axis in store.array(name).axes}
+    for name in store.names():   # coordinates, and what varies along a named axis
+        known |= {*store.array(name).axes, *[name] * (meant(" ".join(store.array(name).axes)) in WORDS[1:])}
     lists = [name for name in _lists(store) if name not in known and not _is_place(name)
              and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)]
     differing = set()

@@ -177,8 +177,9 @@ class OwnTrajectories:
         parts: dict[str, list[int]] = {"train": [], "val": [], "test": []}
         for run in np.unique(self.rows[:, :2], axis=0):
             windows = np.flatnonzero((self.rows[:, :2] == run).all(1))   # in the order of time
-            sizes = split_sizes(len(windows), val_fraction, test_fraction)
-            ends = [sizes["train"], sizes["train"] + sizes["val"]]
+            num_val, num_test = (max(1, math.ceil(len(windows) * share - 1e-9))
+                                 for share in (val_fraction, test_fraction))
+            ends = [len(windows) - num_val - num_test, len(windows) - num_test]
             for name, some in zip(parts, np.split(windows, ends), strict=True):
                 parts[name] += some.tolist()
         return {name: np.array(rows) for name, rows in parts.items()}
