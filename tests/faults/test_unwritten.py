@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray
 import yaml
+import zarr
 
 from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date, same_sources
@@ -42,22 +44,14 @@ def longer(raw: bytearray, start: int) -> bytearray:
     return raw
 
 
-def netcdf(path: Path, share: float, kind: str = "NETCDF3_CLASSIC", unlimited: bool = False) -> None:
-    library = pytest.importorskip("netCDF4")
-    with library.Dataset(path, "w", format=kind) as file:
-        for name, size in zip("btx", (N, T, X), strict=True):
-            file.createDimension(name, None if unlimited and name == "b" else size)
-        file.history = "made"
-        file.createVariable("u", "f4", ("b", "t", "x"))[:] = waves()
-        file.createVariable("n", "i2", ("b",))[:] = np.arange(N)
+def netcdf(path: Path, share: float, kind: str, unlimited: bool) -> None:
+    made = xarray.Dataset({"u": (("b", "t", "x"), waves()), "n": ("b", np.arange(N, dtype="i2"))}, attrs={"history": "made"})
+    made.to_netcdf(path, engine="scipy", format=kind, unlimited_dims=["b"] * unlimited)
     os.truncate(path, int(share * path.stat().st_size))
 
 
-KINDS = ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"]
-
-
 @pytest.mark.parametrize("unlimited", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["NETCDF3_CLASSIC", "NETCDF3_64BIT"])
 def test_classic_netcdf_is_as_long_as_its_header_says(tmp_path, kind, unlimited):
     for share, is_whole in ((1.0, True), (0.5, False), (0.99, False)):
         path = tmp_path / f"{share}.nc"
@@ -66,8 +60,9 @@ def test_classic_netcdf_is_as_long_as_its_header_says(tmp_path, kind, unlimited)
             with open_store(path) as store:
                 assert np.array_equal(store.read("u"), waves())
         else:
-            with pytest.raises(ValueError, match="bytes, and its header speaks of .*; expected a whole file"):
-                open_store(path)
+            with pytest.raises(ValueError, match="is damaged, or no readable netCDF file .*; expected a complete file"):
+                with open_store(path) as store:
+                    store.read("u")
 
 
 @pytest.mark.parametrize(("damage", "words"), [(flip, "holds u.npy with another checksum"),
@@ -82,8 +77,7 @@ def test_members_of_npz_are_what_was_written(tmp_path, damage, words):
 
 
 def zarr_of(path: Path, u: np.ndarray, chunks: tuple[int, ...], version: int = 3) -> Path:
-    library = pytest.importorskip("zarr")
-    library.open_group(str(path), mode="w", zarr_format=version).create_array("u", data=u, chunks=chunks)
+    zarr.open_group(str(path), mode="w", zarr_format=version).create_array("u", data=u, chunks=chunks)
     return next(p for p in sorted(path.rglob("*")) if p.name in ("1.0.0",) or p.parts[-4:] == ("c", "1", "0", "0"))
 
 
@@ -93,7 +87,7 @@ def test_chunks_of_zarr_are_there(tmp_path, version):
     chunk.unlink()
     with pytest.raises(ValueError, match="the chunk .*1.0.0 of u is missing and those beside it are there; expected all"), \
             open_store(tmp_path / "a.zarr") as store:
-        store.array("u")
+        store.require_whole("u")
 
 
 def test_zarr_may_leave_out_chunks_of_a_wall(tmp_path):

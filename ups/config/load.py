@@ -153,6 +153,7 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     if origin is list and isinstance(value, list):
         return [_convert(v, arguments[0], f"{key}[{i}]") for i, v in enumerate(value)]
     if origin is Literal:
+        value = "no" if str(value).lower() in ("no", "off", "false") and "no" in arguments else value
         if value in arguments and not isinstance(value, bool):
             return value
     if kind is bool and str(value).lower() in ("true", "false"):

@@ -99,7 +99,8 @@ def _members(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of an .npz file: mapped, or unpacked where they are compressed."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         for entry in archive.infolist():
-            name, is_mapped = entry.filename.removesuffix(".npy"), entry.compress_type == zipfile.ZIP_STORED
+            name = entry.filename.removesuffix(".npy")
+            is_mapped = entry.compress_type == zipfile.ZIP_STORED
             if is_mapped:
                 file.seek(entry.header_offset + HEADER_BYTES - 4)
                 lengths = np.frombuffer(file.read(4), "<u2")
@@ -118,8 +119,8 @@ def _members(path: Path) -> Iterator[tuple[str, np.ndarray]]:
                 start = member.tell() - begin
                 if start + size != entry.file_size:
                     raise ValueError(f"{path} holds {entry.filename} of {entry.file_size} bytes, and its "
-                                     f"header speaks of {dtype} of shape {shape}; expected these alone. Write "
-                                     "it again.")
+                                     f"header speaks of {dtype} of shape {shape}; expected these alone. "
+                                     "Write it again.")
                 if is_mapped and shape:
                     yield name, np.memmap(path, dtype, "r", member.tell(), shape, order)
                 else:

@@ -1,0 +1,89 @@
+"""What must hold of every file of the user's: its parameters, steps, groups and grid are those of the task."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ups.boundary import along
+from ups.config.grid import span
+from ups.config.shown import NO_TIMES, TIMES, coordinate, even_step, goes_on, step_in, value_in, wrong
+from ups.stored import Store
+from ups.tasks import Task
+
+
+def parameter_values(key: str, store: Store, name: str, place: str, path: Path, groups: Sequence[str],
+            num: int) -> np.ndarray:
+    """The parameter of each of the `num` trajectories of a file (or of its groups)."""
+    if groups and "*" in place:
+        return np.array([float(value_in(key, store, name, place, path, group)) for group in groups])
+    values = value_in(key, store, name, place, path)
+    if values.ndim and groups and list(groups) != sorted(groups):
+        other = ", ".join(sorted(groups)[:2])
+        raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values for groups whose names "
+                    f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
+                    "a value in each group", f"Write {name}: \"*/{name}\", an array or (\"*@{name}\") an "
+                    "attribute of each group; or name groups with leading zeros.")
+    if values.ndim and len(values) != num:
+        raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values", f"1, or {num} as it "
+                    f"holds trajectories (by {key}.layout)", "Write one per trajectory, or correct the words "
+                    "for the axes.")
+    return np.broadcast_to(values, num)
+
+
+def step_of(key: str, store: Store, task: Task, groups: Sequence[str], frames: int) -> float:
+    """The step of the times in a file, the same in all of its groups; 0 where it tells none or has a single
+    frame."""
+    place = task.own["times"]
+    if task.is_steady or frames < 2 or place == NO_TIMES:
+        return 0.0
+    if "@" in place and (step := step_in(store, place)):
+        return step
+    found = coordinate(store, task.arrays, [place] if place else TIMES)
+    if found is None and not place:
+        return 0.0
+    if found is None or len(found[1]) < frames:
+        raise wrong(f"{key}.dt", f"{store.path} holds no times in "
+                                 f"{place!r}", f"{frames} of them as in other files",
+                    "Write the number itself, such as dt: 0.1.")
+    _require_common(key, store, task, groups, *found)
+    return even_step(key, store, found[0], found[1][:frames])
+
+
+def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], place: str,
+                    values: np.ndarray) -> None:
+    """Raise ValueError where the coordinate that the first group holds at `place` goes on otherwise in
+    another group."""
+    folders = [array.array.rpartition("/")[0] for array in task.arrays if "*" in array.array]
+    folder = next((name for name in folders if place.startswith(f"{name.replace('*', groups[0])}/")), None)
+    for group in groups[1:] if folder else ():
+        other = folder.replace("*", group) + place.removeprefix(folder.replace("*", groups[0]))
+        if store.array(other) is not None and not goes_on(values, np.asarray(store.read(other), np.float64)):
+            raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
+                        "one step and one grid in all groups",
+                        "Put groups of another one into a file and a task of their own.")
+
+
+def require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) -> None:
+    """Raise ValueError where an array is missing in a group, or is not as long as in the first."""
+    for place in task.arrays if groups else ():
+        names = [place.array.replace("*", group) for group in groups]
+        first = store.array(names[0])
+        for name in names if "*" in place.array else ():
+            found = store.array(name)
+            if found is None or found.shape != first.shape:
+                what = "no array" if found is None else f"{found.shape} numbers in"
+                raise wrong(f"{key}.files", f"{store.path} holds {what} {name}", f"{first.shape} as in "
+                            f"{names[0]}", "Leave that group out, or write the file again: a run that broke "
+                            "off is no trajectory.")
+
+
+def require_domain(key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]) -> None:
+    """Raise ValueError where the coordinates of a file are not those of the task, or of one grid in all
+    groups."""
+    # models published before know of no other names
+    ends, names = along(task.boundary, task.ndim), task.own.get("coordinates", {})
+    for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
+        span(key, list(limits), axis, end, size, store, task.arrays, names.get(axis, ""))
+        if groups and (found := coordinate(store, task.arrays, [names.get(axis, axis)])) is not None:
+            _require_common(key, store, task, groups, *found)
