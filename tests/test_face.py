@@ -222,7 +222,7 @@ def test_a_forecast_in_single_steps_has_the_spread_of_one_forecast(model):
 
 
 def test_rows_that_do_not_fit_the_batch_are_refused(model):
-    with pytest.raises(ValueError, match="was given 2 row numbers for a batch of 3; expected one each"):
+    with pytest.raises(ValueError, match="was given 2 row numbers for a batch of 3; expected one whole number each"):
         model.sample("burgers1d_hidden", field(model, "burgers1d_hidden", 3), rows=[0, 1])
 
 

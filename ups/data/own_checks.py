@@ -1,4 +1,4 @@
-"""What must hold of every file of the user's: its parameters, steps, groups and grid are those of the task."""
+"""What must hold of every file of the user: parameters, steps, groups and grid are those of the task."""
 
 from collections.abc import Sequence
 from pathlib import Path
