@@ -4,6 +4,7 @@ rest are not."""
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import yaml
@@ -12,8 +13,10 @@ from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date, same_sources
 from ups.data.cache import open_cache
 from ups.data.doctor import examine
+from ups.data.pdebench import open_data
 from ups.data.sources import open_user
 from ups.stored import open_store
+from ups.stored.classic import require_length
 
 SMALL = Path(__file__).resolve().parents[2] / "configs" / "small.yaml"
 N, T, X = 6, 20, 32
@@ -51,6 +54,55 @@ def netcdf(path: Path, share: float, kind: str = "NETCDF3_CLASSIC", unlimited: b
         file.createVariable("u", "f4", ("b", "t", "x"))[:] = waves()
         file.createVariable("n", "i2", ("b",))[:] = np.arange(N)
     os.truncate(path, int(share * path.stat().st_size))
+
+
+def header(version: int, num_records: int | None) -> tuple[bytes, int]:
+    """(the header of a classic file with u (b, t, x) of doubles and n (b) of shorts, where its numbers end). b is unlimited
+    where num_records is given."""
+    wide = 8 if version == 5 else 4
+
+    def number(value: int, size: int = wide) -> bytes:
+        return value.to_bytes(size, "big")
+
+    def name(text: str) -> bytes:
+        return number(len(text)) + text.encode() + bytes(-len(text) % 4)
+
+    sizes = [N if num_records is None else 0, T, X]
+    dims = b"".join(name(axis) + number(size) for axis, size in zip(("b", "time", "x"), sizes, strict=True))
+    about = number(12, 4) + number(1) + name("units") + number(2, 4) + number(3) + b"m/s\0"
+
+    def variables(begin: int) -> bytes:
+        first = 8 * T * X * (N if num_records is None else 1)
+        rows = (("u", [0, 1, 2], 6, first, begin), ("n", [0], 3, 4, begin + first))
+        return b"".join(name(key) + number(len(axes)) + b"".join(map(number, axes)) + about + number(kind, 4) + number(size)
+                        + number(at, 4 if version == 1 else 8) for key, axes, kind, size, at in rows)
+
+    def all_of(begin: int) -> bytes:
+        return (b"CDF" + bytes([version]) + number(num_records or 0) + number(10, 4) + number(3) + dims + about
+                + number(11, 4) + number(2) + variables(begin))
+
+    begin = len(all_of(0))
+    count = N if num_records is None else num_records
+    return all_of(begin), begin + 8 * T * X * count + (2 * N if num_records is None else 4 * count - 2)
+
+
+@pytest.mark.parametrize("num_records", [None, 7])
+@pytest.mark.parametrize("version", [1, 2, 5])
+def test_the_length_of_a_classic_netcdf_file_is_worked_out(tmp_path, version, num_records):
+    head, length = header(version, num_records)
+    path = tmp_path / "a.nc"
+    path.write_bytes(head + bytes(length - len(head)))
+    require_length(path)
+    os.truncate(path, length - 1)
+    with pytest.raises(ValueError, match=f"has {length - 1} bytes, and its header speaks of {length}; expected a whole file"):
+        require_length(path)
+
+
+@pytest.mark.parametrize("at", [6, 12, 40])
+def test_a_classic_netcdf_header_is_read_to_its_end(tmp_path, at):
+    (tmp_path / "a.nc").write_bytes(header(1, None)[0][:at])
+    with pytest.raises(EOFError, match="its header ends early"):
+        require_length(tmp_path / "a.nc")
 
 
 KINDS = ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"]
@@ -219,6 +271,7 @@ def test_what_was_never_written_is_refused_by_the_cache_and_the_doctor(tmp_path,
 def test_fields_that_are_still_or_zero_are_taken(tmp_path, make):
     said, findings = built(tmp_path, u=make())
     assert said == "" and not any("written" in one.what for one in findings)
+    assert make is not wall or "50% of the cells of u hold one number" in str(findings)   # which the doctor mentions
 
 
 def test_a_field_may_be_zero_throughout_and_another_not(tmp_path):
@@ -237,3 +290,16 @@ def test_a_file_that_is_as_large_and_as_old_is_another(tmp_path):
     assert not is_up_to_date(config, "mine")[0]
     with pytest.raises(ValueError, match="hold other values than those"):
         same_sources(config, open_cache(config, "mine"))
+
+
+def test_a_group_that_was_declared_and_not_written_is_refused(tmp_path):
+    """HDF5 gives no room to a contiguous array before it is written; only the first group was looked at."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in range(N):
+            array = file.create_dataset(f"{i:04d}/data", (T, X, X, 2), "f4")
+            if i != 3:
+                array[:] = np.random.default_rng(i).normal(size=array.shape)
+            file[f"{i:04d}/grid/t"] = 0.1 * np.arange(T)
+    source = open_data(tmp_path / "a.h5", "diff_react2d")
+    with pytest.raises(ValueError, match="0 of 163840 bytes of /0003/data are there; expected all"):
+        source.read(0, N)
