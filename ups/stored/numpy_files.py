@@ -4,12 +4,15 @@ import math
 import zipfile
 from functools import lru_cache
 from pathlib import Path
+from tokenize import TokenError
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
 from ups.stored.store import Store, Stored, checked, natural
 
+MOST_HEADER_BYTES = 10_000   # of an array, as NumPy takes at most
 HEADER_BYTES = 30   # of a file within a zip, before its name and its extra field, whose lengths end it
 
 
@@ -18,7 +21,7 @@ class Npy(Store):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self.rows = checked(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False), ".npy file")
+        self.rows = checked(path, lambda: _whole(path), ".npy file")
 
     def names(self) -> list[str]:
         return [self.path.stem]
@@ -61,21 +64,38 @@ def _members(path: Path) -> list[tuple[str, np.ndarray]]:
                                  f"as HDF5.")
             file.seek(entry.header_offset + HEADER_BYTES - 4)
             lengths = np.frombuffer(file.read(4), "<u2")
-            start = file.seek(int(lengths.sum()), 1)
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, is_fortran, dtype = read(file)
-            if dtype.hasobject:
-                raise ValueError(f"{path} holds {entry.filename} of Python objects; expected numbers. Write "
-                                 f"numbers.")
-            order, number = "F" if is_fortran else "C", file.tell()
-            if number + math.prod(shape) * dtype.itemsize != start + entry.file_size:
-                raise ValueError(f"{path} holds {entry.filename} of {entry.file_size} bytes, and its header "
-                                 f"speaks of {dtype} of shape {shape}; expected these alone. Write it again.")
-            rows = np.memmap(path, dtype, "r", number, shape, order) if shape else np.array(
-                np.frombuffer(file.read(dtype.itemsize), dtype)[0])
-            found.append((entry.filename.removesuffix(".npy"), rows))
+            end = file.seek(int(lengths.sum()), 1) + entry.file_size
+            found.append((entry.filename.removesuffix(".npy"), _mapped(path, file, entry.filename, end)))
     return found
+
+
+def _whole(path: Path) -> np.ndarray:
+    """The array of an .npy file, mapped."""
+    with path.open("rb") as file:
+        return _mapped(path, file, path.name)
+
+
+def _mapped(path: Path, file: BinaryIO, name: str, end: int = 0) -> np.ndarray:
+    """The array, mapped, whose header is next in `file`. end: where it has to end, if that is known. Raises
+    ValueError for one of Python objects."""
+    is_first = npy.read_magic(file) == (1, 0)
+    start = file.tell()
+    length = int.from_bytes(file.read(2 if is_first else 4), "little")
+    if length > MOST_HEADER_BYTES:   # else read, of whatever size, before it is looked at
+        raise ValueError(f"a header of {length} bytes")
+    file.seek(start)
+    try:
+        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+        shape, is_fortran, dtype = read(file)
+    except TokenError as error:   # of NumPy's reader for the headers of Python 2
+        raise ValueError(f"a header that is no dictionary, {error}") from error
+    if dtype.hasobject:
+        raise ValueError(f"{path} holds {name} of Python objects; expected numbers. Write numbers.")
+    if end and file.tell() + math.prod(shape) * dtype.itemsize != end:
+        raise ValueError(f"{path} holds {name} of another size than its header speaks of, {dtype} of shape "
+                         f"{shape}; expected the same. Write it again.")
+    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C") if shape else np.array(
+        np.frombuffer(file.read(dtype.itemsize), dtype)[0])
 
 
 @lru_cache(maxsize=256)
