@@ -64,8 +64,9 @@ def _members(path: Path) -> list[tuple[str, np.ndarray]]:
                                  f"as HDF5.")
             file.seek(entry.header_offset + HEADER_BYTES - 4)
             lengths = np.frombuffer(file.read(4), "<u2")
-            end = file.seek(int(lengths.sum()), 1) + entry.file_size
-            found.append((entry.filename.removesuffix(".npy"), _mapped(path, file, entry.filename, end)))
+            file.seek(int(lengths.sum()), 1)
+            rows = _mapped(path, file, entry.filename, entry.file_size)
+            found.append((entry.filename.removesuffix(".npy"), rows))
     return found
 
 
@@ -75,9 +76,10 @@ def _whole(path: Path) -> np.ndarray:
         return _mapped(path, file, path.name)
 
 
-def _mapped(path: Path, file: BinaryIO, name: str, end: int = 0) -> np.ndarray:
-    """The array, mapped, whose header is next in `file`. end: where it has to end, if that is known. Raises
+def _mapped(path: Path, file: BinaryIO, name: str, size: int = 0) -> np.ndarray:
+    """The array, mapped, whose header is next in `file`. size: bytes of both, if that is known. Raises
     ValueError for one of Python objects."""
+    begin = file.tell()
     is_first = npy.read_magic(file) == (1, 0)
     start = file.tell()
     length = int.from_bytes(file.read(2 if is_first else 4), "little")
@@ -91,9 +93,9 @@ def _mapped(path: Path, file: BinaryIO, name: str, end: int = 0) -> np.ndarray:
         raise ValueError(f"a header that is no dictionary, {error}") from error
     if dtype.hasobject:
         raise ValueError(f"{path} holds {name} of Python objects; expected numbers. Write numbers.")
-    if end and file.tell() + math.prod(shape) * dtype.itemsize != end:
-        raise ValueError(f"{path} holds {name} of another size than its header speaks of, {dtype} of shape "
-                         f"{shape}; expected the same. Write it again.")
+    if size and file.tell() + math.prod(shape) * dtype.itemsize != begin + size:
+        raise ValueError(f"{path} holds {name} of {size} bytes, and its header speaks of {dtype} of shape "
+                         f"{shape}; expected these alone. Write it again.")
     return np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C") if shape else np.array(
         np.frombuffer(file.read(dtype.itemsize), dtype)[0])
 
