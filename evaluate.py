@@ -25,7 +25,7 @@ import torch
 from ups.chain import bench_rows, judged, report_parents, report_record, why_report
 from ups.config import parse_arguments, run_script, to_dict
 from ups.evaluation import card, ensemble, forecast, gates, report, steady, transient, truth
-from ups.files import value_hash, write_sealed
+from ups.files import explained, value_hash, write_sealed
 from ups.forecaster import Forecaster
 from ups.generative import judge
 from ups.generative.corrector import load_corrector
@@ -34,6 +34,8 @@ from ups.models.operator import load_operator
 from ups.solvers import solvers_of
 from ups.training.folder import DONE, stage_config
 from ups.training.ranks import describe_environment
+
+REPORT_BYTES = 20 * 2**20   # more than the page and figures of any configuration here
 
 
 def main() -> int:
@@ -110,10 +112,11 @@ def main() -> int:
                      **{key: asked["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")}},
     }
     results |= {"gates": gates.check_gates(results, settings), "verdicts": gates.check_verdicts(results)}
-    report.write_results(results, directory / "results.json")
-    report.write_report(results, samples, history, directory / "report.html", sections)
-    if settings.split == "test" and not settings.weights:
-        card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
+    with explained(directory, REPORT_BYTES, "run.root"):
+        report.write_results(results, directory / "results.json")
+        report.write_report(results, samples, history, directory / "report.html", sections)
+        if settings.split == "test" and not settings.weights:
+            card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
 
     # ---- finish
     print(*[f"{name}: {verdict['words']}" for name, verdict in results["verdicts"].items()], sep="\n")

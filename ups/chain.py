@@ -79,7 +79,7 @@ def cache_fingerprint(config: Config, task: str) -> str:
     path = config.cache_path(task)
     try:
         with h5py.File(path, "r", locking=False) as file:
-            return str(json.loads(bytes(file["header"][()]))["fingerprint"])
+            return str(json.loads(bytes(file["header"][()]).decode())["fingerprint"])
     except FileNotFoundError:
         raise FileNotFoundError(f"no cache of {task} at {path}; expected the latents there (key cache.root). "
                                 f"Build it with "

@@ -1,5 +1,5 @@
 """Files that hold what was meant: no planted link, second writer or full disk makes them anything else; and
-records that say when they were altered. Without torch.
+records that say when they were altered; what the machine refuses, in words. Without torch.
 """
 
 import contextlib
@@ -24,11 +24,42 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}   # floc
 # of a record such as done.json or of the header of weights: what a stranger sends is read in a second, or not
 MOST_RECORD_BYTES = 4 * 2**20
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-UNWRITABLE = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR}
+NO_ACCESS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+# of libraries, in a RuntimeError; the last is oneDNN's, on a CPU
+NO_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory",
+             "could not create a primitive")
+UNWRITABLE = NO_ROOM | NO_ACCESS | {errno.EEXIST}
 
 
 class DamagedError(ValueError):
     """A file that is not what its record says, or not what was written."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch can cure `error`.
+
+    An asynchronous CUDA error is not curable: the context is lost.
+    """
+    is_torch = type(error).__name__ == "OutOfMemoryError"   # torch.OutOfMemoryError
+    return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and (
+        is_torch or any(text in str(error) for text in NO_MEMORY))
+
+
+def in_words(error: BaseException) -> str:
+    """The message of an error; if memory, a disk or its rights are the cause, one line with the remedy."""
+    if is_out_of_memory(error):
+        what = " ".join(str(error).split()) or type(error).__name__
+        return (f"out of memory ({what:.200}); expected room for one batch. End other programs, or lower "
+                "batch sizes, task.TASK.resolution or the size of the model")
+    is_bare = isinstance(error, OSError) and not error.__cause__   # else somebody has said it
+    if is_bare and error.errno in NO_ROOM:
+        return (f"the disk of {error.filename or 'a file'} is full ({error.strerror}); expected room to "
+                "write. Free some, then run the same command again")
+    if is_bare and error.errno in NO_ACCESS:
+        return (f"no access to {error.filename or 'a file'} ({error.strerror}); expected a file and folder "
+                "that you may read and write. Change their rights, or name a folder of yours: run.root, "
+                "data.root or cache.root")
+    return str(error)
 
 
 def file_hash(path: Path) -> str:

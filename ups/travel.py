@@ -142,10 +142,17 @@ def push(run: str | Path, name: str) -> str:
 
 def fetch(name: str) -> Path:
     """The folder of a run that `push` left under hf://OWNER/NAME, or hf://OWNER/NAME@REVISION, downloaded
-    once and kept by huggingface_hub. Raises as `push`."""
+    once and kept by huggingface_hub. Raises ImportError as `push`, and FileNotFoundError with what the hub
+    said."""
     name, _, revision = name.removeprefix(HUB).partition("@")
     patterns = [f"{stage}/{pattern}" for stage in STAGES for pattern in FILES]
-    return Path(_hub().snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    hub = _hub()
+    try:
+        return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(f"{HUB}{name} is neither on this machine nor to be had from its hub "
+                                f"({' '.join(str(error).split()):.200}); expected OWNER/NAME of weights that "
+                                "were pushed. Check the name and the network, or give a folder.") from error
 
 
 def _hub():   # its modules come with the first use

@@ -1,9 +1,11 @@
 """What starts the stages, and what they tell who started them: make and cluster/node.sh run those that the configuration names,
 as Python reads it; others' data are waited for; stops and restarts work on full disks; every refusal is a line with a remedy."""
 
+import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,10 +14,11 @@ import pytest
 from small_disk import ISOLATED, MOUNT, reason_to_skip
 
 from ups import chain
-from ups.config import ROOT, load_config
+from ups.config import ROOT, load_config, run_script
 from ups.files import held, partial_path
 from ups.training.guard import Guard
 from ups.training.processes import glance
+from ups.travel import fetch
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
@@ -161,3 +164,68 @@ def test_a_full_disk_of_temporary_files_costs_neither_a_restart_nor_a_save(tmp_p
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=30)[1]
     assert process.returncode == 143 and (tmp_path / "saved").exists() and "died without a word" in said, said
+
+
+def failing(error: BaseException):
+    def main(*_, **__) -> int:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(("error", "status"), [
+    (PermissionError(errno.EACCES, "Permission denied", "runs/report"),
+     "x: no access to runs/report (Permission denied); expected a file and folder that you may read and write. Change their"),
+    (OSError(errno.ENOSPC, "No space left on device"),
+     "x: the disk of a file is full (No space left on device); expected room to write. Free some, then run the same command"),
+    (RuntimeError("could not create a primitive"),
+     "x: out of memory (could not create a primitive); expected room for one batch. End other programs, or lower batch sizes"),
+    (MemoryError(), "x: out of memory (MemoryError); expected room"), (KeyboardInterrupt(), 130)])
+def test_what_the_machine_refuses_is_one_line_with_a_remedy(error, status, capsys):
+    with pytest.raises(SystemExit) as ending:
+        run_script(failing(error), "x")
+    code = ending.value.code
+    assert code == status or (str(code).startswith(str(status)) and "\n" not in code)
+    assert code != 130 or capsys.readouterr().err == "x: interrupted; the same command continues\n"
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run_script(failing(RuntimeError("shapes differ")), "x")
+
+
+def test_a_rate_that_no_number_can_hold_is_refused():
+    with pytest.raises(ValueError, match=r"operator.optim.muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"):
+        load_config(None, ["operator.optim.muon_lr=1e300"])
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", failing(OSError("Got: ConnectError\nsecond line")))
+    with pytest.raises(FileNotFoundError, match="hf://a/b is neither on this machine nor to be had from its hub .Got: ConnectErr"
+                                                "or second line.; expected OWNER/NAME of weights .* Check the name and the net"):
+        fetch("hf://a/b")
+
+
+@pytest.mark.skipif(reason_to_skip() != "", reason=reason_to_skip())
+def test_a_folder_that_may_not_be_written_refuses_a_stage_in_one_line(tmp_path):
+    code = ("import sys; from ups.config import load_config; from ups.training.folder import StageFolder\n"
+            "config = load_config('configs/smoke.yaml', ['run.root=' + sys.argv[1]])\n"
+            "print(StageFolder(config, 'operator', {}).take(0.0))")
+    mount = MOUNT.replace("size=", "ro,size=")
+    done = subprocess.run([*ISOLATED, "sh", "-c", mount, "sh", "65536", str(tmp_path), sys.executable, "-c", code, str(tmp_path)],
+                          cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(f"no access to {tmp_path}/smoke (Read-only file system); expected a file and"), done.stderr
+
+
+def test_an_occupied_port_is_one_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        words = ["--config_file", "accelerate_configs/multinode.yaml", "--num_machines", "2", "--num_processes", "2",
+                 "--machine_rank", "0", "--main_process_ip", "127.0.0.1", "--main_process_port", port, "train_operator.py"]
+        done = subprocess.run([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, capture_output=True, text=True,
+                              timeout=60, env={**os.environ, "ACCELERATE_USE_CPU": "true"})
+    assert done.returncode == 2 and re.fullmatch(rf"launch: refused: .*{port}.*another process.*; expected a free port on this "
+                                                 r"machine. Set PORT= of cluster/node.sh .*\n", done.stderr), done.stderr

@@ -4,6 +4,7 @@ rest are not."""
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import xarray
@@ -14,6 +15,7 @@ from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date, same_sources
 from ups.data.cache import open_cache
 from ups.data.doctor import examine
+from ups.data.pdebench import open_data
 from ups.data.sources import open_user
 from ups.stored import open_store
 
@@ -213,6 +215,7 @@ def test_what_was_never_written_is_refused_by_the_cache_and_the_doctor(tmp_path,
 def test_fields_that_are_still_or_zero_are_taken(tmp_path, make):
     said, findings = built(tmp_path, u=make())
     assert said == "" and not any("written" in one.what for one in findings)
+    assert make is not wall or "50% of the cells of u hold one number" in str(findings)   # which the doctor mentions
 
 
 def test_a_field_may_be_zero_throughout_and_another_not(tmp_path):
@@ -231,3 +234,16 @@ def test_a_file_that_is_as_large_and_as_old_is_another(tmp_path):
     assert not is_up_to_date(config, "mine")[0]
     with pytest.raises(ValueError, match="hold other values than those"):
         same_sources(config, open_cache(config, "mine"))
+
+
+def test_a_group_that_was_declared_and_not_written_is_refused(tmp_path):
+    """HDF5 gives no room to a contiguous array before it is written; only the first group was looked at."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in range(N):
+            array = file.create_dataset(f"{i:04d}/data", (T, X, X, 2), "f4")
+            if i != 3:
+                array[:] = np.random.default_rng(i).normal(size=array.shape)
+            file[f"{i:04d}/grid/t"] = 0.1 * np.arange(T)
+    source = open_data(tmp_path / "a.h5", "diff_react2d")
+    with pytest.raises(ValueError, match="0 of 163840 bytes of /0003/data are there; expected all"):
+        source.read(0, N)

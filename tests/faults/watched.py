@@ -29,7 +29,7 @@ def watch(event: str, arguments: tuple) -> None:
         path, mode = Path(str(arguments[0])), arguments[1]
         if not Path(path).absolute().is_relative_to(folder) or (mode or "r")[0] not in "r":
             seen.append(f"open {path} {mode}")
-    elif event.startswith(NEVER):
+    elif event.startswith(NEVER) and (event, arguments[-1]) != ("compile", "<unknown>"):   # ast.literal_eval parses
         seen.append(f"{event} {str(arguments)[:80]}")
 
 
@@ -52,16 +52,22 @@ def use(path: Path) -> None:
                     model.sample(name, u0, values or None, 1, 2, by="teacher", extrapolate=True)
 
 
-sound, *folders = map(Path, sys.argv[1:])
-use(sound)   # imports what a model needs
-sys.addaudithook(watch)
-for folder in folders:   # noqa: B007, the hook reads it
-    started, text = time.perf_counter(), ""
-    seen.clear()
-    try:
-        use(folder)
-    except BaseException as error:   # noqa: BLE001, SystemExit would be a find
-        text = f"{type(error).__name__}: {error}"
-    seconds, found, folder = time.perf_counter() - started, [*seen], None
-    print(json.dumps({"error": text, "seconds": seconds, "seen": found,
-                      "mb": largest()}), flush=True)
+def main() -> None:
+    global folder
+    sound, *folders = map(Path, sys.argv[1:])
+    use(sound)   # imports what a model needs
+    sys.addaudithook(watch)
+    for folder in folders:   # noqa: B007, PLW0603: the hook reads it
+        started, text = time.perf_counter(), ""
+        seen.clear()
+        try:
+            use(folder)
+        except BaseException as error:   # noqa: BLE001, SystemExit would be a find
+            text = f"{type(error).__name__}: {error}"
+        seconds, found, folder = time.perf_counter() - started, [*seen], None
+        print(json.dumps({"error": text, "seconds": seconds, "seen": found,
+                          "mb": largest()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

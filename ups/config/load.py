@@ -27,6 +27,7 @@ import yaml
 from ups.config.checks import check
 from ups.config.own import DEFAULTS, complete
 from ups.config.schema import ROOT, STAGES, Config, OwnTaskConfig, TaskConfig
+from ups.files import in_words, is_out_of_memory
 from ups.tasks import TASKS, get_task
 
 DEFAULT = ROOT / "configs" / "default.yaml"   # every key
@@ -325,8 +326,10 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
     except KeyboardInterrupt:
         print(f"{name}: interrupted; the same command continues", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except (ValueError, OSError) as error:
-        sys.exit(f"{name}: {error}")
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        if isinstance(error, (RuntimeError, MemoryError)) and not is_out_of_memory(error):
+            raise
+        sys.exit(f"{name}: {in_words(error)}")
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:

@@ -33,6 +33,7 @@ Positive = Bound(lambda value: value > 0, "a positive number", "Set {key} above 
 Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
 WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
 NotNegative = Bound(lambda value: value >= 0, "0 or more", "Use another.")
+Rate = Bound(lambda value: 0 < value <= 10, "a learning rate in (0, 10]", "Use 2e-3.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
 Resamples = Bound(lambda value: value >= 20, "at least 20: a 95 % interval leaves out one in 20", "Raise it.")
 Between = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound",
@@ -172,10 +173,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    muon_lr: Annotated[float, Positive]
+    muon_lr: Annotated[float, Rate]
     muon_momentum: float
     muon_weight_decay: float
-    adamw_lr: Annotated[float, Positive]
+    adamw_lr: Annotated[float, Rate]
     adamw_betas: list[float]
     adamw_weight_decay: float
     warmup_steps: int

@@ -65,7 +65,7 @@ class Cache:
         read_seal(self.path)
         try:
             with h5py.File(self.path, "r", locking=False) as file:
-                self.header: dict[str, Any] = json.loads(bytes(dataset(file, "header")[()]))
+                self.header: dict[str, Any] = json.loads(bytes(dataset(file, "header")[()]).decode())
                 self._parts = {name: _read_part(self.path, file, name, self.header)
                                for name in ("state", "input") if node(file, name) is not None}
                 self._state, self.tokenizer = self._parts["state"]

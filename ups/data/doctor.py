@@ -19,7 +19,7 @@ from ups.data.download import edition, md5_of
 from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
 from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
-from ups.data.written import Written
+from ups.data.written import SHARE, Written
 from ups.tasks import Finding
 
 BLOCK_BYTES = 32 * 2**20
@@ -130,6 +130,8 @@ class _Scan:
     # of every trajectory, how far the mean of each channel moves, over its RMS
     drift: list[np.ndarray] = field(default_factory=list)
     lowest: np.ndarray | float = math.inf   # value of each channel
+    low: np.ndarray | float = math.inf      # of each cell of the predicted fields, over all frames
+    high: np.ndarray | float = -math.inf
 
 
 def _scan(data: Trajectories) -> _Scan:
@@ -158,6 +160,8 @@ def _scan(data: Trajectories) -> _Scan:
                 continue
             flat = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
             scan.lowest = np.minimum(scan.lowest, flat.min(1))
+            moving = u[:, len(task.inputs):][:, :len(task.moving)]
+            scan.low, scan.high = np.minimum(scan.low, moving.min(0)), np.maximum(scan.high, moving.max(0))
             if (flat.max(1) == flat.min(1)).all():
                 scan.constant.append(i)
             elif problem := writing.add(i, u):
@@ -223,6 +227,13 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
         yield Finding(
             "info", f"{scan.frozen_share:.0%} of the frames equal the one before", where,
             "nothing if the field has come to rest; persistence will look good, so compare with it")
+    inside = (slice(None), *[slice(1, -1)] * task.ndim)   # cells at the ends of an axis may be on walls
+    still = np.reshape(np.equal(scan.low, scan.high)[inside], (len(task.moving), -1)).mean(1)
+    for name, share in zip(task.moving, still, strict=True):
+        if SHARE < share < 1:
+            yield Finding("info", f"{share:.0%} of the cells of {name} hold one number in every frame of "
+                          "every trajectory", where, "nothing if these are walls, solids or land; else they "
+                          "were never written")
     for check in () if scan.not_finite else task.checks:
         yield from check(data, scan)
 

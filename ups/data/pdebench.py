@@ -137,6 +137,8 @@ class Trajectories:
         for array, part in layout.parts(out):
             for name, at, rows in layout.places(first, last, self.groups):
                 dataset, lead = layout.dataset(file, array, name)
+                if name:   # a group; arrays that hold all trajectories were looked at when described
+                    require_written(dataset, self.path, AGAIN)
                 self._fill(dataset, array, part[rows].reshape(-1, *part.shape[1:]), lead, at, frames)
         return out
 

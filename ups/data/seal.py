@@ -22,7 +22,7 @@ def read_seal(path: Path) -> dict[str, Any]:
         text, checksum = block[:-4], int.from_bytes(block[-4:], "little")
         try:
             is_sealed = len(block) == SEAL_BYTES and zlib.crc32(text) == checksum and text.startswith(MAGIC)
-            seal = json.loads(text[len(MAGIC):].rstrip(b"\0")) if is_sealed else {}
+            seal = json.loads(text[len(MAGIC):].rstrip(b"\0").decode()) if is_sealed else {}
             is_sealed = {"format", "size", "latents", "digest"} == seal.keys() and all(
                 isinstance(at, int) and isinstance(num, int) for at, num in seal["latents"])
         except (ValueError, TypeError, AttributeError):   # a seal of something else

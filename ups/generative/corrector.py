@@ -28,6 +28,7 @@ from ups.generative.limits import WaveLimits
 from ups.generative.observation import LinearPosterior
 from ups.generative.waves import Waves
 from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_linear
+from ups.models.described import CORRECTOR, CORRECTOR_HEAD, require_kinds
 from ups.models.warm import take_maps
 from ups.precision import autocast
 from ups.tasks import described_task
@@ -105,6 +106,7 @@ class CorrectorHead(nn.Module):
     def __init__(self, description: dict[str, Any], model: ModelConfig):
         super().__init__()
         task = described_task(description)
+        require_kinds(description, CORRECTOR_HEAD, task.name)
         self.name, self.boundary = task.name, task.boundary
         dim, num_conditions = description["dim"], description["num_conditions"]
         for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
@@ -214,6 +216,7 @@ class Corrector(TaskNetwork):
 
     def __init__(self, description: dict[str, Any]):
         super().__init__(description, CorrectorHead)
+        require_kinds(description, CORRECTOR, "a corrector")
         if (steps := description.get("sampler_steps", 1)) not in range(1, MOST_SAMPLER_STEPS + 1):
             raise ValueError(f"a corrector takes {steps!r:.80} steps a draw; expected 1 to "
                              f"{MOST_SAMPLER_STEPS}. Train it with fewer sampler_steps.")

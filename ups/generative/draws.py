@@ -11,15 +11,17 @@ mid_angle in their config.json.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.data.tokenizer import Tokenizer
+from ups.files import DamagedError
 from ups.generative.conditions import FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
@@ -96,7 +98,22 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
     draws. Raises as `stage_of_run` and `load_corrector`."""
     stage, evaluations = WAYS[name]
     stage_of_run(run_dir, stage)
-    return Sampler(load_corrector(run_dir / stage, device, operator), evaluations)
+    network = load_corrector(run_dir / stage, device, operator)
+    if not evaluations and "sampler_steps" not in network.description:
+        raise DamagedError(f"{run_dir / stage} does not say in how many steps it draws; expected "
+                           f"sampler_steps in its config.json. Run make {stage}.")
+    for task in (name for name, head in network.heads.items() if head.waves is not None):
+        _require_fit(network.heads[task].description, StateConditions(operator, task).description,
+                     run_dir / stage)
+    return Sampler(network, evaluations)
+
+
+def _require_fit(head: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    """Raise DamagedError, by name, where a head is not made for the operator that it corrects."""
+    for key, value in wanted.items():
+        if head.get(key, value) != value:
+            raise DamagedError(f"{folder} has {key} {head[key]!r:.80} of {head['name']}; expected "
+                               f"{value!r:.80}, as its operator has. Run make {folder.name}.")
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from ups.models.backbone import zero_linear
 from ups.models.bases.base import Known
 from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, given
+from ups.models.described import CODEC, HEAD, require_base, require_codec, require_kinds
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import described_task
 from ups.transfer import send
@@ -44,6 +45,11 @@ class TaskHead(nn.Module):
             raise ValueError(f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
                              f"{wrong[0]} they were trained on; expected "
                              f"{known.get(wrong[0], 'what this version records')}. {AGAIN}")
+        require_kinds(description, HEAD, self.name)
+        for codec in ("codec", "input_codec"):
+            require_kinds(description[codec] or {}, CODEC, f"{self.name} ({codec})")
+        require_codec(description["codec"], self.task.fields, self.name)
+        require_base(description["base"], len(description["parameters"]), self.name)
         self.history, self.bundle = description["history"], description["bundle"]
         self.description = description
         frame = description["dt"] / description.get("time_unit", 1.0)

@@ -5,16 +5,17 @@ import math
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from ups.stored.store import Store, Stored, checked, library, require_unpackable
 
+MOST_HEADER_BYTES = 10_000   # of an array, as NumPy takes at most
 HEADER_BYTES = 30   # of a file within a zip, before its name and its extra field, whose lengths end it
 MATLAB_NUMBERS = ("double", "single", "logical",
                   *[f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)])
@@ -45,7 +46,7 @@ class Npy(Arrays):
     is_single = True
 
     def __init__(self, path: Path):
-        rows = checked(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False), ".npy file")
+        rows = checked(path, lambda: _whole(path), ".npy file")
         super().__init__(path, {path.stem: rows})
 
 
@@ -99,32 +100,48 @@ def _members(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of an .npz file: mapped, or unpacked where they are compressed."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         for entry in archive.infolist():
-            name = entry.filename.removesuffix(".npy")
-            is_mapped = entry.compress_type == zipfile.ZIP_STORED
-            if is_mapped:
+            name, size = entry.filename.removesuffix(".npy"), entry.file_size
+            if entry.compress_type == zipfile.ZIP_STORED:
                 file.seek(entry.header_offset + HEADER_BYTES - 4)
                 lengths = np.frombuffer(file.read(4), "<u2")
-                begin = file.seek(int(lengths.sum()), 1)
-            else:
-                begin = 0
-                require_unpackable(path, name, 0, entry.file_size, entry.compress_size)
-            with nullcontext(file) if is_mapped else archive.open(entry) as member:
-                version = npy.read_magic(member)
-                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                shape, is_fortran, dtype = read(member)
-                if dtype.hasobject:
-                    raise ValueError(f"{path} holds {entry.filename} of Python objects; expected numbers. "
-                                     f"Write numbers.")
-                order, size = "F" if is_fortran else "C", dtype.itemsize * math.prod(shape)
-                start = member.tell() - begin
-                if start + size != entry.file_size:
-                    raise ValueError(f"{path} holds {entry.filename} of {entry.file_size} bytes, and its "
-                                     f"header speaks of {dtype} of shape {shape}; expected these alone. "
-                                     "Write it again.")
-                if is_mapped and shape:
-                    yield name, np.memmap(path, dtype, "r", member.tell(), shape, order)
-                else:
-                    yield name, np.frombuffer(member.read(size), dtype).reshape(shape, order=order)
+                file.seek(int(lengths.sum()), 1)
+                yield name, _array(path, file, entry.filename, size)
+                continue
+            require_unpackable(path, name, 0, size, entry.compress_size)
+            with archive.open(entry) as member:
+                yield name, _array(path, member, entry.filename, size, is_mapped=False)
+
+
+def _whole(path: Path) -> np.ndarray:
+    """The array of an .npy file, mapped."""
+    with path.open("rb") as file:
+        return _array(path, file, path.name)
+
+
+def _array(path: Path, file: IO[bytes], name: str, size: int = 0, is_mapped: bool = True) -> np.ndarray:
+    """The array whose header is next in `file`, mapped or read. size: bytes of both, if that is known. Raises
+    ValueError for one of Python objects."""
+    begin = file.tell()
+    is_first = npy.read_magic(file) == (1, 0)
+    start = file.tell()
+    length = int.from_bytes(file.read(2 if is_first else 4), "little")
+    if length > MOST_HEADER_BYTES:   # else read, of whatever size, before it is looked at
+        raise ValueError(f"a header of {length} bytes")
+    file.seek(start)
+    try:
+        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+        shape, is_fortran, dtype = read(file)
+    except TokenError as error:   # of NumPy's reader for the headers of Python 2
+        raise ValueError(f"a header that is no dictionary, {error}") from error
+    if dtype.hasobject:
+        raise ValueError(f"{path} holds {name} of Python objects; expected numbers. Write numbers.")
+    if size and file.tell() + math.prod(shape) * dtype.itemsize != begin + size:
+        raise ValueError(f"{path} holds {name} of {size} bytes, and its header speaks of {dtype} of shape "
+                         f"{shape}; expected these alone. Write it again.")
+    order = "F" if is_fortran else "C"
+    if is_mapped and shape:
+        return np.memmap(path, dtype, "r", file.tell(), shape, order)
+    return np.frombuffer(file.read(dtype.itemsize * math.prod(shape)), dtype).reshape(shape, order=order)
 
 
 @lru_cache(maxsize=256)

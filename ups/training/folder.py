@@ -22,7 +22,9 @@ import yaml
 
 from ups.config import STAGES, Config, read_yaml, to_dict
 from ups.files import (
+    NO_ACCESS,
     DamagedError,
+    in_words,
     is_at,
     lock,
     read_record,
@@ -228,9 +230,9 @@ class StageFolder:
         """
         until, refusal = time.monotonic() + wait_s, ""
         while not refusal:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / LOCK).open("a")
             try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = (self.path / LOCK).open("a")
                 lock(self._lock, self.path / LOCK)
                 if self.is_own():   # else it was removed while we waited
                     self.examine()   # who had the lock until now may have started something else
@@ -241,7 +243,12 @@ class StageFolder:
                 if time.monotonic() > until:
                     refusal = (f"another process is training in {self.path}; expected one at a time. Wait "
                                f"for it, or end it.")
-            self._lock.close()
+            except OSError as error:
+                if error.errno not in NO_ACCESS:
+                    raise
+                refusal = in_words(error)
+            if self._lock is not None:
+                self._lock.close()
             time.sleep(0.1)
         self._lock = None   # nothing of this process is written here
         return refusal

@@ -283,6 +283,7 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
 def launcher(arguments: list[str]) -> int:
     """Run `accelerate launch`; its exit code."""
     from accelerate.commands import launch
+    from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -298,6 +299,11 @@ def launcher(arguments: list[str]) -> int:
         code = error.returncode
     except SignalException as error:
         return 128 + error.sigval
+    except (ConnectionError, DistNetworkError) as error:   # the address or the port is not free
+        tell("failed", kind="configuration", code=2, cause=(
+            f"{' '.join(str(error).split())[:200]}; expected a free port on this machine. Set PORT= of "
+            f"cluster/node.sh on all machines, or --main_process_port"))
+        return 2
     if code < 0:   # by a signal, so the rank could not say so itself
         print(f"launcher: {who} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
     return int(code != 0)

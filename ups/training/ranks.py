@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ups import __version__
 from ups.config import ROOT, TrainConfig
+from ups.files import in_words, is_out_of_memory
 from ups.training.folder import StageFolder, dotted
 from ups.training.guard import EXIT_STOPPED, Guard
 from ups.training.processes import outlive_readers, tell
@@ -49,6 +50,12 @@ class StageError(RuntimeError):
     def __init__(self, cause: str, kind: str, advice: str, is_agreed: bool = True) -> None:
         super().__init__(cause)
         self.kind, self.advice, self.is_agreed = kind, advice, is_agreed
+
+
+def cause_of(error: BaseException) -> str:
+    """The kind and the message of an error, on one line."""
+    what = in_words(error) if is_out_of_memory(error) else error   # of disks the advice says more
+    return " ".join(f"{type(error).__name__}: {what}".split())
 
 
 class Preempted(SystemExit):
@@ -180,7 +187,7 @@ class Ranks:
 
     def record(self, error: BaseException, kind: str = "error") -> str:
         """Print the traceback of a failure of this rank, write errors/rankN.json; the cause as one line."""
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        cause = cause_of(error)
         traceback.print_exception(error)
         self.write_error(kind, cause, "".join(traceback.format_exception(error)))
         return cause
@@ -321,7 +328,7 @@ def _report(error: BaseException) -> int:
     """Say what happened, in the log folder and on one last line; the exit code."""
     ranks = Ranks.active
     kind = getattr(error, "kind", "interrupted" if isinstance(error, KeyboardInterrupt) else "error")
-    rank, cause = int(os.environ.get("RANK", 0)), " ".join(f"{type(error).__name__}: {error}".split())
+    rank, cause = int(os.environ.get("RANK", 0)), cause_of(error)
     if ranks is None or not ranks.folder.is_open:  # nothing was started: the message says all
         code = 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
         if code == 1 and not isinstance(error, StageError):

@@ -78,7 +78,7 @@ def read_header(path: Path, do: str) -> Sizes:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, MOST_RECORD_BYTES):
                 raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length).decode())   # json would guess the codec, and import it
         sizes, spans = {}, []
         for name, entry in header.items():
             if name != "__metadata__":

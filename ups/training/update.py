@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ups.config import OptimConfig, TrainConfig
+from ups.files import is_out_of_memory
 from ups.training import strategies
 from ups.training.folder import MEMORY
 from ups.training.optim import (
@@ -54,16 +55,6 @@ def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
     while device.type == "cpu" and not work.is_completed() and time.perf_counter() < until:
         os.sched_yield()
     work.wait()
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a smaller micro-batch can cure `error`.
-
-    An asynchronous CUDA error is not curable: the context is lost.
-    """
-    texts = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    return (isinstance(error, (torch.OutOfMemoryError, MemoryError))
-            or isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
 
 
 def torch_random_state(device: torch.device) -> list[Tensor]:
@@ -277,8 +268,9 @@ class Updates:
             saved = ("start (no checkpoint was written yet)" if self.saved is None
                      else f"checkpoint of step {self.saved}")
             raise StageError(f"{in_row} updates in a row were not finite, none was applied", "non_finite",
-                             f"The same command continues from the {saved}. Lower {section}.optim.muon_lr "
-                             f"and adamw_lr, or look at the data with the doctor.")
+                             f"The same command continues from the {saved} at the same rates. Look at the "
+                             f"data with make doctor. Lower {section}.optim.muon_lr and adamw_lr in a run of "
+                             f"another name (RUN= of make): this one is refused with other rates.")
 
     # ---------------------------------------------------------------- state
 

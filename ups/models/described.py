@@ -1,0 +1,113 @@
+"""The kinds of the values in the description of a network, which may be a stranger's.
+
+A network computes with these values long after it was built, so that one of another kind would be an error
+of torch in the middle of a forecast.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Check = Callable[[Any], bool]
+Rows = dict[str, tuple[Check, str]]   # key: (what its value must pass, in words)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    return is_whole(value) and value > 0
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def each(check: Check, num: int | None = None) -> Check:
+    """Of a list, of `num` entries where that is given."""
+    return lambda value: (isinstance(value, (list, tuple)) and num in (None, len(value))
+                          and all(map(check, value)))
+
+
+def is_tree(value: Any) -> bool:
+    """Whole numbers in lists in lists."""
+    return is_whole(value) or each(is_tree)(value)
+
+
+def is_ranges(value: Any) -> bool:
+    """Name -> [smallest, largest]."""
+    return (isinstance(value, Mapping) and all(map(is_text, value))
+            and all(each(is_number, 2)(span) and span[0] <= span[1] for span in value.values()))
+
+
+def is_size(value: Any) -> bool:
+    return is_number(value) and value >= 0
+
+
+def is_table(value: Any) -> bool:
+    """Numbers, or rows of them."""
+    return each(is_number)(value) or each(each(is_number))(value)
+
+
+COUNT, WHOLE, FLAG = (is_count, "a count"), (is_whole, "a whole number"), (is_flag, "true or false")
+NUMBER, NAMES, CELLS = (is_number, "a number"), (each(is_text), "names"), (each(is_count), "counts")
+CHANNELS = (each(is_whole), "numbers of channels")
+HEAD: Rows = {
+    "history": COUNT, "bundle": COUNT, "horizon": COUNT, "dt": (is_size, "a time"), "time_unit": NUMBER,
+    "parameters": (is_ranges, "the smallest and largest value by name"),
+    "parameter_values": (is_table, "numbers"), "network_share": NUMBER, "is_conservative": FLAG,
+}
+CODEC: Rows = {"space": CELLS, "patch": COUNT, "fields": NAMES, "positive": NAMES}
+BASE: Rows = {
+    "num_values": WHOLE, "num_parameters": WHOLE, "num_channels": WHOLE, "num_inputs": WHOLE, "degree": WHOLE,
+    "history": WHOLE, "reach": WHOLE, "num_moving": WHOLE, "num_steps": WHOLE, "space": CELLS,
+    "lengths": (each(is_number), "numbers"), "cell": (each(is_number), "numbers"), "dt": NUMBER,
+    "frame": NUMBER, "terms": (is_tree, "whole numbers in lists"), "positive": CHANNELS,
+    "vorticity": CHANNELS, "driven": CHANNELS, "vectors": (each(each(is_whole)), "lists of channels"),
+    "walls": (each(each(is_number)), "lists of numbers"),
+}
+CORRECTOR_HEAD: Rows = {"drawn_error": (is_size, "a size"), "dim": COUNT, "num_conditions": COUNT,
+                        "num_features": WHOLE, "tokens": CELLS, "fields": CELLS}
+CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
+
+
+def require_kinds(description: Mapping[str, Any], rows: Rows, what: str) -> None:
+    """Raise ValueError, by name, for a value of another kind than its row says."""
+    for key, (check, expected) in rows.items():
+        if key in description and not check(description[key]):
+            raise ValueError(f"the weights of {what} say {description[key]!r:.80} of {key}; expected "
+                             f"{expected}. Take another copy of them, or train again.")
+
+
+def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) -> None:
+    """Raise ValueError unless a codec has the fields of its task, and takes logarithms of its own alone."""
+    if len(codec["fields"]) != len(fields) or not set(codec["positive"]) <= set(codec["fields"]):
+        raise ValueError(f"the weights of {what} say {codec['fields']!r:.80} of its fields and "
+                         f"{codec['positive']!r:.80} of those above zero; expected {list(fields)!r:.80}. "
+                         f"Take another copy of them.")
+
+
+def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> None:
+    """Raise ValueError unless the settings of a base, and of each part of one that has parts, are of their
+    kinds and for as many parameters as the weights have."""
+    settings = base["settings"]
+    require_kinds(settings, BASE, f"{what} (base)")
+    if settings.get("num_parameters", num_parameters) != num_parameters:
+        raise ValueError(f"the weights of {what} are of {num_parameters} parameters and their base of "
+                         f"{settings['num_parameters']}; expected as many. Take another copy of them.")
+    for part in settings.get("parts", ()):
+        require_base(part, num_parameters, what)
+    for powers, factors in settings.get("terms", ()):
+        if max([len(powers), *(1 + channel for channel, _ in factors)]) > settings["num_channels"]:
+            raise ValueError(f"the weights of {what} have a term of a channel beyond the "
+                             f"{settings['num_channels']} of its base; expected one of these. Take "
+                             f"another copy of them.")
