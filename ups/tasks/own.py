@@ -20,7 +20,8 @@ MOST_LETTERS = 64   # bytes, of a name: that of a file has 255, with what is put
 # attributes of torch's ModuleDict, which takes no module of such a name
 TORCH = re.compile("_.*|(get|named|register|set|requires|share|to|zero)_.*|T_destination|add_module|apply"
                    "|bfloat16|buffers|call_super_init|children|clear|compile|[cimx]pu|cuda|double"
-                   "|dump_patches|eval|extra_repr|float|forward|half|items|keys|load_state_dict|modules|mtia|parameters|pop"
+                   "|dump_patches|eval|extra_repr|float|forward|half|items|keys|load_state_dict|modules|mtia"
+                   "|parameters|pop"
                    "|state_dict|to|train|training|type|update|values")
 BEYOND = 1e-3   # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
