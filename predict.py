@@ -11,8 +11,11 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
     python predict.py --run runs/small --task burgers1d_forced --input my.h5 --output out.h5 --members 16
 """
 
-import os
+import math
 import re
+import shutil
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from ups.data.layout import layout_of
 from ups.data.own import open_input
 from ups.data.own_writer import write_own
 from ups.data.pdebench import Trajectories, open_data
-from ups.files import flush
+from ups.files import flush, place_new
 from ups.labelled import CLOSE
 from ups.solvers import solvers_named
 
@@ -84,6 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
     output, folder = args.output, args.output.absolute().parent
     if output.exists() or not folder.is_dir():
         raise ValueError(f"--output is {output}; expected a new file in an existing folder. Name another.")
+    if args.frames < 1 or args.members < 0:
+        raise ValueError(f"--frames is {args.frames} and --members {args.members}; expected at least 1 "
+                         f"frame, and 0 members or more. Correct them.")
 
     # ---- model
     model = ups.load(args.run, args.device, solvers_named(args.solver))
@@ -104,6 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
     is_near = shown == 1 or abs(source.dt - known["dt"]) <= CLOSE * known["dt"]   # times in files are float32
     options = {"parameters": values, "num_frames": 1 if is_steady else args.frames, "resample": args.resample,
                "extrapolate": args.extrapolate, "dt": None if is_near else source.dt}
+    size, free = 4 * len(rows) * repeats * num_frames * math.prod(
+        (len(known["fields"]), *source.space)), shutil.disk_usage(folder).free
+    if size > free:
+        raise ValueError(f"the forecast takes {size:.3g} bytes and {folder} has room for {free:.3g}; "
+                         f"expected less. Ask for fewer --frames, --members or --rows, or free space.")
     settings = generation_settings(
         args.task, f"forecast of {model.operator.record['model_sha256']}", seed=args.seed,
         num_trajectories=len(rows) * repeats, resolution=source.space[0], num_frames=num_frames,
@@ -148,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
                 times = file[layout.coordinate("t", name)]   # those that follow the input's
                 begin = source.coordinates["t"][shown - context]
                 times[...] = begin + known["dt"] * np.arange(times.shape[-1])
-        os.replace(path, output)
+        place_new(path, output)
 
     # ---- finish
     flush(folder)
@@ -157,4 +168,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))   # by way of main's clean-up
     run_script(main, "predict.py")

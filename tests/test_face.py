@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 import warnings
 from datetime import timedelta
@@ -466,6 +468,8 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
 
 @pytest.mark.parametrize(("change", "text"), [
     (["--rows", "5:2"], "--rows is '5:2'; expected FIRST:LAST with 0 <= FIRST < LAST <= 24"),
+    (["--frames", "-2"], "--frames is -2 and --members 0; expected at least 1 frame"),
+    (["--frames", "2000000000"], r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less"),
     (["--rows", "all"], "--rows is 'all'; expected"),
     (["--shown", "99"], "--shown is 99; expected at least 1, the history of burgers1d, and at most 16"),
     (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
@@ -513,3 +517,31 @@ def test_what_pip_installs_is_what_requirements_say_and_every_folder_of_ups():
     others = {".".join(path.relative_to(ROOT).parts) for path in (ROOT / "ups").rglob("*") if path.is_file()
               and path.suffix not in (".py", ".pyc")}
     assert listed == others
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_predict_and_leaves_nothing(folder, tmp_path, number):
+    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
+    process = subprocess.Popen([sys.executable, "predict.py", "--run", str(folder / "tiny"), "--task", "burgers1d", "--input",
+                                str(data), "--output", str(tmp_path / "o.h5"), "--frames", "20000"], cwd=ROOT,
+                               stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not [*tmp_path.iterdir()]:   # until it writes
+        time.sleep(0.05)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number and "Traceback" not in said and not [*tmp_path.iterdir()]
+
+
+def test_of_two_writers_of_one_output_the_second_is_refused(folder, tmp_path, monkeypatch):
+    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
+    out, write = tmp_path / "out.h5", predict.write_data
+
+    def while_another_writes(path, *arguments, **options):
+        write(path, *arguments, **options)
+        out.write_text("another's")
+
+    monkeypatch.setattr(predict, "write_data", while_another_writes)
+    with pytest.raises(FileExistsError, match="out.h5 was made by another process meanwhile; expected a new file"):
+        predict.main(["--run", str(folder / "tiny" / "operator"), "--task", "burgers1d", "--input", str(data), "--output",
+                      str(out)])   # of the operator's folder: it has all that a forecast needs
+    assert out.read_text() == "another's" and [*tmp_path.iterdir()] == [out]

@@ -146,6 +146,19 @@ def replacing(path: Path) -> Iterator[Path]:
     flush(path.parent)
 
 
+def place_new(path: Path, target: Path) -> None:
+    """Name a finished file `target`, which must not be there. Raises FileExistsError if another process made
+    it meanwhile."""
+    try:
+        os.link(path, target)   # where a rename would replace it
+        path.unlink()
+    except FileExistsError as error:
+        raise FileExistsError(f"{target} was made by another process meanwhile; expected a new file. Name "
+                              f"another.") from error
+    except OSError:   # a file system without hard links
+        os.rename(path, target)
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the whole new one."""
     with replacing(path) as temporary:

@@ -34,7 +34,7 @@ def model():
     ({"parameters": {"Nu": HIDDEN}}, "was given Nu = nan; expected 0.01 to 0.1"),
     ({"parameters": HIDDEN}, "was given Nu = nan; expected 0.01 to 0.1"),
     ({"dt": "0.05"}, "was given the time step 0.05; expected 0.05"),
-], ids=str)
+])
 def test_a_forecast_refuses_what_is_no_number_of_its_kind(model, given, words):
     with pytest.raises(ValueError, match=words) as caught:
         model.forecast("burgers1d", **({"u0": U0, "parameters": NU} | given))
