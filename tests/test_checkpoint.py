@@ -39,6 +39,19 @@ def test_no_checkpoint_at_all_is_none(tmp_path):
     assert make(tmp_path).newest() is None
 
 
+def test_a_half_written_folder_where_a_checkpoint_goes_is_replaced_and_a_step_can_be_saved_twice(tmp_path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 5)
+    for folder in (checkpoints.path(10), checkpoints.directory / ".tmp-000000010"):
+        folder.mkdir()
+        (folder / "rank_7.pt").write_bytes(b"half")
+    for _ in range(2):
+        save(checkpoints, 10)
+        assert checkpoints.newest()["step"] == 10 and sorted(path.name for path in checkpoints.path(10).iterdir()) == [
+            "manifest.json", "rank_0.pt", "shared.pt"]
+    assert saved_steps(checkpoints.directory) == [10, 5] and not [*checkpoints.directory.glob(".tmp*")]
+
+
 def test_pruning_keeps_the_newest_ones(tmp_path):
     checkpoints = make(tmp_path, keep=2)
     for step in (5, 10, 15, 20):

@@ -116,6 +116,19 @@ def test_a_killed_run_resumes_bitwise(tmp_path, reference2, world):
     same_run(whole, resumed)
 
 
+def test_three_kills_within_one_epoch_resume_bitwise(tmp_path):
+    """Five steps are an epoch: the order of rows is that of the epoch, wherever in it a run continues."""
+    often = {"world": 2, "options": {"dropout": True}}
+    whole = launch(tmp_path / "whole", "operator.train.save_every=1", **often)
+    for step in (11, 12, 13):
+        killed = launch(tmp_path / "cut", "operator.train.save_every=1", fault={"kind": "kill", "rank": step % 2, "step": step},
+                        **often)
+        assert killed.codes[step % 2] == -9 and all(killed.codes), killed.logs
+    resumed = launch(tmp_path / "cut", "operator.train.save_every=1", **often)
+    assert resumed.codes == [0, 0] and "resumed at step 13" in resumed.logs[0], resumed.logs
+    same_run(whole, resumed)
+
+
 def test_a_checkpoint_between_two_logs_keeps_the_window_of_each_rank(tmp_path):
     settings = ["operator.train.log_every=4"]
     whole = launch(tmp_path / "whole", *settings, world=2)
