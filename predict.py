@@ -12,24 +12,23 @@ Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the n
 """
 
 import math
-import re
 import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 import ups
+from ups.arguments import parameters_of, rows_of
 from ups.config import DRY_RUN, read_command, run_script
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.own import open_input
 from ups.data.own_writer import write_own
-from ups.data.pdebench import Trajectories, open_data
+from ups.data.pdebench import open_data
 from ups.files import flush, place_new
 from ups.labelled import CLOSE
 from ups.solvers import solvers_named
@@ -56,29 +55,6 @@ OPTIONS = {
     "--device": {"default": "cpu"},
     **DRY_RUN,
 }
-
-
-def rows_of(text: str, num: int) -> range:
-    """FIRST:LAST as rows of a file of num. Raises ValueError."""
-    match = re.fullmatch(r"(\d*):(\d*)", text)
-    rows = range(int(match[1] or 0), int(match[2] or num)) if match else range(0)
-    if not rows or rows.stop > num:
-        raise ValueError(f"--rows is {text!r}; expected FIRST:LAST with 0 <= FIRST < LAST <= {num}, as the "
-                         "input has so many trajectories. Give such a range, or leave it out.")
-    return rows
-
-
-def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories) -> dict[str, float] | None:
-    """The values of the parameters that the model is shown, of the command line or else of the file."""
-    try:
-        named = {name: float(value) for name, value in (text.split("=") for text in given)}
-    except ValueError:
-        raise ValueError(f"--parameters is {' '.join(given)!r}; expected NAME=VALUE, such as Nu=0.01, of "
-                         f"{', '.join(known) or 'none'}. Correct it.") from None
-    values = {name: source.attributes[name] for name in known if name in source.attributes} | named
-    if source.parameter is not None and known:
-        values.setdefault(next(iter(known)), source.parameter)
-    return values or None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -162,7 +162,10 @@ def test_a_parameter_of_any_size_is_refused_where_it_was_not_fitted(made):
     for size in (1e-20, 1.0, 1e20):
         for low in (-1.0, 0.5):
             values = [low * size, 2 * size]
-            head = TaskHead({**facts["description"], "parameters": {"q": values}, "parameter_values": values}, width=1)
+            base = facts["description"]["base"]
+            of_one = {**base, "settings": {**base["settings"], "num_parameters": 1}}
+            head = TaskHead({**facts["description"], "parameters": {"q": values}, "parameter_values": values, "base": of_one},
+                            width=1)
             for value in values:
                 assert int(head.known(torch.tensor([[value]], dtype=torch.float64)).index) == values.index(value)
             with pytest.raises(ValueError, match="expected one of"):

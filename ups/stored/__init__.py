@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 
 from ups.stored.hdf5 import Hdf5
-from ups.stored.store import Store, Stored, natural
+from ups.stored.store import Store, Stored, checked, natural
 
 __all__ = ["Store", "Stored", "natural", "open_store"]
 
@@ -47,10 +47,9 @@ def open_store(path: str | Path) -> Store:
     elif first.startswith(b"\x93NUMPY"):
         from ups.stored.numpy_files import Npy as kind
     elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
         from ups.stored.numpy_files import Npz, Torch
-        kind = Torch if is_torch else Npz
+        names = checked(path, lambda: _members(path), ".npz file")
+        kind = Torch if any(name.endswith("/data.pkl") for name in names) else Npz
     elif first.startswith(b"MATLAB 5"):
         from ups.stored.numpy_files import Matlab as kind
     elif first.startswith(b"\x80\x02"):   # what torch wrote before version 1.6
@@ -59,3 +58,8 @@ def open_store(path: str | Path) -> Store:
         raise ValueError(f"{path} begins with {first!r}; expected {KINDS}. Write the arrays into one of "
                          f"these, such as np.save.")
     return kind(path)
+
+
+def _members(path: Path) -> list[str]:
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist()

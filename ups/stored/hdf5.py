@@ -34,6 +34,9 @@ class Hdf5(Store):
     @property
     def is_netcdf(self) -> bool:
         """Whether a netCDF library wrote it, so that the names of axes may be arrays without numbers."""
+        return checked(self.path, self._has_netcdf_marks, "HDF5 file")
+
+    def _has_netcdf_marks(self) -> bool:
         if "_NCProperties" in self.file.attrs:   # since 2016
             return True
         own = [name for name in islice(self.file, MOST_LOOKED_AT)
