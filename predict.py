@@ -22,8 +22,8 @@ import h5py
 import numpy as np
 
 import ups
-from ups.arguments import parameters_of, rows_of
 from ups.config import DRY_RUN, read_command, run_script
+from ups.data.arguments import parameters_of, rows_of
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.own import open_input

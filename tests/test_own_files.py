@@ -233,8 +233,18 @@ def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
     config, source, found = read(tmp_path, section(tmp_path, files=str(tmp_path / "b.h5"), cut=4))
     runs = {name: {*(rows // 2).tolist()} for name, rows in split_of(config, "ks", [source]).items()}
     assert len(found) == 24 and not runs["test"] & (runs["train"] | runs["val"])
+    write(tmp_path / "a.h5", u=run[:12])   # three windows
+    _, source, _ = read(tmp_path, {**cut, "files": str(tmp_path / "a.h5")})
+    for shares in ((0.1, 0.1), (0.1, 0.4), (0.4, 0.4)):   # no window is in two parts, whatever is asked
+        try:
+            parts = source.split(*shares)
+        except ValueError as error:
+            assert "its windows leave none for train" in str(error)
+        else:
+            assert sorted(np.concatenate([*parts.values()])) == [0, 1, 2]
+    write(tmp_path / "a.h5", u=run)
     with pytest.raises(ValueError, match="task.ks.cut: it is 44; expected 2 to 43, the frames of a run. Write cut: 2"):
-        read(tmp_path, {**cut, "cut": 44})
+        read(tmp_path, {**cut, "files": str(tmp_path / "a.h5"), "cut": 44})
 
 
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):

@@ -247,3 +247,37 @@ def test_a_group_that_was_declared_and_not_written_is_refused(tmp_path):
     source = open_data(tmp_path / "a.h5", "diff_react2d")
     with pytest.raises(ValueError, match="0 of 163840 bytes of /0003/data are there; expected all"):
         source.read(0, N)
+
+
+@pytest.mark.parametrize("array", ["u", "nu", "x", "0001/u"])
+def test_arrays_that_are_used_are_whole_and_others_need_not_be(tmp_path, array):
+    said = {"files": str(tmp_path / "a.h5"), "boundary": "periodic", "dt": 0.1, "parameters": {"nu": "nu"},
+            "layout": {"*/u": ["time", "x"]} if "/" in array else {"u": ["trajectory", "time", "x"]}}
+    if array != "x":
+        said["domain"] = [0, 1]
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": said}}), encoding="utf-8")
+    for is_whole in (True, False):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file.create_dataset("unused", (3,), "f4", chunks=(1,))   # nothing of it was written
+            stored = {f"{i:04d}/u": u for i, u in enumerate(waves())} if "/" in array else {"u": waves()}
+            for name, values in {**stored, "nu": np.linspace(1, 2, N), "x": (np.arange(X) + 0.5) / X}.items():
+                if name == array and not is_whole:
+                    file.create_dataset(name, values.shape, "f4", chunks=values.shape)
+                else:
+                    file[name] = values
+        if is_whole:
+            open_user(load_config(path), "mine")
+        else:
+            with pytest.raises(ValueError, match=f"0 of 1 chunks of /{array} are there; expected all"):
+                open_user(load_config(path), "mine")
+
+
+def test_netcdf_4_is_whole(tmp_path):
+    xarray.Dataset({"u": (("b", "t", "x"), waves())}).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    with h5py.File(tmp_path / "a.nc", "a") as file:
+        file.create_dataset("v", (N,), "f4", chunks=(1,)).dims[0].attach_scale(file["b"])
+    with open_store(tmp_path / "a.nc") as store:
+        store.require_whole("u")
+        with pytest.raises(ValueError, match="0 of 6 chunks of /v are there; expected all"):
+            store.require_whole("v")

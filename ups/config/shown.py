@@ -32,7 +32,7 @@ def matches(key: str, pattern: str) -> list[str]:
     """The files of a pattern in natural order. Raises FileNotFoundError."""
     from ups.stored import natural  # imports h5py
 
-    literal = pattern.replace("[", "[[]")   # brackets may be of a name
+    literal = pattern.replace("[", "[[]")   # a name may have brackets
     found = sorted(glob.glob(pattern, recursive=True) or glob.glob(literal, recursive=True), key=natural)
     if not found:
         folder = Path(pattern).parent
@@ -104,6 +104,7 @@ def coordinate(store: "Store", places: Sequence[Place],
                 found = store.array(place)
                 if found is not None and found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
                     _require_no_larger(store, place, found.shape, places)
+                    store.require_whole(place)
                     values = np.asarray(store.read(place), np.float64)
                     values = values.ravel() if 1 in values.shape else values   # a column, or a row
                     if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):

@@ -217,7 +217,7 @@ def _word(store: Store, axis: str, size: int) -> str:
     if word not in WORDS and size == 1:
         return "single"
     place = coordinate(store, [], [axis]) if word not in WORDS else None
-    if place is None or store.array(place[0]).dtype.kind not in "fiu":
+    if place is None:
         return re.sub(r"\W", "_", word)
     steps = np.abs(np.diff(place[1]))
     return "channel" if np.ptp(steps) > UNEVEN * steps.mean() or _is_vertical(store, place[0]) else word

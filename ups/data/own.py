@@ -15,12 +15,7 @@ import numpy as np
 
 from ups.config.foreign import FOREIGN, is_well
 from ups.config.grid import flipped
-from ups.config.shown import (
-    NO_TIMES,
-    matches,
-    measure,
-    wrong,
-)
+from ups.config.shown import NO_TIMES, matches, measure, wrong
 from ups.data.own_checks import parameter_values, require_domain, require_shapes, step_of
 from ups.data.pdebench import Trajectories, split_sizes
 from ups.stored import Store, open_store
@@ -86,7 +81,7 @@ class OwnTrajectories:
         """Of every trajectory its initial condition: the number in the file, where files of equal length
         differ by a parameter, as published ones do; else of those whose first frames are the same to the last
         bit, as in a sweep over a parameter, the first. Where fewer than three differ, all are their own.
-        Windows of runs that were cut go by the run, or where these are few, by themselves.
+        Windows of a run that was cut have one together; where runs are few, each its own.
         """
         if self.is_cut:
             _, run = np.unique(self.rows[:, :2], axis=0, return_inverse=True)
@@ -173,9 +168,14 @@ class OwnTrajectories:
             windows = np.flatnonzero((self.rows[:, :2] == run).all(1))   # in the order of time
             num_val, num_test = (max(1, math.ceil(len(windows) * share - 1e-9))
                                  for share in (val_fraction, test_fraction))
-            ends = [len(windows) - num_val - num_test, len(windows) - num_test]
+            num_train = max(0, len(windows) - num_val - num_test)
+            ends = [num_train, max(num_train, len(windows) - num_test)]
             for name, some in zip(parts, np.split(windows, ends), strict=True):
                 parts[name] += some.tolist()
+        if empty := [name for name, rows in parts.items() if not rows]:
+            raise wrong(f"task.{self.task.name}.cut", f"its windows leave none for {empty[0]} with "
+                        f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
+                        "one at least for each part", "Cut into shorter windows, or lower these.")
         return {name: np.array(rows) for name, rows in parts.items()}
 
     def _fill(self, store: Store, file: OwnFile, place: Place, number: int, first_frame: int, out: np.ndarray,

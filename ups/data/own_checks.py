@@ -76,6 +76,7 @@ def require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) ->
                 raise wrong(f"{key}.files", f"{store.path} holds {what} {name}", f"{first.shape} as in "
                             f"{names[0]}", "Leave that group out, or write the file again: a run that broke "
                             "off is no trajectory.")
+            store.require_whole(name)
 
 
 def require_domain(key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]) -> None:

@@ -48,7 +48,7 @@ def open_store(path: str | Path) -> Store:
         from ups.stored.numpy_files import Npy as kind
     elif zipfile.is_zipfile(path):
         from ups.stored.numpy_files import Npz, Torch
-        names = checked(path, lambda: _members(path), ".npz file")
+        names = checked(path, lambda: _names_in_zip(path), ".npz file")
         kind = Torch if any(name.endswith("/data.pkl") for name in names) else Npz
     elif first.startswith(b"MATLAB 5"):
         from ups.stored.numpy_files import Matlab as kind
@@ -60,6 +60,6 @@ def open_store(path: str | Path) -> Store:
     return kind(path)
 
 
-def _members(path: Path) -> list[str]:
+def _names_in_zip(path: Path) -> list[str]:
     with zipfile.ZipFile(path) as archive:
         return archive.namelist()

@@ -22,6 +22,7 @@ class NetCdf(Store):
 
     def __init__(self, path: Path, engine: str):
         super().__init__(path)
+        self.engine = engine
         library(engine, path)
         xarray = library("xarray", path)
         said = {"engine": engine, "decode_times": False, "decode_coords": False, "cache": False}
@@ -51,6 +52,11 @@ class NetCdf(Store):
         if found.dtype.kind == "f" and "_FillValue" not in self.arrays[name].encoding:
             return np.where(found == found.dtype.type(UNWRITTEN), found.dtype.type(np.nan), found)
         return found
+
+    def require_whole(self, name: str) -> None:
+        if self.engine == "h5netcdf":   # scipy refuses a classic file that is too short
+            with Hdf5(self.path) as file:
+                file.require_whole(name)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self.arrays.get(name) if name else self.root

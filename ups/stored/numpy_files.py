@@ -76,6 +76,10 @@ class Torch(Arrays):
     def __init__(self, path: Path):
         import torch
 
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for entry in archive.infolist():
+                    require_unpackable(path, entry.filename, 0, entry.file_size, entry.compress_size)
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:

@@ -5,6 +5,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -89,6 +90,10 @@ class Store:
         """Nothing, where nothing is held open."""
 
     def names(self) -> list[str]:
+        return self._every_name
+
+    @cached_property
+    def _every_name(self) -> list[str]:
         kinds = {name: self._array(name).dtype.kind for name in self._names()}
         return sorted((f"{name}{part}" for name, kind in kinds.items()
                        for part in ([f".{part}" for part in PARTS] if kind == "c" else [""])), key=natural)
@@ -143,7 +148,10 @@ class Store:
         if is_attribute:
             return self.attributes(name).get(key)
         found = self.attributes().get(place)
-        return found if found is not None else self.read(place) if self.array(place) else None
+        if found is not None or self.array(place) is None:
+            return found
+        self.require_whole(place)
+        return self.read(place)
 
     def listing(self, most: int = 8) -> str:
         """What the file holds, in words."""

@@ -21,8 +21,7 @@ MOST_LETTERS = 64   # bytes, of a name: that of a file has 255, with what is put
 TORCH = re.compile("_.*|(get|named|register|set|requires|share|to|zero)_.*|T_destination|add_module|apply"
                    "|bfloat16|buffers|call_super_init|children|clear|compile|[cimx]pu|cuda|double"
                    "|dump_patches|eval|extra_repr|float|forward|half|items|keys|load_state_dict|modules|mtia"
-                   "|parameters|pop"
-                   "|state_dict|to|train|training|type|update|values")
+                   "|parameters|pop|state_dict|to|train|training|type|update|values")
 BEYOND = 1e-3   # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
 
