@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ups.models.bases.identify import MOST_STEPS, Identification, Model
+from ups.models.bases.identify import Identification, Model
 from ups.models.bases.selection import significant, solve
 from ups.progress import beat
 from ups.seeds import generator
@@ -122,7 +122,7 @@ class Drift:
         frames."""
         found, model = self.found, self.regressed()
         for turn in range(ROUNDS):
-            if not model.unknowns or (model := found.timed(model)).num_steps > MOST_STEPS:
+            if not model.unknowns or (model := found.timed(model)) is None:
                 return None
             every = list(range(len(model.unknowns)))
             for _ in range(NEWTON):

@@ -1,6 +1,7 @@
 """The equation itself: a right-hand side whose terms are found in the data, integrated between frames."""
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,9 @@ from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Base, Fit, Known, Samples
 from ups.models.bases.certainty import Certainty, of_drift, of_equation
 from ups.models.bases.drift import Drift
-from ups.models.bases.identify import MOST_STEPS, Identification, Model, terms_of
+from ups.models.bases.identify import Identification, Model, most_steps, terms_of
 from ups.models.bases.statement import described, stated
-from ups.models.bases.terms import WAVE, Term, Terms
+from ups.models.bases.terms import WAVE, Term, Terms, diagonal
 from ups.progress import note
 from ups.spectral import FieldTransform
 
@@ -28,8 +29,9 @@ class Equation(Base):
     terms (ups/models/bases/terms.py) and their weights are found in the data
     (ups/models/bases/identify.py). In logarithms the equations of a gas are of second order in (velocity,
     pressure / density, derivatives) and nothing loses its positivity; that is a lifting (Qian, Kramer,
-    Peherstorfer and Willcox 2020, arXiv 1912.08177) that needs no map back. Where is_stiff, even derivatives
-    of the own channel act by their exponential in the boundary's modes (Lawson 1967).
+    Peherstorfer and Willcox 2020, arXiv 1912.08177) that needs no map back. Where is_stiff, derivatives that
+    are diagonal in the boundary's modes act by their exponential (Lawson 1967): those of the own channel,
+    or where is_coupled all linear terms of all channels together, by a matrix per mode.
 
     weight: (values, C, terms), one equation per parameter value. low, high (C,): no state leaves them, so
     that what would blow up is bounded, wrong and not chosen.
@@ -40,64 +42,89 @@ class Equation(Base):
     def __init__(self, num_values: int, num_channels: int, space: Sequence[int], boundary: str,
                  lengths: Sequence[float] = (), dt: float = 1.0, positive: Sequence[int] = (),
                  terms: Sequence[Term] = (), num_steps: int = 1, is_stiff: bool = False,
-                 cell: Sequence[float] = (), is_finer: bool = False, found: dict[str, Any] | None = None,
+                 is_coupled: bool = False, cell: Sequence[float] = (), is_finer: bool = False, found: dict[str, Any] | None = None,
                  **_: Any):
         super().__init__()
         self.found = found or {}
         terms = [(tuple(powers), tuple((c, tuple(axes)) for c, axes in factors)) for powers, factors in terms]
-        if num_steps not in range(1, 2 * MOST_STEPS + 1):
-            raise ValueError(f"an equation takes {num_steps} steps a frame; expected 1 to {2 * MOST_STEPS}. "
-                             f"Train it again.")
+        most = 2 * most_steps(space)   # intervals compare with twice the steps
+        if num_steps not in range(1, most + 1):
+            raise ValueError(f"an equation takes {num_steps} steps a frame; expected 1 to {most}. Train it "
+                             f"again.")
         self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
+        self.is_coupled = is_coupled
         lengths = lengths or [1.0] * len(space)
         self.terms = Terms(terms, positive, space, lengths, boundary, cell, is_finer)
         self.register_buffer("weight", torch.zeros(num_values, num_channels, len(terms)))
         for name, value in (("mean", 0.0), ("std", 1.0), ("low", -torch.inf), ("high", torch.inf)):
             self.register_buffer(name, torch.full((num_channels,), value))
-        self.transform, ends = FieldTransform(tuple(space), boundary), along(boundary, len(space))
-        stiff, symbols = torch.zeros(num_channels, len(terms)), torch.zeros(len(terms), self.transform.modes)
-        for place, (powers, factors) in enumerate(terms):
-            if is_stiff and not any(powers) and len(factors) == 1:
-                channel, axes = factors[0]
-                if channel != WAVE and len(set(axes)) == 1 and len(axes) % 2 == 0:
-                    stiff[channel, place] = 1
-                    symbols[place] = self._symbol(axes[0], len(axes), ends[axes[0]])
-        self.register_buffer("stiff", stiff, persistent=False)
-        self.register_buffer("symbols", symbols, persistent=False)
+        self.transform, self.ends = FieldTransform(tuple(space), boundary), along(boundary, len(space))
+        stiff, linear, symbols, sources = torch.zeros(num_channels, len(terms)), [], [], []
+        for place, term in enumerate(terms):
+            channel, axes = diagonal(term, positive, self.ends) or (None, ())
+            if is_stiff and channel is not None and (axes or is_coupled):
+                stiff[slice(None) if is_coupled else channel, place] = 1
+                linear.append(place)
+                symbols.append(math.prod((self._symbol(axis, axes.count(axis)) for axis in {*axes}),
+                                         start=torch.ones(self.transform.shape, dtype=torch.complex128)))
+                sources.append(torch.eye(num_channels)[channel])
+        symbols = [torch.view_as_real(symbol.flatten()).mT for symbol in symbols]
+        for name, value in (("stiff", stiff), ("linear", torch.tensor(linear, dtype=torch.long)),
+                            ("symbols", torch.stack(symbols, 1) if linear else torch.zeros(2, 0, 1)),
+                            ("sources", torch.stack(sources) if linear else torch.zeros(0, num_channels))):
+            self.register_buffer(name, value, persistent=False)
 
-    def _symbol(self, axis: int, order: int, end: str) -> Tensor:
-        """The eigenvalues of an even derivative in the modes of the transform."""
+    def _symbol(self, axis: int, order: int) -> Tensor:
+        """The eigenvalues of a derivative along an axis in the modes of the transform, complex128. Those of
+        odd order are imaginary, and 0 at half the sampling rate: real fields stay real."""
         matrix = getattr(self.terms, f"difference{axis}{order}")
-        if end == PERIODIC:
-            values = torch.fft.fft(matrix[:, 0]).real[: self.transform.shape[axis]]   # of a circulant matrix
+        if self.ends[axis] == PERIODIC:
+            values = torch.fft.fft(matrix[:, 0])[: self.transform.shape[axis]]   # of a circulant matrix
+            values = 1j * values.imag if order % 2 else values.real + 0j
         else:
             rows = getattr(self.transform, f"matrix{axis}").double()
-            values = (rows @ matrix @ rows.mT).diagonal()
+            values = (rows @ matrix @ rows.mT).diagonal() + 0j
         shape = [1] * len(self.transform.shape)
         shape[axis] = -1
-        return values.view(shape).expand(self.transform.shape).flatten().float()
+        return values.view(shape)
+
+    def rates(self, weight: Tensor) -> Tensor:
+        """What the terms that act by their exponential do to every mode: (equations, C, modes) of the own
+        channel, (equations, modes, C, C) if is_coupled; real if the modes are. weight (equations, C,
+        terms)."""
+        weight = (weight * self.stiff.to(weight.dtype)).index_select(-1, self.linear)
+        symbols = self.symbols.to(weight.dtype)
+        if self.is_coupled:
+            rates = torch.einsum("rcl,ld,plm->prmcd", weight, self.sources.to(weight.dtype), symbols)
+        else:
+            rates = weight @ symbols[:, None]
+        return torch.complex(*rates) if self.transform.is_complex else rates[0]
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         u = u[:, -1].float()
         if not self.terms.terms:
             return u
         mean, std = self._column(self.mean, u), self._column(self.std, u)
-        return (self.advance(u * std + mean, self.weight[known.index]) - mean) / std
+        weight = self.weight if len(self.weight) == 1 else self.weight[known.index]
+        return (self.advance(u * std + mean, weight) - mean) / std
 
     def _column(self, values: Tensor, like: Tensor) -> Tensor:
         return values.to(like.dtype).view(-1, *[1] * (like.ndim - 2))
 
     def advance(self, s: Tensor, weight: Tensor) -> Tensor:
-        """The state s (rows, C, *space) a frame later; weight (rows, C, terms)."""
+        """The state s (rows, C, *space) a frame later; weight (equations, C, terms), each of as many rows as
+        the others, which follow each other."""
         low, high = self._column(self.low, s), self._column(self.high, s)
 
         def clamped(s: Tensor) -> Tensor:
             return torch.minimum(torch.maximum(s, low), high)
 
-        rates = self.terms.grouped(weight * (1 - self.stiff.to(s.dtype)) if self.is_stiff else weight)
+        each = len(s) // len(weight)
+        rest = weight * (1 - self.stiff.to(s.dtype)) if self.is_stiff else weight
+        weights = self.terms.grouped(rest.repeat_interleave(each, 0))
 
         def slope(s: Tensor) -> Tensor:
-            return self.terms.weighted(clamped(s), rates)
+            return self.terms.weighted(clamped(s), weights)
 
         step = self.step
         if not self.is_stiff:
@@ -108,8 +135,13 @@ class Equation(Base):
                 d = slope(s + step * c)
                 s = clamped(s + step / 6 * (a + 2 * b + 2 * c + d))
             return s
-        half = torch.exp(step / 2 * ((weight * self.stiff.to(s.dtype)) @ self.symbols.to(s.dtype)))
-        full = half.square()
+        half = step / 2 * self.rates(weight)
+        half = torch.linalg.matrix_exp(half.contiguous()) if self.is_coupled else half.exp()
+        half = half.repeat_interleave(each, 0)
+
+        def moved(s_hat: Tensor) -> Tensor:
+            """By the linear terms, for half a step."""
+            return torch.einsum("rmcd,rdm->rcm", half, s_hat) if self.is_coupled else half * s_hat
 
         def modal(s_hat: Tensor) -> Tensor:
             return self.transform.forward(slope(self.transform.inverse(s_hat)))
@@ -117,10 +149,11 @@ class Equation(Base):
         s_hat = self.transform.forward(s)
         for _ in range(self.num_steps):
             a = modal(s_hat)
-            b = modal(half * (s_hat + step / 2 * a))
-            c = modal(half * s_hat + step / 2 * b)
-            d = modal(full * s_hat + step * half * c)
-            s_hat = full * s_hat + step / 6 * (full * a + 2 * half * (b + c) + d)
+            s_hat, a = moved(s_hat), moved(a)
+            b = modal(s_hat + step / 2 * a)
+            c = modal(s_hat + step / 2 * b)
+            d = modal(moved(s_hat + step * c))
+            s_hat = moved(s_hat + step / 6 * (a + 2 * b + 2 * c)) + step / 6 * d
         return clamped(self.transform.inverse(s_hat))
 
     def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
@@ -191,10 +224,11 @@ class Equation(Base):
         terms, weight = terms_of(models, library)
         own = {**settings, "terms": terms, "num_steps": max(model.num_steps for model in models),
                "is_stiff": any(model.is_stiff for model in models),
+               "is_coupled": any(model.is_coupled for model in models),
                "found": described(models, sure, library, terms, units, settings)}
         base = cls(**own)
         low, high = zip(*[one.bounds for one in found], strict=True)
         for name, value in (("weight", weight), ("mean", units.shift), ("std", units.scale),
                             ("low", torch.stack(low).amin(0)), ("high", torch.stack(high).amax(0))):
             getattr(base, name).copy_(value)
-        return words.format(len(terms)), own, base
+        return f"{words.format(len(terms))}, {own['num_steps']} steps a frame", own, base

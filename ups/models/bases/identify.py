@@ -8,15 +8,16 @@ it leaves asks for. The weighting and the growth are ours.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ups.boundary import along
 from ups.models.bases.selection import backwards, forwards, left, scaled, solve
-from ups.models.bases.terms import WAVE, Term, Terms, library
+from ups.models.bases.terms import WAVE, Term, Terms, diagonal, library
 from ups.progress import beat
 from ups.seeds import generator
 
@@ -33,27 +34,37 @@ SHARPNESS = 1, 2, 3     # of the windows' weights
 SLOW = 0.01             # of the mean square of the change: below it a window counts by its change
 SIZES = 1.5, 3.0        # times what the whole library leaves is what the first terms may leave
 HIGHER = 0.1, 3.0       # least left, and times less with higher derivatives: they mimic a difference's error
-MOST_STEPS = 32         # a frame
+MOST_STEPS = 32, 256    # a frame, of a large grid and of a small one
+STEPPED = 2**17         # cells times steps a frame, at most, beyond the first of those
+STABLE = 2.7            # steps times rates: the fourth-order one grows beyond 2.78 on the real axis, 2.83 on
+                        # the imaginary one
+DOUBLINGS = 3           # of the steps, for what has grown over the longer frames
 MOVED = 3e-4, 0.05      # of the change, median and most, that twice the steps may alter
 CANDIDATES, ADDED = 6, 12   # terms a channel to look at, and of all to take
 MOST_GROWTHS = 3
 HELPS = 0.7             # times the error is what more steps must leave
 GREW = 0.5              # times the error is what a growth must leave for another one to be tried
-SUSPECT = 20            # times the error of the next FRAMES
+SUSPECT = 20, 0.1       # times the error of the next FRAMES, or of persistence's: then more steps are tried
 GAIN = 0.04             # of the squared error, that a new term has to take
 BYTES = 2**26           # of terms at a time
 
 
 @dataclass(frozen=True)
 class Model:
-    """unknowns: (channel, term of the library) of every value; steps a frame, and whether the integrator is
-    the stiff one."""
+    """unknowns: (channel, term of the library) of every value; steps a frame, and which terms act by their
+    exponential, as `Equation` has it."""
 
     unknowns: list[tuple[int, int]]
     values: Tensor
     num_steps: int = 1
     is_stiff: bool = False
+    is_coupled: bool = False
     is_finer: bool = False
+
+
+def most_steps(space: Sequence[int]) -> int:
+    """Steps a frame that an equation may take. A step is four evaluations of its right-hand side."""
+    return min(MOST_STEPS[1], max(MOST_STEPS[0], STEPPED // math.prod(space)))
 
 
 class Identification:
@@ -61,6 +72,7 @@ class Identification:
 
     def __init__(self, make: Callable[..., Any], samples: "Samples", settings: dict[str, Any], value: int):
         self.make, self.settings = make, {**settings, "num_values": 1}
+        self.most_steps = most_steps(settings["space"])
         self.library = library(settings["num_channels"], settings["positive"], len(settings["space"]),
                                settings.get("vorticity", ()), settings.get("driven", ()))
         draw, rows = generator(samples.seed, samples.name, "equation", value), samples.rows(value)
@@ -97,18 +109,18 @@ class Identification:
         used = sorted({term for _, term in model.unknowns})
         made = self.make(**{**self.settings, "terms": [self.library[term] for term in used],
                             "num_steps": model.num_steps, "is_stiff": model.is_stiff,
-                            "is_finer": model.is_finer}).to(self.seen.device)
+                            "is_coupled": model.is_coupled, "is_finer": model.is_finer}).to(self.seen.device)
         made.low, made.high = self.bounds
         places = [channel * len(used) + used.index(term) for channel, term in model.unknowns]
         return made, torch.tensor(places, device=self.seen.device)
 
     @torch.no_grad()
     def run(self, built: tuple[Any, Tensor], values: Tensor, s: Tensor, frames: int) -> Tensor:
-        """The frames (rows, frames, C, *space) after s (rows, C, *space); values (unknowns,) or (rows,
-        unknowns)."""
+        """The frames (rows, frames, C, *space) after s (rows, C, *space); values (unknowns,), or (sets,
+        unknowns) of as many rows each, which follow each other."""
         made, places = built
         weight = values.new_zeros(*values.shape[:-1], made.weight[0].numel()).index_copy(-1, places, values)
-        weight, found = weight.unflatten(-1, made.weight.shape[1:]).expand(len(s), -1, -1), []
+        weight, found = weight.view(-1, *made.weight.shape[1:]), []
         for _ in range(frames):
             beat()
             s = made.advance(s, weight)
@@ -126,29 +138,57 @@ class Identification:
         e = r.square().flatten(1).mean(1).sqrt()
         return float((e / (1 + e) if is_bounded else e).mean())
 
-    def timed(self, model: Model) -> Model:
-        """With the fewest steps after which twice as many change nothing, and half as many more; stiff where
-        it takes half of them. More than MOST_STEPS: it does not converge."""
-        s, found = self.seen[: self.count(NUM_TIMED, MOST_TIMED), :2], []
-        for is_stiff in (False, True):
-            num, before = 1, None
-            while num <= 2 * MOST_STEPS:
-                tried = replace(model, num_steps=num, is_stiff=is_stiff)
-                now = self.run(self.build(tried), model.values, s[:, 0], 1)
-                if before is not None:
-                    moved = ((now - before) / self.unit(s)).square().flatten(1).mean(1).sqrt()
-                    if moved.median() <= MOVED[0] and moved.max() <= MOVED[1]:
-                        break
-                num, before = 2 * num, now
-            found.append(num // 2 if num == 2 else num * 3 // 4)
-        is_stiff = 2 * found[1] <= found[0]
-        return replace(model, num_steps=found[is_stiff], is_stiff=is_stiff)
+    def timed(self, model: Model) -> Model | None:
+        """With the fewest steps after which twice as many change nothing, and half as many more; None if
+        those are too many. Terms act by their exponential where that takes half of the steps."""
+        best, limit = None, self.most_steps
+        for tried in self.integrators(model):
+            if num := self.converged(tried, limit):
+                best, limit = replace(tried, num_steps=num), min(self.most_steps, 2 * num - 1)
+        return best
+
+    def integrators(self, model: Model) -> list[Model]:
+        """The model with all integrators that differ for it, the plain one last."""
+        ends = along(self.settings["boundary"], len(self.settings["space"]))
+        linear = [(channel, diagonal(self.library[term], self.settings["positive"], ends))
+                  for channel, term in model.unknowns]
+        own = {channel == one[0] for channel, one in linear if one and one[1]}
+        return [replace(model, is_stiff=is_stiff, is_coupled=is_coupled) for is_tried, is_stiff, is_coupled in
+                ((False in own, True, True), (True in own, True, False), (True, False, False)) if is_tried]
+
+    def converged(self, model: Model, limit: int) -> int:
+        """The fewest steps, `limit` at most, after which twice as many change nothing, and half as many more;
+        0 if there are none."""
+        s, num = self.seen[: self.count(NUM_TIMED, MOST_TIMED), :2], 1
+        if not model.is_stiff:
+            num = 2 ** max(0, math.ceil(math.log2(max(1e-9, self.fastest(model) / STABLE))))
+
+        def frame(num: int) -> Tensor:
+            return self.run(self.build(replace(model, num_steps=num)), model.values, s[:, 0], 1)
+
+        before = frame(num) if num <= limit else None
+        while num + num // 2 <= limit:
+            now = frame(2 * num)
+            moved = ((now - before) / self.unit(s)).square().flatten(1).mean(1).sqrt()
+            if moved.median() <= MOVED[0] and moved.max() <= MOVED[1]:
+                return num + num // 2
+            num, before = 2 * num, now
+        return 0
+
+    def fastest(self, model: Model) -> float:
+        """The largest rate of a mode by the linear terms, per frame."""
+        made, places = self.build(replace(model, is_stiff=True, is_coupled=True))
+        weight = model.values.new_zeros(made.weight[0].numel()).index_copy(0, places, model.values)
+        rates = made.rates(weight.view(1, *made.weight[0].shape)) * self.settings["dt"]
+        return float(torch.linalg.eigvals(rates).abs().max()) if bool(rates.isfinite().all()) else math.inf
 
     def steadied(self, model: Model) -> Model:
-        """In more steps where those help over HELD_OUT frames and its error there is SUSPECT times that of
-        the next frames: waves that are hardly there at first have grown."""
+        """In more steps where those help over HELD_OUT frames, if its error there is SUSPECT: waves that are
+        hardly there at first have grown."""
         error, near = self.error(model, self.held), self.error(model, self.shot, is_bounded=True)
-        while error > SUSPECT * near and 2 * model.num_steps <= MOST_STEPS:
+        for _ in range(DOUBLINGS):
+            if error < min(SUSPECT[0] * near, SUSPECT[1]) or 2 * model.num_steps > self.most_steps:
+                break
             tried = replace(model, num_steps=2 * model.num_steps)
             now = self.error(tried, self.held)
             if not now < HELPS * error and error < self.still:
@@ -195,7 +235,7 @@ class Identification:
                 values = torch.cat([solve(a, terms) for a, terms in zip(of_channels, chosen, strict=True)])
                 unknowns = [(channel, term) for channel, terms in enumerate(chosen) for term in terms]
                 model = self.timed(Model(unknowns, values))
-                if model.num_steps <= MOST_STEPS:
+                if model is not None:
                     tried.append((self.error(model, self.held), model, own))
         holding = [one for one in tried if one[0] < self.still]
         if holding:
@@ -222,8 +262,7 @@ class Identification:
         steps = (1e-5 * moved[:, None] / (self.settings["dt"] * size)).flatten()[places]
         many, columns = max(1, BYTES // (8 * len(s) * self.cells * len(made.terms.terms))), []
         for some in torch.diag(steps).split(many):
-            values = (model.values + some).repeat_interleave(len(s), 0)
-            moved = self.run(built, values, s[:, 0].repeat(len(some), *[1] * (s.ndim - 2)), frames)
+            moved = self.run(built, model.values + some, s[:, 0].repeat(len(some), *[1] * (s.ndim - 2)), frames)
             change = moved.unflatten(0, (len(some), -1)) - at
             columns.append(change / some.sum(1).view(-1, *[1] * at.ndim))
         return at, torch.cat(columns)
@@ -293,13 +332,13 @@ class Identification:
         if core is None:
             return None
         first, libraries = core
-        model, before = self.steadied(self.timed(self.descended(first))), math.inf
+        model, before = self.steadied(self.timed(self.descended(first)) or first), math.inf
         error = self.error(model, self.held)
         for _ in range(MOST_GROWTHS):
             wider = self.grown(model, libraries) if error < GREW * before else model
-            if wider.unknowns == model.unknowns:
+            if wider.unknowns == model.unknowns or (wider := self.timed(self.descended(wider))) is None:
                 break
-            wider = self.steadied(self.timed(self.descended(wider)))
+            wider = self.steadied(wider)
             now = self.error(wider, self.held)
             if not now < error:
                 break

@@ -98,6 +98,20 @@ def library(num_channels: int, positive: Sequence[int], ndim: int, vorticity: Se
     return terms
 
 
+def diagonal(term: Term, positive: Sequence[int], ends: Sequence[str]) -> Factor | None:
+    """(channel, axes derived along) of a term that is linear in the state and diagonal in the modes of a
+    `FieldTransform`: no odd derivative across walls. None for others."""
+    powers, factors = term
+    if not factors and sorted(powers)[-1] == 1 == sum(map(abs, powers)):
+        return None if powers.index(1) in positive else (powers.index(1), ())
+    if any(powers) or len(factors) != 1:
+        return None
+    [(channel, axes)] = factors
+    is_diagonal = channel != WAVE and all(axis != INVERSE and (ends[axis] == PERIODIC
+                                                               or axes.count(axis) % 2 == 0) for axis in axes)
+    return (channel, axes) if is_diagonal else None
+
+
 def inverse_laplacian(space: Sequence[int], lengths: Sequence[float]) -> Tensor:
     """Its symbol in the modes of a real transform over all axes, periodic; 0 for the mean."""
     numbers = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64) for n in space]
