@@ -19,6 +19,7 @@ from ups.data.cache import Cache
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.bases.per_field import Part, PerField, joined, parts_of, samples_of, settings_of
+from ups.models.bases.units import widened
 from ups.models.conserve import correction
 from ups.models.head import HORIZON, TaskHead, describe_data
 from ups.models.shortlist import Candidate, Shortlist, tried
@@ -30,7 +31,6 @@ BATCH = 32
 POOR = 0.1   # error of a field from which it may spoil the fit of others
 HOPELESS = 0.5   # error of a field from which the others are tried without it
 HALVED = 2.0   # times less is what a base per field must leave of some field, as it takes as many calls
-BEYOND = 0.5   # forecasts of test trajectories went 0.1 beyond it, those that blow up pass any number
 KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
 
 # fields -> candidates that see these alone
@@ -279,14 +279,14 @@ def settle(head: TaskHead, cache: Cache, seed: int) -> None:
 
 @torch.no_grad()
 def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
-    """What no channel of a rollout leaves, normalised, (C,) each: the range of training trajectories and
-    BEYOND of its width on both sides."""
-    ends = []
-    for rows in cache.parts(spread(cache, "train", NUM_ROLLOUTS), cache.num_frames, NUM_ROLLOUTS):
+    """What no channel of a rollout leaves, normalised, (C,) each: the range of training trajectories,
+    widened."""
+    ends, every = [], spread(cache, "train", NUM_ROLLOUTS)
+    for rows in cache.parts(every, cache.num_frames, NUM_ROLLOUTS):
         w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)).transpose(0, 2)
         ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
-    return low - BEYOND * (high - low), high + BEYOND * (high - low)
+    return widened(low, high, len(every))
 
 
 def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,

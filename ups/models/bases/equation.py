@@ -42,8 +42,8 @@ class Equation(Base):
     def __init__(self, num_values: int, num_channels: int, space: Sequence[int], boundary: str,
                  lengths: Sequence[float] = (), dt: float = 1.0, positive: Sequence[int] = (),
                  terms: Sequence[Term] = (), num_steps: int = 1, is_stiff: bool = False,
-                 is_coupled: bool = False, cell: Sequence[float] = (), is_finer: bool = False, found: dict[str, Any] | None = None,
-                 **_: Any):
+                 is_coupled: bool = False, cell: Sequence[float] = (), is_finer: bool = False,
+                 found: dict[str, Any] | None = None, **_: Any):
         super().__init__()
         self.found = found or {}
         terms = [(tuple(powers), tuple((c, tuple(axes)) for c, axes in factors)) for powers, factors in terms]

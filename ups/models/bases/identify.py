@@ -7,6 +7,7 @@ From there on the integrator itself is fitted to the frames (Gauss and Newton), 
 it leaves asks for. The weighting and the growth are ours.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +19,10 @@ from torch import Tensor
 from ups.boundary import along
 from ups.models.bases.selection import backwards, forwards, left, scaled, solve
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal, library
+from ups.models.bases.units import widened
 from ups.progress import beat
 from ups.seeds import generator
+from ups.spectral import FieldTransform
 
 if TYPE_CHECKING:
     from ups.models.bases.base import Samples
@@ -33,13 +36,16 @@ HELD_OUT = 16           # trajectories and frames that judge a fit
 SHARPNESS = 1, 2, 3     # of the windows' weights
 SLOW = 0.01             # of the mean square of the change: below it a window counts by its change
 SIZES = 1.5, 3.0        # times what the whole library leaves is what the first terms may leave
-HIGHER = 0.1, 3.0       # least left, and times less with higher derivatives: they mimic a difference's error
+HIGHER = 3.0            # times less is what higher derivatives are to leave: they mimic a difference's error
+LEFT = 0.1, 0.0         # what plain terms may leave anyway, first, and where none of those is GOOD
+GOOD = 0.1              # of persistence's error; below it they may be the solver's, as of diff_react2d
 MOST_STEPS = 32, 256    # a frame, of a large grid and of a small one
 STEPPED = 2**17         # cells times steps a frame, at most, beyond the first of those
 STABLE = 2.7            # steps times rates: the fourth-order one grows beyond 2.78 on the real axis, 2.83 on
                         # the imaginary one
 DOUBLINGS = 3           # of the steps, for what has grown over the longer frames
 MOVED = 3e-4, 0.05      # of the change, median and most, that twice the steps may alter
+NOISE, GROWS = 1e-6, 1.2   # of the change; times the largest mode of it with twice the steps, or at first
 CANDIDATES, ADDED = 6, 12   # terms a channel to look at, and of all to take
 MOST_GROWTHS = 3
 HELPS = 0.7             # times the error is what more steps must leave
@@ -96,7 +102,7 @@ class Identification:
         ends = [(s.amin(1), s.amax(1)) for row in rows[:MOST_BOUNDED].split(1)
                 for s in [samples.states(row, samples.cache.num_frames, draw).transpose(0, 2).flatten(1)]]
         low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
-        self.bounds = low - (high - low) / 2, high + (high - low) / 2
+        self.bounds = widened(low, high, len(ends))
 
     def count(self, num: int, most: int) -> int:
         """How many windows hold that many cells."""
@@ -158,19 +164,27 @@ class Identification:
 
     def converged(self, model: Model, limit: int) -> int:
         """The fewest steps, `limit` at most, after which twice as many change nothing, and half as many more;
-        0 if there are none."""
+        0 if there are none. Nor may they let a wave grow that is not there yet, but in noise."""
         s, num = self.seen[: self.count(NUM_TIMED, MOST_TIMED), :2], 1
         if not model.is_stiff:
             num = 2 ** max(0, math.ceil(math.log2(max(1e-9, self.fastest(model) / STABLE))))
+        transform = FieldTransform(tuple(self.settings["space"]), self.settings["boundary"]).to(s.device)
+        noise = torch.randn(s[:, 0].shape, generator=generator(0, "steps"), dtype=s.dtype).to(s.device)
+        start = torch.cat([s[:, 0], s[:, 0] + NOISE * self.unit(s)[:, 0] * noise])
+        least = transform(noise).abs().max()
 
-        def frame(num: int) -> Tensor:
-            return self.run(self.build(replace(model, num_steps=num)), model.values, s[:, 0], 1)
+        def frame(num: int) -> tuple[Tensor, Tensor]:
+            """The next frame, and the largest mode of what becomes of the noise."""
+            built = self.build(replace(model, num_steps=num))
+            plain, noisy = self.run(built, model.values, start, 1).chunk(2)
+            return plain, transform((noisy - plain) / (NOISE * self.unit(s))).abs().max()
 
         before = frame(num) if num <= limit else None
         while num + num // 2 <= limit:
             now = frame(2 * num)
-            moved = ((now - before) / self.unit(s)).square().flatten(1).mean(1).sqrt()
-            if moved.median() <= MOVED[0] and moved.max() <= MOVED[1]:
+            moved = ((now[0] - before[0]) / self.unit(s)).square().flatten(1).mean(1).sqrt()
+            is_calm = before[1] <= GROWS * torch.maximum(now[1], least)
+            if moved.median() <= MOVED[0] and moved.max() <= MOVED[1] and is_calm:
                 return num + num // 2
             num, before = 2 * num, now
         return 0
@@ -223,18 +237,23 @@ class Identification:
         ratio = (second / first).mean(1, True)
         slow = first.clamp_min(SLOW * first.mean(0))
         trust = torch.stack([ratio**-sharp / slow for sharp in SHARPNESS])
-        tried = []   # (error, model, its libraries)
+        tried, done = [], set()   # (error, model, its libraries)
         plain = [place for place, (_, factors) in enumerate(self.library)
                  if all(channel == WAVE or len(axes) < 3 for channel, axes in factors)]
-        for of_channels in self.equations(once / (2 * dt), trust):
-            every = list(range(len(self.library)))
-            own = [plain if left(a, plain) <= max(HIGHER[0], HIGHER[1] * left(a, every)) else every
-                   for a in of_channels]
+        every, weighted = list(range(len(self.library))), [*self.equations(once / (2 * dt), trust)]
+        for least, place in itertools.product(LEFT, range(len(weighted))):
+            if least == LEFT[1] and any(error < GOOD for error, *_ in tried):
+                break
+            are_plain = [left(a, plain) <= max(least, HIGHER * left(a, every)) for a in weighted[place]]
+            if (place, *are_plain) in done:
+                continue
+            done.add((place, *are_plain))
+            own = [plain if is_plain else every for is_plain in are_plain]
             for size in SIZES:
-                chosen = [backwards(a, terms, size) for a, terms in zip(of_channels, own, strict=True)]
-                values = torch.cat([solve(a, terms) for a, terms in zip(of_channels, chosen, strict=True)])
+                chosen = [backwards(a, terms, size) for a, terms in zip(weighted[place], own, strict=True)]
+                values = [solve(a, terms) for a, terms in zip(weighted[place], chosen, strict=True)]
                 unknowns = [(channel, term) for channel, terms in enumerate(chosen) for term in terms]
-                model = self.timed(Model(unknowns, values))
+                model = self.timed(Model(unknowns, torch.cat(values)))
                 if model is not None:
                     tried.append((self.error(model, self.held), model, own))
         holding = [one for one in tried if one[0] < self.still]
@@ -262,7 +281,8 @@ class Identification:
         steps = (1e-5 * moved[:, None] / (self.settings["dt"] * size)).flatten()[places]
         many, columns = max(1, BYTES // (8 * len(s) * self.cells * len(made.terms.terms))), []
         for some in torch.diag(steps).split(many):
-            moved = self.run(built, model.values + some, s[:, 0].repeat(len(some), *[1] * (s.ndim - 2)), frames)
+            starts = s[:, 0].repeat(len(some), *[1] * (s.ndim - 2))
+            moved = self.run(built, model.values + some, starts, frames)
             change = moved.unflatten(0, (len(some), -1)) - at
             columns.append(change / some.sum(1).view(-1, *[1] * at.ndim))
         return at, torch.cat(columns)

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 FAR = 100   # standard deviations from zero to the mean: of such a field the distance to its mean is fitted,
             # as float32 would keep fewer than five digits of its variation
+BEYOND = 0.5, 8.0   # of the range of training trajectories, many and one: forecasts of test trajectories went
+                    # 0.1 beyond that of many, those that blow up pass any number
+
+
+def widened(low: Tensor, high: Tensor, num_trajectories: int) -> tuple[Tensor, Tensor]:
+    """What no forecast leaves, by the range (C,) of so many trajectories: the fewer, the less they say."""
+    margin = max(BEYOND[0], BEYOND[1] / num_trajectories) * (high - low)
+    return low - margin, high + margin
 
 
 def comparable(lengths: Sequence[float], cell: Sequence[float]) -> list[float]:
