@@ -23,6 +23,7 @@ from ups.files import DamagedError
 from ups.models import choose
 from ups.models.bases import Persistence
 from ups.models.bases.base import Known
+from ups.models.bases.units import widened
 from ups.models.choose import (
     base_error,
     base_settings,
@@ -342,14 +343,18 @@ def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_say
     json.dumps(description)
 
 
-def test_the_bounds_are_those_of_the_training_trajectories_and_half_their_width_on_both_sides(config):
+def test_the_bounds_are_those_of_the_training_trajectories_widened_the_more_the_fewer_these_are(config):
     cache = open_cache(config, "diff_react2d")
     head, _ = choose_base(cache, 20, config.context("diff_react2d"), 0, CPU)
     w = head.codec.decode(cache.batch(cache.split["train"], 0, cache.num_frames))
+    margin = 8 / len(cache.split["train"])
+    assert 0.5 < margin < 1
     for channel in range(2):
         low, high = float(w[:, :, channel].min()), float(w[:, :, channel].max())
-        assert float(head.low[channel]) == pytest.approx(low - 0.5 * (high - low), abs=1e-5)
-        assert float(head.high[channel]) == pytest.approx(high + 0.5 * (high - low), abs=1e-5)
+        assert float(head.low[channel]) == pytest.approx(low - margin * (high - low), abs=1e-5)
+        assert float(head.high[channel]) == pytest.approx(high + margin * (high - low), abs=1e-5)
+    for num, expected in ((1, 8.0), (4, 2.0), (16, 0.5), (1000, 0.5)):
+        assert [float(end) for end in widened(torch.tensor(0.0), torch.tensor(1.0), num)] == [-expected, 1 + expected]
 
 
 @pytest.mark.parametrize("name", ["darcy2d", "diff_react2d"])

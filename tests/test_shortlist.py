@@ -105,6 +105,22 @@ def test_one_trajectory_that_goes_astray_is_told_from_chance(tmp_path):
     assert selected(cache, astray=astray, exact=exact)[0] == "exact"
 
 
+@pytest.mark.parametrize(("term", "num_steps", "expected"), [((0,), 1, "twice"), ((0,), 2, "stable"), ((0, 0), 1, "unstable")])
+def test_an_equation_that_too_few_steps_make_unstable_serves_in_twice_as_many(tmp_path, term, num_steps, expected):
+    """u_t = -6 u_x: one step a frame goes 4.9 of the shortest waves' radians. With diffusion of the wrong sign no step helps."""
+    cache = cache_of(tmp_path, u=waves(speed=6.0, modes=1))
+    advection, other = ((0,), ((0, (0,)),)), ((0,), ((0, (0, 0)),))
+    base = Equation(**choose.base_settings(cache) | {"terms": [advection, other], "num_steps": num_steps})
+    width = 2 * math.pi / CELLS   # in cells, frames and standard deviations
+    base.weight[0, 0, 0] = -6 * DT / width
+    base.weight[0, 0, 1] = -0.3 if term == (0, 0) else 0.0
+    name, description = selected(cache, equation=base)
+    is_more = expected == "twice"
+    assert name == "equation" + ", twice the steps" * is_more
+    assert bool(description["base"]["unstable"]) == (expected == "unstable")
+    assert description["base"]["settings"].get("num_steps", num_steps) == num_steps * (1 + is_more)
+
+
 def test_a_steady_task_takes_the_simplest_of_equals_and_makes_no_rollout(tmp_path):
     a = waves(1)[:, 0]
     said = section(tmp_path, layout={"a": ["trajectory", "x"], "u": ["trajectory", "x"]}, dt=None, inputs=["a"])

@@ -5,6 +5,7 @@ Two bases that forecast the data equally well may differ by orders of magnitude 
 its many numbers where the data are, and grows where they are not.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -163,9 +164,25 @@ class Shortlist:
         return self._unstable[one.name]
 
     def select(self, ties: Ties) -> Candidate:
-        """The simplest candidate that is stable beyond the data; the best if none is."""
+        """The simplest candidate that is stable beyond the data, if none is the best in twice its sub-steps
+        where that makes it stable, else the best."""
         ranked = sorted(ties.kept, key=lambda one: (*one.head.base.complexity, ties.error(one)))
-        return next((one for one in ranked if not self.unstable(one)), ties.best)
+        return next((one for one in ranked if not self.unstable(one)), None) or self.steadied(ties)
+
+    def steadied(self, ties: Ties) -> Candidate:
+        """The best candidate, in twice its sub-steps if it is stable then and no worse but for rounding."""
+        best = ties.best
+        if (more := best.head.base.in_more_steps()) is None:
+            return best
+        head = copy.deepcopy(best.head)
+        head.base, changed = more
+        head.description["base"]["settings"] |= changed
+        finer = self.try_out(f"{best.name}, twice the steps", head)
+        least, rounding = ties.error(best), ROUNDING * best.rmse.shape[1]
+        if not ties.error(finer) <= max(WORSE * least, least + rounding) or self.unstable(finer):
+            return best
+        self.scores[finer.name] = finer.error()
+        return finer
 
 
 class Growth:

@@ -133,6 +133,10 @@ class Base(nn.Module):
         """The base without bounds of its own on the state."""
         return self
 
+    def in_more_steps(self) -> "tuple[Base, dict[str, Any]] | None":
+        """The base in twice its sub-steps and the settings that differ; None if it has none or enough."""
+        return None
+
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> "Fit[Self]":
         """Yield (name, its settings, the fitted base) for every candidate worth trying, and return why others

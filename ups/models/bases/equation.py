@@ -175,6 +175,13 @@ class Equation(Base):
         free.high.fill_(torch.inf)
         return free
 
+    def in_more_steps(self) -> tuple["Equation", dict[str, Any]] | None:
+        if 2 * self.num_steps > most_steps(self.terms.space):
+            return None
+        finer = copy.deepcopy(self)
+        finer.num_steps, finer.step = 2 * self.num_steps, self.step / 2
+        return finer, {"num_steps": finer.num_steps}
+
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Equation"]:
         """Two candidates at most: the equation, and its drift where a frame is mostly noise to that. None
