@@ -218,6 +218,30 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
     assert np.array_equal(later, field) and np.array_equal(later.y, y)
 
 
+def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
+    u, days = 273 + waves((N, T, Y, X)), 2.0 * np.arange(T)
+    data = xarray.Dataset({"T": (("run", "time", "lat", "lon"), u, {"units": "K"}), "n": ((), 1.0)}, {
+        "time": ("time", days, {"units": "days since 1990-01-01"}),
+        "lat": ("lat", np.linspace(60, 40, Y), {"units": "degrees_north"}), "lon": ("lon", np.arange(X) * 2.0)})
+    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    said = section(tmp_path, files=str(tmp_path / "t.nc"), layout={"T": ["trajectory", "time", "lat", "lon"]}, domain=[],
+                   boundary="no_flux", dt=0.0)
+    config, _, _ = read(tmp_path, said)
+    assert config.task["ks"].units == {"T": "K", "time": "days", "lat": "degrees_north"}
+    build_cache(config, "ks", progress=False)
+    cache = open_cache(config, "ks")
+    assert cache.scene()["labels"] == ["lat (degrees_north)", "lon"] and cache.scene()["time"] == "lead time (days)"
+    fitted = fit_base(cache, 1, 1, 0, torch.device("cpu"))
+    model = Forecaster(over_bases({"ks": fitted}, config.operator.model, "no"))
+    frames = model.forecast("ks", data[["T"]].isel(run=0, time=[0]), num_frames=2)
+    assert frames["T"].attrs["units"] == model.forecast("ks", data["T"].isel(run=0, time=[0])).attrs["units"] == "K"
+    assert "T (K)" in repr(model) and "dt 2 days" in repr(model) and "T - " in cache.scene()["fields"][0]
+    assert read(tmp_path, {**said, "units": {"T": "degC"}})[0].task["ks"].units["T"] == "degC"
+    for units, words in (({"q": "K"}, "'q'"), (["K"], "it is"), ({"T": 1}, "it is")):
+        with pytest.raises(ValueError, match=words):
+            read(tmp_path, {**said, "units": units})
+
+
 def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
     run = waves((1, 43, X))[0]
     write(tmp_path / "a.h5", u=run)

@@ -33,6 +33,7 @@ from ups.models.head import HORIZON, TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
 from ups.spectral import resample as on_grid
+from ups.tasks import in_unit
 from ups.training.folder import stage_of_run
 from ups.travel import HUB, fetch
 
@@ -204,7 +205,8 @@ class Forecaster:
     """An operator and, of a run's folder, what samples its errors.
 
     tasks: name -> what is known of it: fields, inputs, given (the fields that stay as they are), axes, grid,
-    domain, boundary, dt, history, and the range of every parameter that was trained.
+    domain, boundary, dt, history, units (of fields, axes and "time", where they are known), and the range of
+    every parameter that was trained.
     """
 
     def __init__(self, operator: Operator, folder: Path | None = None):
@@ -214,7 +216,7 @@ class Forecaster:
             "fields": list(head.codec.fields), "inputs": list(head.task.inputs),
             "given": list(head.task.still), "axes": list(head.task.axes), "grid": list(head.codec.space),
             "domain": list(head.description["domain"]), "boundary": head.description["boundary"],
-            "dt": head.description["dt"], "history": head.history,
+            "dt": head.description["dt"], "history": head.history, "units": dict(head.task.units),
             "parameters": {name: tuple(span) for name, span in head.description["parameters"].items()}}
             for head in operator.heads.values()}
 
@@ -237,10 +239,14 @@ class Forecaster:
         lines = [f"Forecaster({str(self.folder) if self.folder else 'an operator'!s}, "
                  f"{sum(p.numel() for p in self.operator.parameters()):,} parameters)"]
         for name, known in self.tasks.items():
-            fields = f"{', '.join(known['inputs'])} -> " * bool(known["inputs"]) + ", ".join(known["fields"])
+            units = known["units"]
+            inputs, fields = (", ".join(in_unit(name, units.get(name)) for name in names)
+                              for names in (known["inputs"], known["fields"]))
+            fields = f"{inputs} -> {fields}" if inputs else fields
             ranges = "".join(f", {key} {low:g} to {high:g}"
                              for key, (low, high) in known["parameters"].items())
-            time = "" if known["inputs"] else f", dt {known['dt']:g}, history {known['history']}"
+            time = "" if known["inputs"] else f", dt {known['dt']:g} {units.get('time', '')}".rstrip() \
+                + f", history {known['history']}"
             time += f", given {', '.join(known['given'])}" * bool(known["given"])
             grid = " x ".join(map(str, known["grid"]))
             lines.append(f"  {name}: {fields} on {grid} ({known['boundary']}){time}{ranges}")

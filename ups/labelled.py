@@ -157,6 +157,11 @@ def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tup
     coordinates |= {"channel": list(task.fields)} | ({"member": np.arange(sizes["member"])}
                                                      if "member" in axes else {})
     out = xarray.DataArray(values, coordinates, dims, attrs={"task": task.name})
-    if hasattr(like, "data_vars"):
-        return out.to_dataset("channel").assign_attrs(like.attrs | {"task": task.name})
-    return out if "channel" in like.dims else out.isel(channel=0, drop=True).rename(task.fields[0])
+    if not hasattr(like, "data_vars"):
+        unit = task.units.get(task.fields[0])
+        if unit and all(task.units.get(name) == unit for name in task.fields):
+            out = out.assign_attrs(units=unit)
+        return out if "channel" in like.dims else out.isel(channel=0, drop=True).rename(task.fields[0])
+    out = out.to_dataset("channel").assign_attrs(like.attrs | {"task": task.name})
+    return out.assign({name: out[name].assign_attrs(units=task.units[name]) for name in task.fields
+                       if name in task.units})

@@ -30,6 +30,7 @@ from ups.config.shown import (
     value_in,
     wrong,
 )
+from ups.config.units import units
 from ups.config.words import WORDS, check_words, meant
 from ups.tasks import TASKS, Place, require_name
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
     "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
-    "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [], "cut": 0,
+    "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [], "units": {}, "cut": 0,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
@@ -93,6 +94,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         said["flipped"] = flipped(key, said["flipped"], axes, store, places, said["coordinates"])
         is_steady = "time" not in sizes
         said |= _time(key, said, store, places, sizes, is_steady)
+        said["units"] = units(key, said["units"], store, places, axes, said["dt"], said["coordinates"])
         said["parameters"] = _parameters(key, said["parameters"] or {}, store, places, path)
     still = [] if is_steady else [field for place in places if place.is_steady for field in place.fields]
     moving = [field for field in fields if field not in still and field not in said["inputs"]]
@@ -140,7 +142,7 @@ def facts(settings: Any) -> dict[str, Any]:
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
             **({"offset": settings.offset} if settings.offset else {}),
-            **({"flipped": settings.flipped} if settings.flipped else {})}
+            **{name: value for name in ("flipped", "units") if (value := getattr(settings, name))}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:

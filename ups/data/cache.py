@@ -132,7 +132,8 @@ class Cache:
         """What a figure of a trajectory must know: the fields it shows, stored space axes and the cell
         centres along each (as the data file has them, else spread over the task's domain)."""
         stored, task = self.header["coordinates"], self.task
-        return {"fields": [*map(task.as_counted, task.moving)], "axes": list(task.axes),
+        return {"fields": [*map(task.with_unit, task.moving)], "axes": list(task.axes),
+                "labels": [*map(task.with_unit, task.axes)], "time": task.with_unit("time"),
                 "coordinates": [np.array(stored.get(axis) or task.centres(num_cells, axis))
                                 for axis, num_cells in zip(task.axes, self.tokenizer.space, strict=True)]}
 

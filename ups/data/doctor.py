@@ -227,10 +227,11 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
         yield Finding(
             "info", f"{scan.frozen_share:.0%} of the frames equal the one before", where,
             "nothing if the field has come to rest; persistence will look good, so compare with it")
-    inside = (slice(None), *[slice(1, -1)] * task.ndim)   # cells at the ends of an axis may be on walls
-    still = np.reshape(np.equal(scan.low, scan.high)[inside], (len(task.moving), -1)).mean(1)
-    for name, share in zip(task.moving, still, strict=True):
-        if SHARE < share < 1:
+    # cells at the ends of an axis may be on walls
+    inside = (slice(None), *[slice(1, -1) if size > 2 else slice(None) for size in data.space])
+    still = np.equal(scan.low, scan.high)
+    for name, cells in zip(task.moving, still[inside] if still.ndim else (), strict=bool(still.ndim)):
+        if SHARE < (share := cells.mean()) < 1:
             yield Finding("info", f"{share:.0%} of the cells of {name} hold one number in every frame of "
                           "every trajectory", where, "nothing if these are walls, solids or land; else they "
                           "were never written")

@@ -13,6 +13,7 @@ from ups.evaluation.gates import BASELINES
 from ups.evaluation.selected import in_words
 from ups.evaluation.tables import is_interval, label, markdown, number, ordered
 from ups.files import remove, write_atomic
+from ups.tasks import in_unit
 
 CARD, IMAGES = "README.md", "images"
 TITLES = {"operator": "the operator, which forecasts", "diffusion": "the corrector, which draws its errors",
@@ -66,9 +67,11 @@ def card(stage: str, results: Mapping[str, Any], known: Mapping[str, dict],
         f"model.{CALLS[stage]}", "```", "",
         "## Where it holds", "",
         *_table(["task", "fields", "grid", "domain", "boundary", "dt", "history", "parameters"],
-                [[name, ", ".join(facts["fields"]), "×".join(map(str, facts["grid"])),
+                [[name, ", ".join(in_unit(field, facts["units"].get(field)) for field in facts["fields"]),
+                  "×".join(map(str, facts["grid"])),
                   *_geometry(facts["domain"], facts["boundary"]),
-                  f"{facts['dt']:g}" if facts["dt"] else "steady", facts["history"],
+                  f"{facts['dt']:g} {facts['units'].get('time', '')}".rstrip() if facts["dt"] else "steady",
+                  facts["history"],
                   ", ".join(f"{key} {low:g} to {high:g}" for key, (low, high) in facts["parameters"].items())
                   or "none"]
                  for name, facts in known.items() if name in results["stages"][stage]]), "",

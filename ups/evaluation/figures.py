@@ -30,6 +30,7 @@ from ups.evaluation.tables import label, ordered
 INK, LINE = "#1f2933", "#c5ccd3"  # replaced by the page's colours in SVG; as they are in PNG files
 FIELD_MAP, ERROR_MAP, INPUT_MAP = "viridis", "RdBu_r", "cividis"
 SPREAD_MAP = "YlOrRd"  # light where the ensemble is sure
+UPRIGHT = ("y", "j", "row", "lat", "rlat", "z", "k", "lev", "height", "depth")   # axes, how names begin
 UNSEEN = "#b9c0c7"     # cells that were not observed, or hold no number
 DASHED = (0, (3, 1.5))
 # Colour, dash and marker of every model, so that no line is told by its colour alone. Colours after Okabe and
@@ -120,9 +121,21 @@ def shown(sample: dict, u: Any, field: int) -> np.ndarray:
     u = np.asarray(u, dtype=float).take(field, axis=-1 - num_axes)
     if num_axes == 3:
         u = u[..., u.shape[-1] // 2]
-    if list(sample["axes"]) == ["y", "x"]:
+    if shown_axes(sample)[0] > 0:
         u = u.swapaxes(-1, -2)
     return u[(..., *(slice(None, None, -(-n // MAX_CELLS)) for n in u.shape[-min(num_axes, 2):]))]
+
+
+def shown_axes(sample: dict) -> list[int]:
+    """Which axes a figure shows, the horizontal one first: y, z and latitudes go upwards."""
+    kept = list(range(len(sample["axes"])))[:2]
+    return sorted(kept, key=lambda axis: next((rank for rank, begin in enumerate(UPRIGHT, 1)
+                                               if sample["axes"][axis].lower().startswith(begin)), 0))
+
+
+def axis_labels(sample: dict) -> list[str]:
+    """The names of the shown axes, with their units where they have any."""
+    return [sample.get("labels", sample["axes"])[axis] for axis in shown_axes(sample)]
 
 
 def shown_name(sample: dict, field: int) -> str:
@@ -138,8 +151,8 @@ def _both(sample: dict, field: int) -> list[np.ndarray]:
 
 def _extent(sample: dict) -> tuple[float, ...]:
     """Cell edges of the shown axes, x first, from the cell centres: x0, x1 [, y0, y1]."""
-    axes = sorted(zip(sample["axes"], sample["coordinates"], strict=True), key=lambda pair: pair[0])[:2]
-    halves = [(axis, (axis[1] - axis[0]) / 2 if len(axis) > 1 else 0.5) for _, axis in axes]
+    axes = [sample["coordinates"][axis] for axis in shown_axes(sample)]
+    halves = [(axis, (axis[1] - axis[0]) / 2 if len(axis) > 1 else 0.5) for axis in axes]
     return tuple(float(edge) for axis, half in halves for edge in (axis[0] - half, axis[-1] + half))
 
 
@@ -181,16 +194,17 @@ def maps(sample: dict,
     """A figure and its axes: the name of each row -> (title, values (x, y), colours) of each column; titles
     are those of the first row."""
     x0, x1, y0, y1 = extent = _extent(sample)
+    across, up = axis_labels(sample)
     num_columns = len(next(iter(rows.values())))
     fig = Figure(figsize=(9.2, 1.0 + len(rows) * (7.4 / num_columns) * min((y1 - y0) / (x1 - x0), 2.0)))
     axes = fig.subplots(len(rows), num_columns, sharex=True, sharey=True, squeeze=False)
     for row, (name, panels) in zip(axes, rows.items(), strict=True):
-        row[0].set_ylabel(f"{name}\ny".lstrip())
+        row[0].set_ylabel(f"{name}\n{up}".lstrip())
         for ax, (title, values, scale) in zip(row, panels, strict=True):
             ax.imshow(values.T, extent=extent, **scale)
             ax.tick_params(labelsize=7)
             ax.locator_params(nbins=2)
-            ax.set(title=title if ax in axes[0] else "", xlabel="x" if ax in axes[-1] else "")
+            ax.set(title=title if ax in axes[0] else "", xlabel=across if ax in axes[-1] else "")
     return fig, axes
 
 
@@ -214,9 +228,9 @@ def finish(ax: Axes, **settings: Any) -> None:
 
 @styled
 def by_lead(models: dict, times: list[float], panels: Iterable[tuple[str, str, str]],
-            banded: Iterable[str]) -> Figure | None:
+            banded: Iterable[str], lead: str = "lead time") -> Figure | None:
     """A line over lead time for each model's list `key`, in a panel for every (title, key, scale) that there
-    is; for those in `banded` its 95 % interval as a band. None without leads."""
+    is; for those in `banded` its 95 % interval as a band. lead: the name of that axis. None without leads."""
     panels = [panel for panel in panels if any(len(row.get(panel[1], ())) > 1 for row in models.values())]
     if not panels:
         return None
@@ -230,7 +244,7 @@ def by_lead(models: dict, times: list[float], panels: Iterable[tuple[str, str, s
             if f"{key}_low" in models[name] and name in banded:
                 ax.fill_between(times, *(floats(models[name][f"{key}_{end}"]) for end in ("low", "high")),
                                 color=color(name), alpha=0.2, linewidth=0)
-        finish(ax, xlabel="lead time", title=title, yscale=scale)
+        finish(ax, xlabel=lead, title=title, yscale=scale)
         # a periodic truth passes through its first frame again; persistence would stretch the axis there
         known = [values[values > 0].min() for name, values in kept.items() if name != "persistence"]
         if scale == "linear":
@@ -247,7 +261,7 @@ def space_time(sample: dict, field: int) -> Figure:
     """1D: truth, prediction and error over space and time, and both as lines at several leads."""
     ref, pred = _both(sample, field)
     times, name, x = sample["times"], sample["fields"][field], shown(sample, sample["coordinates"], 0)
-    half = (times[1] - times[0]) / 2
+    half, lead = (times[1] - times[0]) / 2, sample.get("time", "lead time")
     extent = (*_extent(sample), times[0] - half, times[-1] + half)
     fig = Figure(figsize=(9.2, 5.1))
     top, bottom = fig.subfigures(2, 1, height_ratios=(1.25, 1))
@@ -255,7 +269,7 @@ def space_time(sample: dict, field: int) -> Figure:
     axes = top.subplots(1, 3, sharey=True)
     for ax, (title, values, scale) in zip(axes, compared(ref, pred), strict=True):
         ax.imshow(values, aspect="auto", extent=extent, **scale)
-        ax.set(title=title, xlabel="x", ylabel="lead time" if title == "truth" else "")
+        ax.set(title=title, xlabel=axis_labels(sample)[0], ylabel=lead if title == "truth" else "")
         ax.locator_params(axis="x", nbins=4)
     bar(axes[:2], name)
     bar(axes[2], f"error in {name}")
@@ -263,7 +277,8 @@ def space_time(sample: dict, field: int) -> Figure:
     for ax, lead in zip(bottom.subplots(1, len(leads), sharey=True), leads, strict=True):
         ax.plot(x, ref[lead], color=INK, label="truth")
         ax.plot(x, pred[lead], color=color("operator"), linestyle=DASHED, label="prediction")
-        finish(ax, title=lead_title(times[lead]), xlabel="x", ylabel=name if lead == leads[0] else "")
+        finish(ax, title=lead_title(times[lead]), xlabel=axis_labels(sample)[0],
+               ylabel=name if lead == leads[0] else "")
     bottom.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
@@ -295,7 +310,7 @@ def profiles(sample: dict, field: int) -> Figure:
         for values, look, what in lines:
             ax.plot(x, values, color=color(look), linestyle=DASHED if what == "prediction" else "-",
                     label=what)
-        finish(ax, title=title, xlabel=sample["axes"][0], ylabel=text)
+        finish(ax, title=title, xlabel=axis_labels(sample)[0], ylabel=text)
     fig.legend(*axes[-2].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 

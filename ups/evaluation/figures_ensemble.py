@@ -19,6 +19,7 @@ from ups.evaluation.figures import (
     INK,
     INPUT_MAP,
     SPREAD_MAP,
+    axis_labels,
     bar,
     color,
     colours,
@@ -82,7 +83,7 @@ def fan(sample: dict, field: int) -> Figure:
                         linestyle=DASHED, label=label("operator"))
             ax.plot(x, ref[lead], color=INK, linewidth=1.4, label="truth")
             finish(ax, title=lead_title(sample["times"][lead]) if model == models[0] else "",
-                           xlabel="x" if model == models[-1] else "")
+                           xlabel=axis_labels(sample)[0] if model == models[-1] else "")
         row[0].set_ylabel(f"{label(model)}\n{sample['fields'][field]}")
     handles, names = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, names, loc="outside lower center", ncols=len(names))
@@ -149,7 +150,7 @@ def _case_lines(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) ->
         row[2].plot(x, np.abs(mean - ref), color=INK, linestyle=DASHED, label="error of mean")
         for ax, title in zip(row, ("observed coefficient", name, "spread and error of mean"), strict=True):
             finish(ax, title=title if is_first else "",
-                   xlabel=sample["axes"][0] if row[0] is axes[-1, 0] else "")
+                   xlabel=axis_labels(sample)[0] if row[0] is axes[-1, 0] else "")
         row[0].set_ylabel(case_name(case))
     pairs = [pair for ax in axes[0, 1:] for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
     fig.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs))

@@ -67,7 +67,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         "equation": task.equation, "found": head.says(),
         "offset": dict(task.offsets), "measure": task.measure,
         "conserved": list(task.conserved), "latent_dim": head.codec.dim,
-        "kept_energy": head.codec.kept_energy,
+        "kept_energy": head.codec.kept_energy, **({"units": dict(task.units)} if task.units else {}),
     }
     order = torch.argsort(torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf,
                                            posinf=torch.inf))

@@ -13,6 +13,7 @@ from ups.evaluation.figures import (
     FIELD_MAP,
     MAX_CELLS,
     SPREAD_MAP,
+    axis_labels,
     colours,
     compared,
     data_uri,
@@ -44,8 +45,10 @@ def _player(kind: str, body: str, times: np.ndarray, lines: list[list[list]]) ->
             f'type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>')
 
 
-def _lines(times: np.ndarray, name: str, ref: np.ndarray, others: list[tuple[str, np.ndarray]]) -> str:
+def _lines(times: np.ndarray, sample: dict, field: int, ref: np.ndarray,
+           others: list[tuple[str, np.ndarray]]) -> str:
     """Lines (T, x) over x: the truth, below it the others with the class of each, heights 0 to 999."""
+    name, across = html.escape(sample["fields"][field]), html.escape(axis_labels(sample)[0])
     low, high = (colours(FIELD_MAP, ref)[end] for end in ("vmin", "vmax"))
     margin = 0.1 * (high - low)
     drawn = [*others, ("truth", ref)]
@@ -55,7 +58,7 @@ def _lines(times: np.ndarray, name: str, ref: np.ndarray, others: list[tuple[str
     legend = ", ".join(f'<b class="{kind}">{kind}</b>' for kind in dict.fromkeys(["truth", *dict(others)]))
     body = (f'<svg viewBox="0 0 {ref.shape[1] - 1} 999" preserveAspectRatio="none" role="img" '
             f'aria-label="rollout of {name}">{polylines}'
-            f'</svg><p class="note">{name} over x: {legend}; vertical range {low - margin:.3g} to '
+            f'</svg><p class="note">{name} over {across}: {legend}; vertical range {low - margin:.3g} to '
             f'{high + margin:.3g}</p>')
     return _player("line", body, times, rows)
 
@@ -76,7 +79,7 @@ def player(sample: dict, field: int) -> str:
     ref, pred = (shown(sample, sample[key], field)[frames] for key in ("u_ref", "u_pred"))
     times = np.asarray(sample["times"])[frames]
     if ref.ndim == 2:
-        return _lines(times, html.escape(sample["fields"][field]), ref, [("prediction", pred)])
+        return _lines(times, sample, field, ref, [("prediction", pred)])
     return _fields(times, compared(ref, pred))
 
 
@@ -88,7 +91,7 @@ def members_player(sample: dict, model: str, field: int) -> str:
     times = np.asarray(sample["times"])[frames]
     some = members[:NUM_MEMBERS[ref.ndim - 1]]
     if ref.ndim == 2:
-        return _lines(times, html.escape(sample["fields"][field]), ref, [("member", u) for u in some])
+        return _lines(times, sample, field, ref, [("member", u) for u in some])
     scale = colours(FIELD_MAP, ref, some)
     panels = [("truth", ref, scale), *((f"member {i + 1}", u, scale) for i, u in enumerate(some))]
     if len(members) > 1:

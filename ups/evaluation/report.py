@@ -12,9 +12,10 @@ shown:
         those scored; "grid": cells per axis; "times": [T] time since the last context frame ([0.0] for a
         steady task); "models": {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"),
         "codec_floor": ROW, "fno", "unet", ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or
-        {}; "equation": text; "found": lines, what the base found; "conserved": fields whose mean the
-        equation keeps; "network_is_used": bool; "selection": what decided that on validation,
-        ups.models.selection.select(...), or null from older weights;
+        {}; "units": field, axis or "time" -> unit, where any is known; "equation": text; "found": lines, what
+        the base found; "conserved": fields whose mean the equation keeps; "network_is_used": bool;
+        "selection": what decided that on validation, ups.models.selection.select(...), or null from older
+        weights;
         "offset": field -> the number it is counted from, where its mean dominates; "measure": what relative
         errors are relative to, in words;
         "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
@@ -52,6 +53,7 @@ from ups.files import write_atomic
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
+from ups.tasks import in_unit
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # key -> type or further keys, "*": every other key; a list: every element
@@ -185,15 +187,16 @@ def _steady_table(cases: dict) -> str:
 def _task_section(name: str, task: dict, samples: list[dict],
                   draw: Callable[[Figure, str, str], str]) -> str:
     times, fields = task["times"], task["fields"]
-    is_steady, is_rollout = times == [0.0], len(times) > 1
+    is_steady, is_rollout, units = times == [0.0], len(times) > 1, task.get("units", {})
     facts = (task.get("equation"), f"{task['num_trajectories']:,} trajectories" + (
                  f", trained on {task['num_training']:,} others" if "num_training" in task else ""),
              f"{' × '.join(map(str, task['grid']))} cells{_where(task)}",
-             f"field{'s' * (len(fields) != 1)} {', '.join(fields)}",
+             f"field{'s' * (len(fields) != 1)} "
+             + ", ".join(in_unit(field, units.get(field)) for field in fields),
              task.get("offset") and f"errors relative to the {task['measure']}, as the mean dominates",
              task.get("given") and f"given {', '.join(task['given'])}",
              not is_steady and (f"{len(times)} frame{'s' * is_rollout} predicted, up to lead time "
-                                f"{number(float(times[-1]))}"),
+                                f"{number(float(times[-1]))} {units.get('time', '')}".rstrip()),
              task["parameters"] and f"parameters {_parameters(task)}")
     out = [f"<h2>{html.escape(name)}</h2><p class=note>{html.escape('; '.join(filter(None, facts)))}.</p>"]
     if found := task.get("found"):
@@ -212,7 +215,8 @@ def _task_section(name: str, task: dict, samples: list[dict],
             out.append(f"<figure>{players.player(sample, int(worst))}<figcaption>Rollout of "
                        f"{html.escape(what)}, {html.escape(fields[worst])}.</figcaption></figure>")
     if is_rollout:
-        out.append(draw(figures.by_lead(task["models"], times, GROWTH, task["models"]),
+        out.append(draw(figures.by_lead(task["models"], times, GROWTH, task["models"],
+                                        in_unit("lead time", units.get("time"))),
                         f"{name}_error_growth",
                         "nRMSE per lead time, mean over trajectories and fields; bands: 95 % intervals."))
     if task["spectra"]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.tasks.own import Place, own_task, require_name
-from ups.tasks.task import Array, Finding, Task
+from ups.tasks.task import Array, Finding, Task, in_unit
 
-__all__ = ["TASKS", "Array", "Finding", "Place", "Task", "described_task", "get_task", "own_task",
-           "require_name"]
+__all__ = ["TASKS", "Array", "Finding", "Place", "Task", "described_task", "get_task", "in_unit",
+           "own_task", "require_name"]
 
 TASKS: dict[str, Task] = {
     task.name: task for file in sorted(module.name for module in pkgutil.iter_modules(__path__))

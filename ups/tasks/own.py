@@ -12,6 +12,7 @@ from ups.tasks.task import Finding, Task
 
 LOOKED_AT = 8   # trajectories of the check of seams
 JUMP = 8.0      # times the mean difference of neighbours: no periodic field that its grid resolves jumps so
+COUNTED = 8     # cells of an axis: of fewer, neighbours lie further apart than the mean of a smooth field
 ROUGH = 1.2     # difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
 KEPT = 1e-5     # of its RMS, that a mean may move for forecasts to keep it (ups/models/choose.py)
 DRIFT = 1e-2    # of it: no rounding, no lossy solver, another equation
@@ -56,9 +57,12 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
 
     arrays: of `Place`; axes, boundary, domain (a pair per axis), inputs; parameters: name -> where its value
     is; positive, conserved, bounded, vector: fields; symmetries ("shift", "shift_x", "mirror"); hidden;
-    offset: field -> the number it is counted from (`Task.offsets`), where there are any.
+    offset: field -> the number it is counted from (`Task.offsets`), and units (`Task.units`), where there are
+    any.
     """
     require_name(name)
+    if not all(isinstance(unit, str) for unit in facts.get("units", {}).values()):
+        raise ValueError(f"{name} has units {facts['units']!r:.80}; expected text. Take another copy of it.")
     places = tuple(Place(entry["array"], tuple(entry["axes"]), tuple(entry["fields"]))
                    for entry in facts["arrays"])
     inputs = tuple(facts["inputs"])
@@ -111,7 +115,8 @@ def orders(data: Any, scan: Any) -> Iterator[Finding]:
     for number, axis in enumerate(task.axes, u.ndim - task.ndim):
         apart = np.abs(u - u.mean(number, keepdims=True)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
         beside = np.abs(np.diff(u, axis=number)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
-        if u.shape[number] > 2 and apart.any() and (beside[apart > 0] > ROUGH * apart[apart > 0]).all():
+        is_rough = apart.any() and (beside[apart > 0] > ROUGH * apart[apart > 0]).all()
+        if u.shape[number] >= COUNTED and is_rough:
             yield Finding("warning", f"neighbours along {axis} are no more alike than any two cells",
                           str(data.path), f"check the words of task.{task.name}.layout: is {axis} an axis of "
                           "space, and in its place? Else the grid does not resolve the field")

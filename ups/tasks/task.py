@@ -37,6 +37,11 @@ class Finding:
     do: str
 
 
+def in_unit(name: str, unit: str | None) -> str:
+    """A quantity as figures and tables name it: T (K)."""
+    return f"{name} ({unit})" if unit else name
+
+
 @dataclass(frozen=True)
 class Task:
     """One family of trajectories.
@@ -202,6 +207,16 @@ class Task:
         """A field as figures name it: u - 101325 where it is counted from 101325."""
         offset = self.offsets.get(name, 0.0)
         return f"{name} {'-' if offset > 0 else '+'} {abs(offset):.12g}" if offset else name
+
+    @property
+    def units(self) -> Mapping[str, str]:
+        """Field, axis or "time" -> its unit, of those that have one."""
+        return (self.own or {}).get("units", {})
+
+    def with_unit(self, name: str) -> str:
+        """A field, an axis or "time" as figures name it: T (K)."""
+        shown = "lead time" if name == "time" else self.as_counted(name)
+        return in_unit(shown, self.units.get(name))
 
     def predicted(self, u: Any) -> Any:
         """Of fields (..., C, *space) those that are predicted: what is given is not scored."""
