@@ -4,7 +4,6 @@ cannot know: `python prepare_data.py --describe my.h5`."""
 import itertools
 import math
 import re
-from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from ups.config.foreign import from_pdebench, from_well, is_well
 from ups.config.own import MOST_PARAMETERS
 from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, rises, tidy
 from ups.config.words import WORDS, meant
+from ups.data.patterns import alike, pattern
 from ups.stored import Store, Stored, open_store
 from ups.tasks.own import JUMP, jumps
 
@@ -27,6 +27,9 @@ MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 8, 60, 3, 50
 LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.35   # that the report needs for its test, of all trajectories
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
+FEWEST = 3        # pairs that can be split into training, validation and test
+MOST_CHANNELS = 8   # of an axis that nothing names
+LOOKED_AT, FOLLOWS = 16, 0.8   # frames, and their difference over their mean deviation: random ones 1.4
 EVEN = 1e-3       # of a step, by which the steps of a coordinate differ
 MOST_FILES = 20   # to look at
 
@@ -42,10 +45,10 @@ def describe_file(path: str) -> str:
 
 def _section(store: Store) -> list[str]:
     name = re.sub(r"\W+|^(?=\d)", "_", Path(store.path).stem.lower()).strip("_") or "mine"
-    pattern = _pattern(Path(store.path))
+    files, question = pattern(Path(store.path))
     head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
             "include: configs/small.yaml", f"data: {{tasks: [{_quoted(name)}], source: own}}", "task:",
-            f"  {_quoted(name)}:", f'    files: "{pattern}"']
+            f"  {_quoted(name)}:", f'    files: "{files}"' + f"   # {question}" * bool(question)]
     if is_well(store):
         layout = from_well(store)["layout"]
         fields = [entry["fields"][0] for entry in layout.values() if "time" in entry["axes"]]
@@ -78,15 +81,18 @@ def _section(store: Store) -> list[str]:
         note = "" if sure else (f"   # of shape {shape}, of: trajectory, time, channel, component (of a "
                                 "vector), x, y, z; are these its axes, in order?")
         lines.append(f"      {_quoted(array)}: [{', '.join(words)}]{note}")
+    if not sure and (other := _other_reading(store, axes)):
+        lines.append(f"    # or {other}?")
     lines += _ends(store, axes, space)
-    is_steady = all("time" not in words for words in axes.values())
-    if is_steady and len(axes) < 2:
-        raise ValueError(f"{store.path} holds one field, {next(iter(axes))}, without an axis of time; "
-                         "expected frames of it, or a field that is given and one that follows from it. Take "
-                         "files with one of these.")
+    is_steady, (cut, num) = all("time" not in words for words in axes.values()), _windows(store, axes)
+    if is_steady and (len(axes) < 2 or num < FEWEST):
+        raise ValueError(f"{store.path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without "
+                         "an axis of time; expected frames, or many pairs of a field that is given and one "
+                         "that follows from it. Take files with these, an axis that counts them, or many "
+                         "files whose names differ in a number.")
     if is_steady:
-        lines.append(f"    inputs: [{next(iter(axes))}]   # no array has an axis of time: which one is "
-                     f"given?")
+        names = _names(store, *next(iter(axes.items())), space)
+        lines.append(f"    inputs: [{', '.join(names)}]   # no array has an axis of time: which one is given?")
     elif (times := coordinate(store, [], TIMES)) is not None:
         lines += _step_of(*times)
     else:
@@ -95,7 +101,6 @@ def _section(store: Store) -> list[str]:
         lines.append(f"    dt: {found}   # the array of times" if found else
                      f"    dt: 1.0   # between stored frames, or the name of what holds it"
                      f"{numbers and f' ({numbers})'}?")
-    cut, num = _windows(store, axes)
     if cut:
         lines.append(f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time")
     share = math.ceil(100 * LEAST / num) / 100
@@ -119,7 +124,7 @@ def _windows(store: Store, axes: dict[str, list[str]]) -> tuple[int, int]:
     array, words = next(iter(axes.items()))
     first = array.replace("*", (store.groups(array) or [""])[0])
     shape = dict(zip(words, store.array(first).shape, strict=True))
-    runs = max(1, len(store.groups(array))) * shape.get("trajectory", 1) * len(_alike(Path(store.path)))
+    runs = max(1, len(store.groups(array))) * shape.get("trajectory", 1) * len(alike(Path(store.path)))
     frames = shape.get("time", 1)
     if runs >= MOST_RUNS or frames < 3 * SHORTEST:
         return 0, runs
@@ -201,13 +206,65 @@ def _axes(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
     by_length = _matched(found, lengths)
     if by_length:
         return by_length, True
-    rank = len(found.shape)
-    if rank > 3 and found.shape[-1] <= 3 and rank - 3 >= found.shape[-1]:
-        return ["trajectory", "time", *SPACE[:rank - 3], "component"], False
-    if rank == 2:
-        return ["time" if is_alone else "trajectory", "x"], False
-    return (["trajectory", "time", *SPACE[:rank - 2]] if rank <= 5 else
-            ["trajectory", "time", *SPACE, "component"]), False
+    return _usual(found.shape, _follows(store, array), is_alone), False
+
+
+def _usual(shape: tuple[int, ...], is_film: bool, is_alone: bool) -> list[str]:
+    """Words in the usual order for axes that nothing names: is_film where neighbours along the first are
+    frames that follow each other, is_alone where no other array is a field."""
+    kept = [axis for axis, size in enumerate(shape) if size > 1 or axis == 0]
+    sizes = [shape[axis] for axis in kept]
+    lead = ["time"] if is_film else ["trajectory"]
+    if not is_film and len(sizes) > (3 if len({*sizes[1:]}) == 1 and not is_alone else 2):
+        lead.append("time")   # maps of as many cells along each axis, of several fields, are pairs
+    if len(sizes) == 2 and is_alone:
+        lead = ["time"]
+    inner = sizes[len(lead):]
+    small = [number for number, size in enumerate(inner)
+             if len(inner) > 1 and MOST_CHANNELS >= size <= min([*inner[:number], *inner[number + 1:]]) / 2]
+    words = iter(SPACE)
+    named = ["channel" if number in small[:1] else next(words, "component") for number in range(len(inner))]
+    if small and small[0] == len(inner) - 1 == inner[-1]:
+        named[-1] = "component"
+    found = dict(zip(kept, [*lead, *named], strict=True))
+    return [found.get(axis, "single") for axis in range(len(shape))]
+
+
+def _follows(store: Store, array: str) -> bool:
+    """Whether neighbours along the first axis of an array are alike, as frames are."""
+    shape = store.array(array).shape
+    some = [slice(0, LOOKED_AT), *[slice(None, None, max(1, size // LOOKED_AT)) for size in shape[1:]]]
+    u = np.asarray(store.read(array, tuple(some)), np.float64)
+    apart = np.abs(u - u.mean(0)).mean()
+    return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
+
+
+def _other_reading(store: Store, axes: dict[str, list[str]]) -> str:
+    """A layout that the shapes allow as well: a film for trajectories, maps for frames."""
+    array, words = next(iter(axes.items()))
+    space = [word for word in words if word not in WORDS]
+    rest = [word for word in words if word not in ("trajectory", "time")]
+    few = min(store.array(array.replace("*", (store.groups(array) or [""])[0])).shape[:2])
+    if words[:2] == ["trajectory", "time"] and few <= MOST_CHANNELS:
+        return ""
+    if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
+        other = [*words[:1], SPACE[0], *[SPACE[SPACE.index(word) + 1] if word in space else word
+                                         for word in words[2:]]]
+        return (f"maps, {_quoted(array)}: [{', '.join(other)}] and so on, with inputs: [{_field(array)}]"
+                if len(axes) > 1 else
+                f"one film, {_quoted(array)}: [{', '.join(['time', *other[1:]])}]")
+    if words[0] == "time":
+        return f"trajectories, {_quoted(array)}: [trajectory, time, {', '.join(rest[1:])}]" if rest[1:] else ""
+    return f"frames, {_quoted(array)}: [trajectory, time, {', '.join(words[1:-1])}]" if words[2:] else \
+        f"frames, {_quoted(array)}: [time, {', '.join(words[1:])}]"
+
+
+def _names(store: Store, array: str, words: list[str], space: list[str]) -> list[str]:
+    """The fields that an array holds."""
+    shape = dict(zip(words, store.array(array.replace("*", (store.groups(array) or [""])[0])).shape, strict=True))
+    numbers = [f"_{i}" for i in range(shape["channel"])] if "channel" in shape else [""]
+    parts = [f"_{axis}" for axis in space] if "component" in words else [""]
+    return [f"{_field(array)}{number}{part}" for number in numbers for part in parts]
 
 
 def _word(store: Store, axis: str, size: int) -> str:
@@ -316,7 +373,7 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
              and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)]
     differing = set()
     own = Path(store.path)
-    for path in _alike(own)[:MOST_FILES]:
+    for path in alike(own)[:MOST_FILES]:
         with open_store(path) as other:
             there = _numbers(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
@@ -343,15 +400,3 @@ def _quoted(name: str) -> str:
     is_plain = re.fullmatch(r"[A-Za-z]\w*", name) and name.lower() not in YAML_WORDS
     return name if is_plain else f'"{name}"'
 
-
-def _pattern(path: Path) -> str:
-    """The file, or where its name ends in a number and others do too, all of them."""
-    stem = re.sub(r"\d+$", "*", path.stem)
-    pattern = path.with_name(f"{stem}{path.suffix}")
-    return str(pattern if "*" in stem and len(_alike(path)) > 1 else path)
-
-
-def _alike(path: Path) -> list[Path]:
-    """The files whose names differ from that of `path` by the number at the end."""
-    begin = re.sub(r"\d+$", "", path.stem)
-    return sorted(path.parent.glob(f"{escape(begin)}{'*' * (begin != path.stem)}{escape(path.suffix)}"))

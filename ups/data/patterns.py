@@ -1,0 +1,58 @@
+"""Files beside each other whose names differ in numbers alone, as runs and years of one data set do."""
+
+import re
+from glob import escape
+from pathlib import Path
+
+from ups.stored import natural
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+DATES = 1700, 2300       # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or longer
+DATE_DIGITS = 4, 6, 8, 10, 12, 14
+SHOWN = 6
+
+
+def alike(path: Path) -> list[Path]:
+    """The files of a folder, `path` among them, whose names differ from its name in numbers alone, in natural
+    order."""
+    form, inside = NUMBER.sub("#", path.stem), [*path.parent.glob("*")] if path.parent.is_dir() else []
+    found = [other for other in inside if other.suffix == path.suffix and NUMBER.sub("#", other.stem) == form]
+    return sorted(found, key=lambda other: natural(str(other))) or [path]
+
+
+def pattern(path: Path) -> tuple[str, str]:
+    """A pattern of the files that are alike, and what is to be asked where their names do not say that they
+    are runs of one system: their numbers are neither dates nor follow each other. "" for no question."""
+    files = alike(path)
+    numbers = [NUMBER.findall(other.stem) for other in files]
+    differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len({*values}) > 1]
+    if not differ:
+        return str(path), ""
+    parts, texts = NUMBER.findall(path.stem), NUMBER.split(path.stem)
+    names = ["*" if place in differ else part for place, part in enumerate(parts)]
+    stem = "".join(text + name for text, name in zip(texts, [*names, ""], strict=True))
+    shown = str(path.with_name(f"{stem}{path.suffix}"))
+    others = {*path.parent.glob(f"{escape(stem).replace('[*]', '*')}{path.suffix}")} - {*files}
+    values = [[row[place] for row in numbers] for place in differ]
+    if others:
+        return shown, f"this fits {sorted(others)[0].name} as well: is it one of these runs?"
+    if all(_are_dates(column) for column in values) or (len(values) == 1 and _are_counted(values[0])):
+        return shown, ""
+    some = ", ".join("-".join(row) for row in list(zip(*values, strict=True))[:SHOWN])
+    named = str(path.with_name(f"{stem.replace('*', '{}', 1)}{path.suffix}").name)
+    return shown, (f"the names of {len(files)} files differ in {some}{', ..' * (len(files) > SHOWN)}: are they "
+                   f"runs of one system, or of values of a parameter (parameters: {{name: \"{named}\"}}), or "
+                   "unlike, such as levels of noise (name one of them)?")
+
+
+def _are_dates(values: list[str]) -> bool:
+    return all(len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1] for value in values
+               if "." not in value) and not any("." in value for value in values)
+
+
+def _are_counted(values: list[str]) -> bool:
+    """Whether numbers count runs: each once, and none left out."""
+    if any("." in value for value in values):
+        return False
+    counts = sorted(map(int, values))
+    return counts == [*range(counts[0], counts[0] + len(counts))]
