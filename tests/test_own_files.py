@@ -438,6 +438,62 @@ def test_what_is_shown_of_a_configuration_is_one_of_the_tasks_asked_for(tmp_path
     assert said.bounded == ["u", "v_x", "v_y"]   # what is given needs no bound
 
 
+@pytest.mark.parametrize(("shapes", "layout"), {
+    "a pair of maps": ({"a": (40, 16, 16), "u": (40, 16, 16)}, ["trajectory", "x", "y"]),
+    "maps of one channel": ({"a": (40, 1, 16, 12), "u": (40, 1, 16, 12)}, ["trajectory", "single", "x", "y"]),
+    "channels behind time": ({"u": (12, 6, 3, 32, 16)}, ["trajectory", "time", "channel", "x", "y"]),
+    "channels last": ({"u": (12, 6, 32, 16, 4)}, ["trajectory", "time", "x", "y", "channel"]),
+    "a film": ({"u": (40, 16, 16)}, ["time", "x", "y"]),
+    "trajectories": ({"u": (40, 10, 16)}, ["trajectory", "time", "x"]),
+}.values())
+def test_axes_without_names_are_read_in_their_usual_order(tmp_path, shapes, layout):
+    """Or otherwise, which the description offers where the shapes allow it."""
+    draw, is_film = np.random.default_rng(0), layout[0] == "time"
+    u = {name: draw.standard_normal(shape).cumsum(0) if is_film else draw.standard_normal(shape)
+         for name, shape in shapes.items()}
+    text = describe_file(str(write(tmp_path / "a.h5", **u)))
+    said = yaml.safe_load(text)["task"]["a"]
+    assert said["layout"] == dict.fromkeys(shapes, layout) and (said.get("inputs") == ["a"]) == (len(shapes) == 2)
+    assert ("# or " in text) == (len(layout) == 3)
+
+
+def test_files_that_differ_in_a_number_are_one_set_where_it_counts_them(tmp_path):
+    """Dates and counts are of runs; other numbers may be of noise or a parameter, which is asked."""
+    names = {"dates": ("ta_195801-195812", "ta_195901-195912", "ta_*-*", False), "counts": ("r_9_a", "r_10_a", "r_*_a", False),
+             "noise": ("n_1", "n_5", "n_*", True), "scenarios": ("ssp126_2015", "ssp585_2016", "ssp*_*", True),
+             "other": ("x_1", "x_2", "x_*", True)}
+    for first, second, pattern, is_asked in names.values():
+        for name in (first, second, "x_old"):
+            write(tmp_path / f"{name}.h5", u=waves())
+        [line] = [line for line in describe_file(str(tmp_path / f"{first}.h5")).splitlines() if "files:" in line]
+        assert f'/{pattern}.h5"' in line and line.endswith("?") == is_asked, line
+
+
+def test_uneven_latitudes_count_as_even_where_the_domain_is_said(tmp_path):
+    lat = np.linspace(-80, 80, X) + np.linspace(-1, 1, X) ** 3
+    u = xarray.Dataset({"T": (("run", "time", "lat", "lon"), waves((30, T, X, Y))[:, :, ::-1])},
+                       {"lat": ("lat", lat[::-1]), "lon": ("lon", np.arange(Y) * 360 / Y), "time": DT * np.arange(T)})
+    u.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    text = describe_file(str(tmp_path / "a.nc"))
+    assert "lat has steps of" in text and "channel" not in yaml.safe_load(text)["task"]["a"]["layout"]["T"]
+    (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
+    config = load_config(tmp_path / "my.yaml")
+    [source] = open_sources(config, "a")
+    assert config.task["a"].boundary == "no_flux,periodic" and config.task["a"].flipped == ["lat"]
+    assert "the cells of lat are uneven, and counted as equal" in source.notes
+    assert np.array_equal(source.read(0, 30)[:, :, 0], waves((30, T, X, Y)))
+    with pytest.raises(ValueError, match=r"lat in .* in steps of .*; expected equal steps\. Write domain: \{lat: \["):
+        load_config(overlay(tmp_path, section(tmp_path, files=str(tmp_path / "a.nc"), dt=None, boundary="no_flux", domain=None,
+                                              layout={"T": ["trajectory", "time", "lat", "lon"]})))
+
+
+def test_one_map_is_no_data_set(tmp_path):
+    write(tmp_path / "a.h5", a=waves()[0], u=waves()[1])
+    xarray.Dataset({"a": (("y", "x"), waves()[0]), "u": (("y", "x"), waves()[1])}).to_netcdf(tmp_path / "m.nc", engine="h5netcdf")
+    with pytest.raises(ValueError, match=r"holds 1 map of a and of u, without an axis of time; expected frames, or many pairs"):
+        describe_file(str(tmp_path / "m.nc"))
+
+
 def test_a_description_guesses_walls_and_vectors(tmp_path):
     v = np.stack([waves((N, T, X, Y))] * 2, -1) + np.linspace(0, 30, X)[:, None, None]
     said = yaml.safe_load(describe_file(str(write(tmp_path / "a.h5", v=v.astype(np.float32)))))["task"]["a"]

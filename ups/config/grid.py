@@ -48,9 +48,14 @@ def span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
     x = x[::-1] if rises(x[::-1]) else x
     step = (x[-1] - x[0]) / max(1, size - 1) if size > 1 else 1.0
     if size > 1 and not (step > 0 and np.ptp(np.diff(x)) <= UNEVEN * step):
+        is_near = given and abs(given[0] - x[0]) <= step and abs(given[1] - x[-1]) <= step
+        if is_near and rises(x):   # what is said wins, as of a dt
+            return [float(v) for v in given]
         raise wrong(f"{key}.layout", f"{place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in steps of "
                     f"{np.diff(x).min():g} to {np.diff(x).max():g}", "equal steps",
-                    "Resample the fields to an even grid.")
+                    f"Write domain: {{{axis}: [{x[0]:g}, {x[-1]:g}]}} to count its cells as equal, as those "
+                    "of a Gaussian grid nearly are; or resample the fields to an even grid." if rises(x) else
+                    "Sort the cells along it, or leave that axis out.")
     low = x[0] - step / 2 if end != PERIODIC or abs(x[0] - step / 2) < UNEVEN * step else x[0]
     shown = [tidy(value) for value in (low, low + size * step)]
     if given and size > 1:

@@ -200,8 +200,7 @@ def _named(key: str, places: Sequence[Place], axes: Sequence[str], store: "Store
     """The places with a name for every field: NAME, NAME_x and NAME_y of a vector, NAME_0 .. of channels."""
     named = []
     for place in places:
-        group = (store.groups(place.array) or [""])[0] if "*" in place.array else ""
-        shape = dict(zip(place.axes, store.array(place.array.replace("*", group)).shape, strict=True))
+        shape = dict(zip(place.axes, store.array(store.first(place.array)).shape, strict=True))
         count, rank = shape.get("channel", 1), place.axes.count("component")
         if rank and shape["component"] != len(axes):
             raise wrong(f"{key}.layout.{place.array}", f"its components are {shape['component']}",

@@ -96,7 +96,7 @@ def coordinate(store: "Store", places: Sequence[Place],
     """Where a coordinate lies, by its usual names, and its numbers; None if nowhere."""
     if store.is_single:   # its array would answer to every name
         return None
-    groups = [place.array.rpartition("/")[0].replace("*", (store.groups(place.array) or [""])[0])
+    groups = [store.first(place.array).rpartition("/")[0]
               for place in places if "*" in place.array]
     for name in names:
         for form in [form.format(name) for form in COORDINATES]:
@@ -115,8 +115,7 @@ def coordinate(store: "Store", places: Sequence[Place],
 
 def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places: "Sequence[Place]") -> None:
     """Raise ValueError, before it is read, for a coordinate of more numbers than any field has."""
-    fields = [store.array(entry.array.replace("*", (store.groups(entry.array) or [""])[0])
-                          if "*" in entry.array else entry.array) for entry in places]
+    fields = [store.array(store.first(entry.array)) for entry in places]
     most = max((math.prod(field.shape) for field in fields if field is not None), default=0)
     if math.prod(shape) > max(most, SMALL):
         raise ValueError(f"{store.path} holds {math.prod(shape)} numbers in {place}; expected a coordinate, "

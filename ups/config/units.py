@@ -26,7 +26,7 @@ def units(key: str, said: Any, store: "Store", places: Sequence[Place], axes: Se
     if strange := [name for name in said if name not in known]:
         raise wrong(f"{key}.units", f"it names {strange[0]!r:.80}", f"of {', '.join(known)}",
                     "Correct the name.")
-    found = {field: _unit(store, place.array.replace("*", (store.groups(place.array) or [""])[0]))
+    found = {field: _unit(store, store.first(place.array))
              for field, place in fields.items()}
     for axis in axes:
         if (place := coordinate(store, places, [named.get(axis) or axis])) is not None:

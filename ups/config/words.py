@@ -34,7 +34,7 @@ def check_words(key: str, said: Mapping[str, Any], places: Sequence[Place], axes
     """That no word stands for another axis than the file's own name of it, an axis of an unusual name has a
     domain or coordinates of its own, and components along axes out of the order x, y, z are named."""
     for place in places:
-        array = place.array.replace("*", (store.groups(place.array) or [""])[0])
+        array = store.first(place.array)
         for word, stored in zip(place.axes, store.array(array).axes, strict=False):
             name = meant(stored).lower()
             if name != word.lower() and name in {axis.lower() for axis in place.axes}:

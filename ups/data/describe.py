@@ -13,23 +13,20 @@ from ups.config.foreign import from_pdebench, from_well, is_well
 from ups.config.own import MOST_PARAMETERS
 from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, rises, tidy
 from ups.config.words import WORDS, meant
+from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
 from ups.data.patterns import alike, pattern
 from ups.stored import Store, Stored, open_store
 from ups.tasks.own import JUMP, jumps
 
-SPACE = ("x", "y", "z")
 # attributes of an array that name others, which describe it (CF conventions, 5 and 7)
 NAMING = ("ancillary_variables", "bounds", "cell_measures", "climatology", "coordinates", "formula_terms",
           "grid_mapping")
-YAML_WORDS = ("true", "false", "null", "y", "n", "yes", "no", "on", "off")   # to some of its readers
 # runs from which on none is cut; windows that few are cut into, and their frames
 MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 8, 60, 3, 50
 LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.35   # that the report needs for its test, of all trajectories
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
 FEWEST = 3        # pairs that can be split into training, validation and test
-MOST_CHANNELS = 8   # of an axis that nothing names
-LOOKED_AT, FOLLOWS = 16, 0.8   # frames, and their difference over their mean deviation: random ones 1.4
 EVEN = 1e-3       # of a step, by which the steps of a coordinate differ
 MOST_FILES = 20   # to look at
 
@@ -47,8 +44,8 @@ def _section(store: Store) -> list[str]:
     name = re.sub(r"\W+|^(?=\d)", "_", Path(store.path).stem.lower()).strip("_") or "mine"
     files, question = pattern(Path(store.path))
     head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
-            "include: configs/small.yaml", f"data: {{tasks: [{_quoted(name)}], source: own}}", "task:",
-            f"  {_quoted(name)}:", f'    files: "{files}"' + f"   # {question}" * bool(question)]
+            "include: configs/small.yaml", f"data: {{tasks: [{quoted(name)}], source: own}}", "task:",
+            f"  {quoted(name)}:", f'    files: "{files}"' + f"   # {question}" * bool(question)]
     if is_well(store):
         layout = from_well(store)["layout"]
         fields = [entry["fields"][0] for entry in layout.values() if "time" in entry["axes"]]
@@ -77,11 +74,11 @@ def _section(store: Store) -> list[str]:
                          "more. Take a file of a field in space.")
     lines = [*head, "    layout:"]
     for array, words in axes.items():
-        shape = store.array(array.replace("*", (store.groups(array) or [""])[0])).shape
+        shape = shape_of(store, array)
         note = "" if sure else (f"   # of shape {shape}, of: trajectory, time, channel, component (of a "
                                 "vector), x, y, z; are these its axes, in order?")
-        lines.append(f"      {_quoted(array)}: [{', '.join(words)}]{note}")
-    if not sure and (other := _other_reading(store, axes)):
+        lines.append(f"      {quoted(array)}: [{', '.join(words)}]{note}")
+    if not sure and (other := other_reading(store, axes)):
         lines.append(f"    # or {other}?")
     lines += _ends(store, axes, space)
     is_steady, (cut, num) = all("time" not in words for words in axes.values()), _windows(store, axes)
@@ -91,8 +88,8 @@ def _section(store: Store) -> list[str]:
                          "that follows from it. Take files with these, an axis that counts them, or many "
                          "files whose names differ in a number.")
     if is_steady:
-        names = _names(store, *next(iter(axes.items())), space)
-        lines.append(f"    inputs: [{', '.join(names)}]   # no array has an axis of time: which one is given?")
+        names = ", ".join(_names(store, *next(iter(axes.items())), space))
+        lines.append(f"    inputs: [{names}]   # no array has an axis of time: which one is given?")
     elif (times := coordinate(store, [], TIMES)) is not None:
         lines += _step_of(*times)
     else:
@@ -106,7 +103,7 @@ def _section(store: Store) -> list[str]:
     share = math.ceil(100 * LEAST / num) / 100
     if USUAL_SHARE < share <= LARGEST_SHARE:
         lines[2] = lines[2].replace("}", f", test_fraction: {share}}}") + f"   # {LEAST} for the report"
-    return lines + _parameters(store, axes) + _about([_field(array) for array in axes])
+    return lines + _parameters(store, axes) + _about([field_of(array) for array in axes])
 
 
 def _step_of(place: str, times: np.ndarray) -> list[str]:
@@ -122,19 +119,13 @@ def _windows(store: Store, axes: dict[str, list[str]]) -> tuple[int, int]:
     """The frames of the windows into which few long runs are to be cut, 0 for none, and how many windows or
     runs there are then."""
     array, words = next(iter(axes.items()))
-    first = array.replace("*", (store.groups(array) or [""])[0])
-    shape = dict(zip(words, store.array(first).shape, strict=True))
+    shape = dict(zip(words, shape_of(store, array), strict=True))
     runs = max(1, len(store.groups(array))) * shape.get("trajectory", 1) * len(alike(Path(store.path)))
     frames = shape.get("time", 1)
     if runs >= MOST_RUNS or frames < 3 * SHORTEST:
         return 0, runs
     cut = max(SHORTEST, min(LONGEST, frames * runs // WINDOWS))
     return cut, runs * (frames // cut)
-
-
-def _field(array: str) -> str:
-    """The name that a field has by its array's (ups/config/own.py)."""
-    return re.sub(r"\W+", "_", array.removesuffix("/*").rsplit("/", 1)[-1]).strip("_") or "u"
 
 
 def _fields(store: Store) -> list[str]:
@@ -177,8 +168,7 @@ def _coordinates(store: Store, axes: dict[str, list[str]]) -> dict[str, str]:
     """Axis -> the array of its coordinates, of those whose names begin as its own, by length and even steps.
     """
     array, words = next(iter(axes.items()))
-    sizes = dict(zip(words, store.array(array.replace("*", (store.groups(array) or [""])[0])).shape,
-                     strict=True))
+    sizes = dict(zip(words, shape_of(store, array), strict=True))
     return {axis: name for axis, size in sizes.items() for name, values in _lists(store).items()
             if _begins(name, axis) and len(values) == size and _is_even(values)}
 
@@ -206,65 +196,15 @@ def _axes(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
     by_length = _matched(found, lengths)
     if by_length:
         return by_length, True
-    return _usual(found.shape, _follows(store, array), is_alone), False
-
-
-def _usual(shape: tuple[int, ...], is_film: bool, is_alone: bool) -> list[str]:
-    """Words in the usual order for axes that nothing names: is_film where neighbours along the first are
-    frames that follow each other, is_alone where no other array is a field."""
-    kept = [axis for axis, size in enumerate(shape) if size > 1 or axis == 0]
-    sizes = [shape[axis] for axis in kept]
-    lead = ["time"] if is_film else ["trajectory"]
-    if not is_film and len(sizes) > (3 if len({*sizes[1:]}) == 1 and not is_alone else 2):
-        lead.append("time")   # maps of as many cells along each axis, of several fields, are pairs
-    if len(sizes) == 2 and is_alone:
-        lead = ["time"]
-    inner = sizes[len(lead):]
-    small = [number for number, size in enumerate(inner)
-             if len(inner) > 1 and MOST_CHANNELS >= size <= min([*inner[:number], *inner[number + 1:]]) / 2]
-    words = iter(SPACE)
-    named = ["channel" if number in small[:1] else next(words, "component") for number in range(len(inner))]
-    if small and small[0] == len(inner) - 1 == inner[-1]:
-        named[-1] = "component"
-    found = dict(zip(kept, [*lead, *named], strict=True))
-    return [found.get(axis, "single") for axis in range(len(shape))]
-
-
-def _follows(store: Store, array: str) -> bool:
-    """Whether neighbours along the first axis of an array are alike, as frames are."""
-    shape = store.array(array).shape
-    some = [slice(0, LOOKED_AT), *[slice(None, None, max(1, size // LOOKED_AT)) for size in shape[1:]]]
-    u = np.asarray(store.read(array, tuple(some)), np.float64)
-    apart = np.abs(u - u.mean(0)).mean()
-    return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
-
-
-def _other_reading(store: Store, axes: dict[str, list[str]]) -> str:
-    """A layout that the shapes allow as well: a film for trajectories, maps for frames."""
-    array, words = next(iter(axes.items()))
-    space = [word for word in words if word not in WORDS]
-    rest = [word for word in words if word not in ("trajectory", "time")]
-    few = min(store.array(array.replace("*", (store.groups(array) or [""])[0])).shape[:2])
-    if words[:2] == ["trajectory", "time"] and few <= MOST_CHANNELS:
-        return ""
-    if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
-        other = [*words[:1], SPACE[0], *[SPACE[SPACE.index(word) + 1] if word in space else word
-                                         for word in words[2:]]]
-        return (f"maps, {_quoted(array)}: [{', '.join(other)}] and so on, with inputs: [{_field(array)}]"
-                if len(axes) > 1 else
-                f"one film, {_quoted(array)}: [{', '.join(['time', *other[1:]])}]")
-    if words[0] == "time":
-        return f"trajectories, {_quoted(array)}: [trajectory, time, {', '.join(rest[1:])}]" if rest[1:] else ""
-    return f"frames, {_quoted(array)}: [trajectory, time, {', '.join(words[1:-1])}]" if words[2:] else \
-        f"frames, {_quoted(array)}: [time, {', '.join(words[1:])}]"
+    return usual(found.shape, follows(store, array), is_alone), False
 
 
 def _names(store: Store, array: str, words: list[str], space: list[str]) -> list[str]:
     """The fields that an array holds."""
-    shape = dict(zip(words, store.array(array.replace("*", (store.groups(array) or [""])[0])).shape, strict=True))
+    shape = dict(zip(words, shape_of(store, array), strict=True))
     numbers = [f"_{i}" for i in range(shape["channel"])] if "channel" in shape else [""]
     parts = [f"_{axis}" for axis in space] if "component" in words else [""]
-    return [f"{_field(array)}{number}{part}" for number in numbers for part in parts]
+    return [f"{field_of(array)}{number}{part}" for number in numbers for part in parts]
 
 
 def _word(store: Store, axis: str, size: int) -> str:
@@ -276,14 +216,23 @@ def _word(store: Store, axis: str, size: int) -> str:
     place = coordinate(store, [], [axis]) if word not in WORDS else None
     if place is None:
         return re.sub(r"\W", "_", word)
-    steps = np.abs(np.diff(place[1]))
-    return "channel" if np.ptp(steps) > UNEVEN * steps.mean() or _is_vertical(store, place[0]) else word
+    said = store.attributes(place[0])
+    if str(said.get("axis", "")) in ("X", "Y") or _is_globe(word, said):
+        return word
+    # of height, depth or pressure, by the CF conventions (4.3)
+    is_vertical = str(said.get("axis", "")) == "Z" or str(said.get("positive", "")).lower() in ("up", "down")
+    return "channel" if is_vertical or not _is_even_grid(place[1]) else word
 
 
-def _is_vertical(store: Store, place: str) -> bool:
-    """Whether a coordinate is of height, depth or pressure, by the CF conventions (4.3)."""
-    said = store.attributes(place)
-    return str(said.get("axis", "")) == "Z" or str(said.get("positive", "")).lower() in ("up", "down")
+def _is_even_grid(x: np.ndarray) -> bool:
+    steps = np.abs(np.diff(x))
+    return bool(np.ptp(steps) <= UNEVEN * steps.mean())
+
+
+def _is_globe(axis: str, said: dict) -> bool:
+    """Whether an axis is of latitudes or longitudes, by its name or its units."""
+    return axis.lower().startswith(("lat", "lon")) or str(said.get("units", "")).startswith(("degrees_n",
+                                                                                            "degrees_e"))
 
 
 def _end(store: Store, axis: str, size: int) -> str | None:
@@ -317,7 +266,7 @@ def _matched(array: Stored, lengths: dict[str, int]) -> list[str]:
 def _ends(store: Store, axes: dict[str, list[str]], space: list[str]) -> list[str]:
     """Boundary and domain, guessed from the field."""
     array, words = next(iter(axes.items()))
-    u, ends, domain = _sample(store, array, words), {}, {}
+    u, ends, domain, uneven = _sample(store, array, words), {}, {}, []
     for axis in space:
         at = words.index(axis) if axis in words else None
         if at is None:
@@ -327,29 +276,36 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str]) -> list[st
         walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
         ends[axis] = _end(store, axis, u.shape[at]) or (
             DIRICHLET if walls < SMALL * spread else PERIODIC if jumps(u, at) < JUMP else NO_FLUX)
-        if coordinate(store, [], [axis]) is None:
+        place = coordinate(store, [], [axis])
+        if place is None:
             domain[axis] = [0.0, 1.0]
+        elif not _is_even_grid(place[1]) and (rises(place[1]) or rises(place[1][::-1])):
+            steps = np.abs(np.diff(place[1]))
+            uneven.append(f"    # {place[0]} has steps of {steps.min():g} to {steps.max():g}: are its cells "
+                          "to be counted as equal, from end to end of this domain?")
+            domain[axis] = [tidy(float(place[1].min() - steps.mean() / 2)),
+                            tidy(float(place[1].max() + steps.mean() / 2))]
     shown = next(iter(ends.values())) if len({*ends.values()}) == 1 else "{" + ", ".join(
         f"{axis}: {end}" for axis, end in ends.items()) + "}"
     lines = [f"    boundary: {shown}   # as the ends of the field look: periodic, no_flux, dirichlet or "
              f"outflow?"]
     named = {axis: name for axis, name in _coordinates(store, axes).items() if axis in domain}
     if domain:
-        spans = ", ".join(f"{axis}: {_quoted(named[axis]) if axis in named else span}"
+        spans = ", ".join(f"{axis}: {quoted(named[axis]) if axis in named else span}"
                           for axis, span in domain.items())
         numbers = _shown(_numbers(store))
-        lines.append(f"    domain: {{{spans}}}   # " + (
+        lines += uneven
+        lines.append(f"    domain: {{{spans}}}" + ("" if len(uneven) == len(domain) else "   # " + (
             "the arrays of the coordinates" if {*named} == {*domain} else
-            f"the file holds no such coordinates{numbers and f' ({numbers})'}: from where to where?"))
+            f"the file holds no such coordinates{numbers and f' ({numbers})'}: from where to where?")))
     return lines
 
 
 def _sample(store: Store, array: str, words: list[str]) -> np.ndarray:
     """The first trajectory of an array at its last frame, with its axes, float64."""
-    name = array.replace("*", (store.groups(array) or [""])[0])
     index = tuple(slice(0, 1) if word == "trajectory" else slice(-1 + n, n) if word == "time" else slice(None)
-                  for word, n in zip(words, store.array(name).shape, strict=True))
-    return np.asarray(store.read(name, index), np.float64)
+                  for word, n in zip(words, shape_of(store, array), strict=True))
+    return np.asarray(store.read(store.first(array), index), np.float64)
 
 
 def _numbers(store: Store) -> dict[str, float]:
@@ -378,7 +334,7 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
             there = _numbers(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
     names = [*[name for name in numbers if name in differing], *lists][:MOST_PARAMETERS]
-    values = ", ".join(f"{_field(name)}: {_quoted(name)}" for name in names)
+    values = ", ".join(f"{field_of(name)}: {quoted(name)}" for name in names)
     same = {name: value for name, value in numbers.items() if name not in differing}
     return [*[f"    parameters: {{{values}}}   # does the equation depend on these?"] * bool(names),
             *[f"    # parameters: {{name: attribute}}   # is {_shown(same)} another in further files, and "
@@ -394,9 +350,3 @@ def _about(fields: list[str]) -> list[str]:
             "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
             f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "
             "turns round?"]
-
-
-def _quoted(name: str) -> str:
-    is_plain = re.fullmatch(r"[A-Za-z]\w*", name) and name.lower() not in YAML_WORDS
-    return name if is_plain else f'"{name}"'
-

@@ -247,7 +247,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     num_trajectories: as many spread over all of them, 0: all; cut: the frames of the windows into which every
     run is cut, 0: none. Raises ValueError or FileNotFoundError, a line that says what to write where.
     """
-    key, files, found, ends, lengths = f"task.{task.name}", [], {}, [], []
+    key, files, found, ends, lengths, uneven = f"task.{task.name}", [], {}, [], [], []
     resolution = tuple(resolution)
     for path in paths:
         with open_store(path) as store:
@@ -267,7 +267,10 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
             grouped = [place.array for place in task.arrays if "*" in place.array]
             groups = tuple(store.groups(grouped[0])) if grouped else ()
             require_shapes(key, store, task, groups)
-            require_domain(key, store, task, groups, space)
+            uneven.append(require_domain(key, store, task, groups, space))
+            if uneven[-1] != uneven[0]:
+                raise wrong(f"{key}.files", f"the cells of {path} are uneven along other axes than those of "
+                            f"{paths[0]}", "one grid in all files", "Put them into two tasks.")
             ends.append(FOREIGN["well"](store)["boundary"] if is_well(store) else {})
             if ends[-1] != ends[0]:
                 raise wrong(f"{key}.files", f"{path} says {ends[-1]} of its boundary, and {paths[0]} "
@@ -306,6 +309,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
         coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
     notes = (f"{len(files)} files",) if len(files) > 1 else ()
     notes += ("the files' times are uneven, and counted as dt apart",) * (task.own["times"] == NO_TIMES)
+    notes += (f"the cells of {' and '.join(uneven[0])} are uneven, and counted as equal",) * bool(uneven[0])
     if cut:
         notes += (f"cut into {len(rows)} windows of {cut} frames",)
     elif max(lengths) > num_frames:

@@ -7,7 +7,17 @@ import numpy as np
 
 from ups.boundary import along
 from ups.config.grid import span
-from ups.config.shown import NO_TIMES, TIMES, coordinate, even_step, goes_on, step_in, value_in, wrong
+from ups.config.shown import (
+    NO_TIMES,
+    TIMES,
+    coordinate,
+    even_step,
+    goes_on,
+    is_even,
+    step_in,
+    value_in,
+    wrong,
+)
 from ups.stored import Store
 from ups.tasks import Task
 
@@ -79,12 +89,18 @@ def require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) ->
             store.require_whole(name)
 
 
-def require_domain(key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]) -> None:
-    """Raise ValueError where the coordinates of a file are not those of the task, or of one grid in all
-    groups."""
+def require_domain(key: str, store: Store, task: Task, groups: Sequence[str],
+                   space: Sequence[int]) -> list[str]:
+    """The axes whose cells are uneven and counted as equal, as the domain is said. Raise ValueError where the
+    coordinates of a file are not those of the task, or of one grid in all groups."""
+    uneven: list[str] = []
     # models published before know of no other names
     ends, names = along(task.boundary, task.ndim), task.own.get("coordinates", {})
     for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
         span(key, list(limits), axis, end, size, store, task.arrays, names.get(axis, ""))
-        if groups and (found := coordinate(store, task.arrays, [names.get(axis, axis)])) is not None:
+        found = coordinate(store, task.arrays, [names.get(axis, axis)])
+        if found is not None and groups:
             _require_common(key, store, task, groups, *found)
+        if found is not None and not is_even(found[1]) and not is_even(found[1][::-1]):
+            uneven.append(axis)
+    return uneven

@@ -40,9 +40,10 @@ def pattern(path: Path) -> tuple[str, str]:
         return shown, ""
     some = ", ".join("-".join(row) for row in list(zip(*values, strict=True))[:SHOWN])
     named = str(path.with_name(f"{stem.replace('*', '{}', 1)}{path.suffix}").name)
-    return shown, (f"the names of {len(files)} files differ in {some}{', ..' * (len(files) > SHOWN)}: are they "
-                   f"runs of one system, or of values of a parameter (parameters: {{name: \"{named}\"}}), or "
-                   "unlike, such as levels of noise (name one of them)?")
+    some += ", .." * (len(files) > SHOWN)
+    return shown, (f"the names of {len(files)} files differ in {some}: are they runs of one system, or of "
+                   f"values of a parameter (parameters: {{name: \"{named}\"}}), or unlike, such as levels of "
+                   "noise (name one of them)?")
 
 
 def _are_dates(values: list[str]) -> bool:

@@ -136,6 +136,10 @@ class Store:
         fitting = fnmatch.filter(self.names(), pattern)
         return sorted({name[len(head):len(name) - len(tail)] for name in fitting}, key=natural)
 
+    def first(self, pattern: str) -> str:
+        """The name of an array, of an array of every group that of the first group."""
+        return pattern.replace("*", (self.groups(pattern) or [""])[0]) if "*" in pattern else pattern
+
     def group_names(self, group: str) -> list[str]:
         """What lies directly in a group."""
         return []
