@@ -10,9 +10,13 @@ error (proper orthogonal decomposition; Sirovich 1987). Nothing but the channel 
 is the mean field and both maps are linear in w; B is orthonormal, so an error of z is the same error of w
 (Parseval). No training, no randomness.
 
+Cells without a value, such as land in a field of the sea, are a mask: NaN in physical units, 0 in normalised
+ones. Statistics are those of the other cells.
+
 Fields are (..., channel, *space), latents (..., *tokens, dim); any leading axes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,31 +47,59 @@ def unpatchify(vectors: Tensor, ndim: int, patch: int) -> Tensor:
     return blocks.reshape(*lead, -1, *(size * patch for size in tokens))
 
 
+def mask_as_text(mask: np.ndarray) -> str:
+    """A mask (C, *space) as the lengths of its runs: of cells with a value, of cells without, and so on."""
+    ends = np.flatnonzero(np.diff(mask.ravel())) + 1
+    return " ".join(map(str, [0] * bool(mask.flat[0]) + np.diff([0, *ends, mask.size]).tolist()))
+
+
+def mask_from_text(text: str, shape: Sequence[int]) -> np.ndarray:
+    """The inverse of `mask_as_text`. Raises ValueError for a text that is no mask of that shape."""
+    words = text.split()
+    lengths = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 16]
+    if len(lengths) != len(words) or sum(lengths) != math.prod(shape):
+        raise ValueError(f"a mask of {text!r:.60} is no mask of {tuple(shape)} cells; expected the lengths of "
+                         "its runs. Take another copy of the file, or make it again.")
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(shape)
+
+
 class PatchMoments:
     """Sums, in float64 and in one pass over the data, from which `Tokenizer.from_moments` finds statistics
-    and basis.
+    and basis. mask (C, *space): True where a cell never has a value; None where all have.
 
     With patch vectors x (positive channels in log-space): count, sum of (x - shift) and sum of its outer
     product, where shift is the channel mean of the first batch and only guards against cancellation.
     """
 
-    def __init__(self, fields: Sequence[str], positive: Sequence[str], space: Sequence[int], patch: int):
+    def __init__(self, fields: Sequence[str], positive: Sequence[str], space: Sequence[int], patch: int,
+                 mask: np.ndarray | None = None):
         self.fields, self.positive = tuple(fields), tuple(name for name in fields if name in positive)
         self.space, self.ndim, self.patch, self.count = tuple(space), len(space), patch, 0
+        self.mask = mask if mask is not None and mask.any() else None
+        self.valid = None if self.mask is None else torch.from_numpy(~self.mask)
 
     def add(self, u: np.ndarray) -> None:
         """Take in a batch (n, T, C, *space) of float32, physical units."""
         frames = torch.from_numpy(np.ascontiguousarray(u)).flatten(0, 1)
         assert frames.shape[1:] == (len(self.fields), *self.space), (u.shape, self.fields, self.space)
+        if self.valid is not None:
+            frames = torch.where(self.valid, frames, 1.0)   # has a logarithm, and does not count
         if not self.count:
-            mean = _log(frames, self.fields, self.positive, self.ndim).mean(dim=(0, *range(2, frames.ndim)),
-                                                                            dtype=torch.float64)
+            w, axes = _log(frames, self.fields, self.positive, self.ndim), (0, *range(2, frames.ndim))
+            mean = (w.mean(dim=axes, dtype=torch.float64) if self.valid is None else
+                    (w.double() * self.valid).sum(axes) / (len(w) * num_valid(self.valid)))
             self.shift = mean.repeat_interleave(self.patch**self.ndim)
             self.first, self.second = torch.zeros_like(self.shift), torch.zeros(2 * self.shift.shape,
                                                                                 dtype=torch.float64)
+            if self.valid is not None:   # of x times valid and of valid times valid, for the means
+                self.cells = patchify(self.valid.double(), self.ndim, self.patch).flatten(0, -2)
+                self.cross = torch.zeros_like(self.second)
         for slab in frames.split(max(1, SLAB // frames[0].numel())):
             w = _log(slab, self.fields, self.positive, self.ndim).double()
             x = patchify(w, self.ndim, self.patch).flatten(0, -2) - self.shift
+            if self.valid is not None:
+                x = x * self.cells.repeat(len(slab), 1)
+                self.cross += x.view(len(slab), *self.cells.shape).sum(0).T @ self.cells
             self.count += x.shape[0]
             self.first += x.sum(0)
             self.second += x.T @ x
@@ -79,10 +111,12 @@ class Tokenizer(nn.Module):
     space, tokens: cells and patches per axis of the grid it was fitted on. dim: numbers kept per token, of
     `width`.
     spectrum: share of the patch energy of every mode, largest first; `kept_energy` sums those kept.
+    mask: where fields have no value, as `mask_as_text` writes it; valid (C, *space): where they have, None:
+    everywhere. Raises ValueError for a text that is no mask.
     """
 
     def __init__(self, mean: Tensor, std: Tensor, basis: Tensor, spectrum: Tensor, *, space: Sequence[int],
-                 patch: int, fields: Sequence[str], positive: Sequence[str]):
+                 patch: int, fields: Sequence[str], positive: Sequence[str], mask: str = ""):
         super().__init__()
         self.space, self.patch = tuple(int(size) for size in space), int(patch)
         self.fields, self.positive = tuple(fields), tuple(positive)
@@ -91,6 +125,9 @@ class Tokenizer(nn.Module):
         self.width = self.num_channels * self.patch**self.ndim
         for name, value in zip(TENSORS, (mean, std, basis, spectrum), strict=True):
             self.register_buffer(name, value.detach().to(torch.float32).contiguous())
+        self.mask, shape = mask, (self.num_channels, *self.space)
+        self.register_buffer("valid", torch.from_numpy(~mask_from_text(mask, shape)) if mask else None,
+                             persistent=False)
         assert self.basis.shape[0] == self.width and self.mean.shape == self.std.shape == (self.num_channels,)
 
     @property
@@ -107,15 +144,20 @@ class Tokenizer(nn.Module):
         """
         cells, channels = moments.patch**moments.ndim, len(moments.fields)
         average, second = moments.first / moments.count, moments.second / moments.count
-        offset = average.view(channels, cells).mean(1)
-        variance = second.diagonal().view(channels, cells).mean(1) - offset**2
+        # over the cells that have a value
+        share = 1.0 if moments.valid is None else num_valid(moments.valid) / math.prod(moments.space)
+        offset = average.view(channels, cells).mean(1) / share
+        variance = second.diagonal().view(channels, cells).mean(1) / share - offset**2
         mean, std = moments.shift[::cells] + offset, variance.clamp(min=0).sqrt()
         # A channel that never varies has no scale of its own: 1 keeps the map invertible. Below 1e-7 of its
         # mean the variation is float32 rounding.
         std = torch.where(std > 1e-7 * mean.abs(), std, torch.ones_like(std))
         offset, scale = offset.repeat_interleave(cells), std.repeat_interleave(cells)
-        cross = torch.outer(average, offset)
-        covariance = (second - cross - cross.T + torch.outer(offset, offset)) / torch.outer(scale, scale)
+        cross, square = torch.outer(average, offset), torch.outer(offset, offset)
+        if moments.valid is not None:
+            cross = moments.cross / moments.count * offset
+            square = square * (moments.cells.T @ moments.cells) / len(moments.cells)
+        covariance = (second - cross - cross.T + square) / torch.outer(scale, scale)
         values, vectors = torch.linalg.eigh(covariance)
         values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
         # Sign: the first of the (near) largest entries is positive, so that rounding cannot decide between +a
@@ -129,18 +171,32 @@ class Tokenizer(nn.Module):
             dim = len(values) if energy >= 1.0 or not enough.any() else int(enough.int().argmax()) + 1
         assert 1 <= dim <= len(values), (dim, len(values))
         return cls(mean, std, vectors[:, :dim], spectrum, space=moments.space, patch=moments.patch,
-                   fields=moments.fields, positive=moments.positive)
+                   fields=moments.fields, positive=moments.positive,
+                   mask="" if moments.mask is None else mask_as_text(moments.mask))
 
     def normalise(self, u: Tensor) -> Tensor:
         """Physical field (..., C, *space) to the normalised one. Raises ValueError for u <= 0 in a positive
         channel."""
-        return (_log(u, self.fields, self.positive, self.ndim)
-                - self._column(self.mean)) / self._column(self.std)
+        w = (_log(self._with(1.0, u), self.fields, self.positive, self.ndim)
+             - self._column(self.mean)) / self._column(self.std)
+        return self.held(w)
 
     def denormalise(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to physical units."""
-        return _per_channel(torch.exp, w * self._column(self.std) + self._column(self.mean), self.fields,
-                            self.positive, self.ndim)
+        u = _per_channel(torch.exp, w * self._column(self.std) + self._column(self.mean), self.fields,
+                         self.positive, self.ndim)
+        return self._with(torch.nan, u)
+
+    def held(self, w: Tensor) -> Tensor:
+        """Normalised field (..., C, *space) with 0 in the cells of the mask."""
+        return self._with(0.0, w)
+
+    def _with(self, value: float, u: Tensor) -> Tensor:
+        """A field (..., C, *space) with `value` in the cells of the mask; numbers per channel, whose space has
+        one cell, as they are."""
+        if self.valid is None or u.shape[-self.ndim :] != self.space:
+            return u
+        return torch.where(self.valid.to(u.device), u, value)
 
     def encode(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to latents (..., *tokens, dim)."""
@@ -150,7 +206,7 @@ class Tokenizer(nn.Module):
     def decode(self, z: Tensor) -> Tensor:
         """Latents (..., *tokens, dim) to the normalised field (..., C, *space); the adjoint of `encode`."""
         assert z.shape[-1] == self.dim, (z.shape, self.dim)
-        return unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch)
+        return self.held(unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch))
 
     def is_sound(self) -> bool:
         """Whether all statistics are finite, every scale is above zero and the basis is orthonormal."""
@@ -171,7 +227,7 @@ class Tokenizer(nn.Module):
         """What `state_dict()` does not hold, as JSON-able values; `from_state(state_dict(), meta())` restores
         the codec."""
         return {"space": list(self.space), "patch": self.patch, "fields": list(self.fields),
-                "positive": list(self.positive)}
+                "positive": list(self.positive), **({"mask": self.mask} if self.mask else {})}
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> "Tokenizer":
@@ -188,6 +244,11 @@ class Tokenizer(nn.Module):
         """In float32 at least, whatever a cache stores."""
         dtype = torch.promote_types(vectors.dtype, torch.float32)
         return vectors.to(dtype) @ matrix.to(dtype)
+
+
+def num_valid(valid: Tensor) -> Tensor:
+    """Cells with a value of each channel (C,), at least 1: a channel without any has no mean."""
+    return valid.flatten(1).sum(1).clamp_min(1)
 
 
 def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -> Tensor:

@@ -123,12 +123,12 @@ class FieldConditions:
 
     def logarithm(self, u: Tensor) -> Tensor:
         """log u as tokens: (batch, C, *space), physical units, to (batch, *tokens, dim); linear in log u."""
-        return self.head.codec.encode(u.clamp_min(self.linear.least).log())
+        return self.head.codec.encode(self.head.codec.held(u.clamp_min(self.linear.least).log()))
 
     def solution(self, guess: Tensor, r: Tensor) -> Tensor:
         """Physical u = O exp(r): guess (batch, *tokens, dim) of `predict` and r (..., *tokens, dim) in
         tokens."""
-        return self.decode(guess + r).exp()
+        return self.head.codec.missing(self.decode(guess + r).exp())
 
     def decode(self, r: Tensor) -> Tensor:
         """(..., *tokens, dim) to fields of log u, (..., C, *space); linear."""

@@ -39,6 +39,7 @@ from ups.metrics.intervals import (
     summarise,
 )
 from ups.metrics.joint import JOINT
+from ups.metrics.mask import cell_mean, filled, fraction, known_cells
 from ups.metrics.proper import check_members, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import rms, spectrum_error
 
@@ -59,9 +60,9 @@ def spread_skill(members: Tensor, u_ref: Tensor) -> tuple[Tensor, Tensor]:
     variance 0.
     """
     check_members(members, u_ref, "spread_skill")
-    x, axes = members.double(), tuple(range(3, u_ref.ndim))
+    x, known = members.double(), known_cells(u_ref)
     variance = x.var(1) if x.shape[1] > 1 else torch.zeros_like(x[:, 0])
-    return variance.mean(axes), (x.mean(1) - u_ref.double()).square().mean(axes)
+    return cell_mean(variance, known), cell_mean((x.mean(1) - u_ref.double()).square(), known)
 
 
 def _spread_bins(members: Tensor, u_ref: Tensor) -> Tensor:
@@ -77,7 +78,9 @@ def _spread_bins(members: Tensor, u_ref: Tensor) -> Tensor:
     if count < 4:  # a half has no variance
         return sums
     scale = rms(y).reshape(*y.shape[:3], *[1] * (y.ndim - 3)).square().expand_as(y)
-    unit, kept = torch.where(scale > 0, scale, 1.0) * count / (count + 1), (scale > 0).double()
+    known = known_cells(y)
+    x, y = filled(x, known), filled(y, known)
+    unit, kept = torch.where(scale > 0, scale, 1.0) * count / (count + 1), filled((scale > 0).double(), known)
     first, second = x[:, :count // 2].var(1) / unit, x[:, count // 2:].var(1) / unit
     index = ((0.5 * first.log10() + 6) * FINE).clamp(0, NUM_FINE - 1).long().flatten(2)
     error = (x.mean(1) - y).square() / (unit * (count + 1) / count)
@@ -99,7 +102,7 @@ def rank_histogram(members: Tensor, u_ref: Tensor, generator: torch.Generator, s
     below, ties = (x < y).sum(1), (x == y).sum(1)
     rank = below + (torch.rand(ties.shape, generator=generator, dtype=torch.float64) * (ties + 1)).long()
     counts = torch.zeros(*rank.shape[:2], x.shape[1] + 1, dtype=torch.float64)
-    return counts.scatter_add_(2, rank.flatten(2), torch.ones(rank.flatten(2).shape, dtype=torch.float64))
+    return counts.scatter_add_(2, rank.flatten(2), (~y[:, 0].isnan()).double().flatten(2))
 
 
 def outlier_share(counts: Tensor) -> Tensor:
@@ -136,31 +139,34 @@ def _ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
 def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None,
                  stride: int, draws: Tensor | None) -> Scores:
     """Everything that is per frame, each tensor (n, T, ...)."""
-    broken, cells = ~members.isfinite().all(1).flatten(2).all(2), (..., *[None] * (u_ref.ndim - 2))
+    known, cells = known_cells(u_ref), (..., *[None] * (u_ref.ndim - 2))
+    broken = ~filled(members, known).isfinite().all(1).flatten(2).all(2)
     if reference is not None:
-        broken = broken | ~reference.isfinite().flatten(2).all(2)
-        reference = torch.where(broken[cells], u_ref, reference)
+        broken = broken | ~filled(reference, known).isfinite().flatten(2).all(2)
+        reference = filled(torch.where(broken[cells], u_ref, reference), known, torch.nan)
     x, y = torch.where(broken[cells][:, None], u_ref[:, None], members).double(), u_ref.double()
+    x = filled(x, known, torch.nan)
     variance, squared = spread_skill(x, y)
     # (n T, M, C, *space)
-    frames, frames_ref = x.transpose(1, 2).flatten(0, 1), y.flatten(0, 1)
+    frames, frames_ref = (filled(u, known) for u in (x.transpose(1, 2).flatten(0, 1), y.flatten(0, 1)))
     scores = [energy_score(*part) for part in zip(frames.split(CASES), frames_ref.split(CASES), strict=True)]
     # (n T C, M, *space)
     fields, fields_ref = frames.transpose(1, 2).flatten(0, 1), frames_ref.flatten(0, 1)
-    out = {"crps": fair_crps(fields, fields_ref).view(y.shape[:3]), "variance": variance,
+    share = fraction(known)
+    out = {"crps": fair_crps(fields, fields_ref).view(y.shape[:3]) / share, "variance": variance,
            "squared_error": squared,
            "member_rmse": torch.stack([rmse(member, y) for member in x.unbind(1)]).mean(0),
-           "energy_score": torch.cat(scores).view(y.shape[:2]),
+           "energy_score": torch.cat(scores).view(y.shape[:2]) / torch.as_tensor(share).double().mean().sqrt(),
            "ranks": _ranks(members, u_ref, stride).to(y.device),
            "spread_bins": _spread_bins(x, y), "spectrum_error": spectrum_error(x, y, boundary)}
     if reference is not None:
         out["residual_spectrum_error"] = spectrum_error(x, y, boundary, reference)
     if draws is not None:
-        law = draws.double()
+        law = filled(draws.double(), known)
         out["crps"] = expected_crps(fields, law.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)
-                                    ).view(y.shape[:3])
+                                    ).view(y.shape[:3]) / share
         away = (x.mean(1) - law.mean(1)).square() + law.var(1, correction=0)
-        out["squared_error"] = away.mean(tuple(range(3, away.ndim)))
+        out["squared_error"] = cell_mean(away, known)
     out = {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
            for name, value in out.items()}
     return {**out, "ref_rms": rms(y), "nonfinite": broken.double()}
@@ -177,7 +183,7 @@ def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Ten
     one truth, which are expected to be the same and owe less to chance. energy_score: (n, T), over fields and
     cells, in the units of an RMSE. ranks: (n, T, M + 1), of every rank_stride-th cell per axis (default:
     about POINTS per axis). spread_bins: (n, 3, NUM_FINE). nonfinite: (n, T), 1 where any member has a NaN or
-    inf; scores of such frames are inf. Raises ValueError for shapes that do not fit or a truth that is not
+    inf; scores of such frames are inf. Cells in which the truth is NaN in every frame do not count. Raises ValueError for shapes that do not fit or a truth that is not
     finite.
     """
     check_members(members, u_ref, "score_ensemble")

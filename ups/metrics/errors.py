@@ -33,6 +33,7 @@ from ups.metrics.intervals import (
     root_mean,
     summarise,
 )
+from ups.metrics.mask import cell_mean, filled, known_cells
 from ups.metrics.spectra import energy_spectrum, error_shells, rms, space_axes
 
 LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12
@@ -46,8 +47,9 @@ def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:
         raise ValueError(f"prediction {tuple(u_pred.shape)} and truth {tuple(u_ref.shape)}; expected two "
                          "equal, non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context "
                          "frames from both.")
-    if not u_ref.isfinite().all():
-        raise ValueError(f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields. "
+    if not filled(u_ref, known_cells(u_ref)).isfinite().all():
+        raise ValueError(f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields, "
+                         "but for cells that have no value in any frame. "
                          "Check the data file: its reference solver failed.")
 
 
@@ -58,7 +60,7 @@ def _error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 
 def rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """sqrt(<e^2>_x) -> (n, T, C). PDEBench's RMSE is its mean over n, T and C."""
-    return rms(_error(u_pred, u_ref))
+    return cell_mean(_error(u_pred, u_ref).square(), known_cells(u_ref)).sqrt()
 
 
 def nrmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -94,12 +96,12 @@ def nrmse_pooled(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 def bias(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """<e>_x -> (n, T, C): error of the conserved mean. PDEBench's cRMSE is mean_TC sqrt(mean_n bias^2)."""
-    return _error(u_pred, u_ref).mean(space_axes(u_ref))
+    return cell_mean(_error(u_pred, u_ref), known_cells(u_ref))
 
 
 def max_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """max_x |e| -> (n, T, C). PDEBench's Max is mean_TC max_n of it."""
-    return _error(u_pred, u_ref).abs().amax(space_axes(u_ref))
+    return filled(_error(u_pred, u_ref), known_cells(u_ref)).abs().amax(space_axes(u_ref))
 
 
 def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -110,11 +112,18 @@ def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     channels before the root: theirs is sqrt(sum_c ours^2), which we do not follow because it grows with the
     number of channels.
     """
-    squared = _error(u_pred, u_ref).square()
+    known = known_cells(u_ref)
+    squared = filled(_error(u_pred, u_ref).square(), known)
     ends = torch.tensor([0, -1], device=squared.device)
-    faces = [squared.index_select(axis, ends % squared.shape[axis]) for axis in space_axes(squared)]
+
+    def on_faces(u: Tensor) -> list[Tensor]:
+        return [u.index_select(axis, ends % u.shape[axis]) for axis in space_axes(u)]
+
+    faces = on_faces(squared)
     total = sum(face.sum(space_axes(face)) for face in faces)
-    return (total / sum(math.prod(face.shape[3:]) for face in faces)).sqrt()
+    count = sum(math.prod(face.shape[3:]) for face in faces) if known is None else \
+        sum(face.sum(space_axes(face)) for face in on_faces(known[None, None]))
+    return (total / count).sqrt()
 
 
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -124,13 +133,14 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     all are. A flat prediction of a truth that varies has correlation 0: it carries no information.
     """
     check_shapes(u_pred, u_ref)
-    axes, parts = space_axes(u_ref), []
+    known, parts = known_cells(u_ref), []
     for u in (u_pred.double(), u_ref.double()):
-        centred = u - u.mean(axes, keepdim=True)
-        std = centred.square().mean(axes).sqrt()
+        u = filled(u, known, torch.nan)
+        centred = u - cell_mean(u, known)[(..., *[None] * (u.ndim - 3))]
+        std = cell_mean(centred.square(), known).sqrt()
         parts.append((centred, std, std <= FLAT * rms(u)))
     (pred, std_pred, flat_pred), (ref, std_ref, flat_ref) = parts
-    value = (pred * ref).mean(axes) / torch.where(flat_pred | flat_ref, 1.0, std_pred * std_ref)
+    value = cell_mean(pred * ref, known) / torch.where(flat_pred | flat_ref, 1.0, std_pred * std_ref)
     value = torch.where(flat_pred, 0.0, value)
     return torch.where(flat_ref, torch.nan, value).nanmean(2)
 
@@ -160,8 +170,10 @@ def shown_leads(num_frames: int) -> list[int]:
 
 def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
     u_pred, u_ref = u_pred.double(), u_ref.double()
-    bad = ~torch.isfinite(u_pred).flatten(3).all(3)
+    known = known_cells(u_ref)
+    bad = ~torch.isfinite(filled(u_pred, known)).flatten(3).all(3)
     u_pred = torch.where(bad.reshape(*bad.shape, *[1] * (u_ref.ndim - 3)), u_ref, u_pred)  # marked inf below
+    u_pred = filled(u_pred, known, torch.nan)
     leads = shown_leads(u_ref.shape[1])
     errors = {"rmse": rmse(u_pred, u_ref), "bias": bias(u_pred, u_ref), "max_error": max_error(u_pred, u_ref),
               "brmse": boundary_rmse(u_pred, u_ref), "shells": error_shells(u_pred - u_ref)}
@@ -180,7 +192,8 @@ def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
 
     rmse, ref_rms, bias, max_error, brmse: (n, T, C); shells: (n, T, C, shells) of the error; correlation: (n,
     T); spectrum_pred, spectrum_ref: (n, leads, C, shells) at `shown_leads`; nonfinite: (n,) 1 where the
-    prediction has a NaN or inf. `boundary` (as in ups.tasks) selects the basis of the spectra. Errors of
+    prediction has a NaN or inf. Cells in which the truth is NaN in every frame do not count (`ups.metrics.mask`).
+    `boundary` (as in ups.tasks) selects the basis of the spectra. Errors of
     non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is not finite.
     """
     check_shapes(u_pred, u_ref)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ups.boundary import PERIODIC, along
 from ups.metrics.intervals import CHUNK, Metric, Moments, Scores, halves, merge
+from ups.metrics.mask import filled, fraction, known_cells
 from ups.metrics.proper import EXACT, check_members, energy_score
 from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
 
@@ -45,10 +46,11 @@ def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]
     """log10 of mean |difference| over cells: (in space (n, features), in time (n, features)) of r (n, T, C,
     *space). floor (n, T, C): smaller ones count as that. A single frame has no features in time."""
     axes = space_axes(r)
-    space = [torch.maximum(_differences(r, axis, lag, end == PERIODIC).abs().mean(axes), floor).log10()
+    mean = Tensor.mean if known_cells(r) is None else Tensor.nanmean   # over pairs of which both are known
+    space = [torch.fmax(mean(_differences(r, axis, lag, end == PERIODIC).abs(), axes), floor).log10()
              for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
              for lag in _lags(r.shape[axis])]
-    time = [torch.maximum(_differences(r, 1, lag, False).abs().mean((1, *axes)), floor.mean(1)).log10()
+    time = [torch.fmax(mean(_differences(r, 1, lag, False).abs(), (1, *axes)), floor.mean(1)).log10()
             for lag in _lags(r.shape[1])]
     return torch.stack(space, 1).flatten(1), torch.cat([r.new_zeros(len(r), 0), *time], 1)
 
@@ -88,16 +90,21 @@ def residual_energy(u: Tensor, u_ref: Tensor, boundary: str, reference: Tensor |
 def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None,
                  draws: Tensor | None, energy_ref: Tensor | None) -> Scores:
     x, y = members.double(), u_ref.double()
-    broken = ~x.isfinite().flatten(1).all(1)
+    known = known_cells(y)
+    broken = ~filled(x, known).isfinite().flatten(1).all(1)
     if reference is not None:
-        broken = broken | ~reference.isfinite().flatten(1).all(1)
+        broken = broken | ~filled(reference, known).isfinite().flatten(1).all(1)
         reference = torch.where(broken[(..., *[None] * (y.ndim - 1))], y, reference.double())
     x = torch.where(broken[(..., *[None] * y.ndim)], y[:, None], x)
-    score = energy_score(x, y)
+    x_known, y_known = filled(x, known), filled(y, known)
+    score = energy_score(x_known, y_known)
     if draws is not None:      # the same mean, without the chance of one truth
-        far = torch.cdist(x.flatten(2), draws.double().flatten(2), compute_mode=EXACT).mean((1, 2))
-        one = torch.cdist(x.flatten(2), y.flatten(1)[:, None], compute_mode=EXACT).mean((1, 2))
+        law = filled(draws.double(), known)
+        far = torch.cdist(x_known.flatten(2), law.flatten(2), compute_mode=EXACT).mean((1, 2))
+        one = torch.cdist(x_known.flatten(2), y_known.flatten(1)[:, None], compute_mode=EXACT).mean((1, 2))
         score = score + (far - one) / y[0].numel() ** 0.5
+    score = score / torch.as_tensor(fraction(known)).double().mean().sqrt()
+    x = filled(x, known, torch.nan)
     every = torch.cat([y[:, None], x], 1)
     r = (every if reference is None else every - reference[:, None]).flatten(0, 1)
     floor, count = rms(y).square() * ROUNDING, every.shape[1]      # of an energy
@@ -105,7 +112,7 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
     energy_ref = residual_energy(y[:, None], y, boundary, reference) if energy_ref is None else energy_ref
     features = dict(zip(RATIOS, variograms(r, boundary, lowest), strict=True))
     out = {name: _distances(value.unflatten(0, (-1, count))) for name, value in features.items()}
-    out |= {"trajectory_score": score, "nearest": _nearest(x, y),
+    out |= {"trajectory_score": score, "nearest": _nearest(x_known, y_known),
             "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1)}
     return {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 1))], torch.inf)
             for name, value in out.items()}

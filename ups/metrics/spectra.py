@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ups.boundary import PERIODIC, along
+from ups.metrics.mask import cell_mean, filled, fraction, known_cells
 from ups.spectral import cosine
 
 # share of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
@@ -23,7 +24,18 @@ def space_axes(u: Tensor) -> tuple[int, ...]:
 
 def rms(u: Tensor) -> Tensor:
     """Root mean square over space, sqrt(<u^2>_x): (n, T, C, *space) -> (n, T, C)."""
-    return u.double().square().mean(space_axes(u)).sqrt()
+    return cell_mean(u.double().square(), known_cells(u)).sqrt()
+
+
+def _whole(u: Tensor) -> Tensor:
+    """A field (n, T, C, *space), float64, whose energy is that of its known cells: elsewhere it has their mean,
+    so that no spectrum sees a coast."""
+    known = known_cells(u)
+    if known is None:
+        return u
+    cells = (..., *[None] * (u.ndim - 3))
+    mean = cell_mean(u, known)[cells]
+    return mean + filled(u - mean, known) / fraction(known).to(u).sqrt()[cells]
 
 
 def _shells(power: Tensor, waves: Sequence[Tensor], num_shells: int = 0) -> Tensor:
@@ -53,7 +65,7 @@ def error_shells(error: Tensor) -> Tensor:
     1D: rfft, shells 0..nx/2; 2D, 3D: shells below min(n_i) / 2 of k_i >= 0 only (half or a quarter of the
     energy).
     """
-    error, space = error.double(), error.shape[3:]
+    error, space = _whole(error.double()), error.shape[3:]
     if len(space) == 1:
         return torch.fft.rfft(error).abs().square() / space[0] ** 2
     power, waves = _fourier(error)
@@ -70,7 +82,7 @@ def energy_spectrum(u: Tensor, boundary: str) -> Tensor:
     would see a jump at the edge as a false 1/k^2 tail. Ours; shells reach the corner of the grid, plot them
     up to min(n_i)/2.
     """
-    u, space = u.double(), u.shape[3:]
+    u, space = _whole(u.double()), u.shape[3:]
     ends = along(boundary, len(space))
     waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device) if end == PERIODIC
              else torch.arange(n, dtype=torch.float64, device=u.device) / 2

@@ -8,30 +8,34 @@ is positive: a projection that leaves a right answer as it is, makes nothing neg
 import torch
 from torch import Tensor
 
+from ups.metrics.mask import filled
 from ups.tasks import Task
 
 
-def correction(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
+def correction(task: Task, u: Tensor, u_start: Tensor, known: Tensor | None = None) -> Tensor:
     """What to add to each channel of u (batch, T, C, *space), to the logarithm of a positive one, so that it
-    has what the equation keeps of u_start (batch, C, *space): (batch, T, C). Physical units."""
+    has what the equation keeps of u_start (batch, C, *space): (batch, T, C). Physical units. known (C, *space): where
+    fields have a value, None: everywhere; elsewhere they are NaN."""
     u_start = u_start[:, None]
     if task.restore is not None:
         return task.restore(u, u_start)
     space = tuple(range(3, u.ndim))
-    now, then = u.mean(space), u_start.mean(space).expand(u.shape[:3])
+    mean = torch.mean if known is None else torch.nanmean
+    now, then = mean(u, space), mean(u_start, space).expand(u.shape[:3])
     parts = [torch.zeros_like(a) if name not in task.conserved else
              b.log() - a.log() if name in task.positive else b - a
              for name, a, b in zip(task.fields, now.unbind(2), then.unbind(2), strict=True)]
     return torch.stack(parts, 2)
 
 
-def clipped(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
-    """u (batch, T, C, *space), its bounded channels clipped to their range in u_start (batch, C, *space)."""
+def clipped(task: Task, u: Tensor, u_start: Tensor, known: Tensor | None = None) -> Tensor:
+    """u (batch, T, C, *space), its bounded channels clipped to their range in the known cells of u_start
+    (batch, C, *space)."""
     if not task.bounded:
         return u
     space, u_start = tuple(range(3, u.ndim)), u_start[:, None]
-    inside = torch.minimum(torch.maximum(u, u_start.amin(space, keepdim=True)),
-                           u_start.amax(space, keepdim=True))
+    low, high = filled(u_start, known, torch.inf), filled(u_start, known, -torch.inf)
+    inside = torch.minimum(torch.maximum(u, low.amin(space, keepdim=True)), high.amax(space, keepdim=True))
     is_bounded = torch.tensor([name in task.bounded for name in task.fields], device=u.device)
     return torch.where(is_bounded[(...,) + (None,) * task.ndim], inside, u)
 

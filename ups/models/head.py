@@ -184,21 +184,22 @@ class TaskHead(nn.Module):
 
     @property
     def is_restored(self) -> bool:
-        """Whether `keep` changes anything. A bound is kept where the user declares it."""
+        """Whether `keep` changes anything. A bound is kept where the user declares it, and cells of a mask."""
         is_bounded = self.task.own is not None and bool(self.task.bounded)
-        return self.description["is_conservative"] or bool(self.task.still) or is_bounded
+        return (self.description["is_conservative"] or bool(self.task.still) or is_bounded
+                or self.codec.valid is not None)
 
     def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
         """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
         *space): as they are for a task without, or where the data do not keep it."""
         if self.task.own is not None:   # the order of values is that of normalised ones
-            w = clipped(self.task, w, w_start)
+            w = clipped(self.task, w, w_start, self.codec.valid)
         w = given(self.task, w, w_start)
         if not self.description["is_conservative"]:
-            return w
+            return self.codec.held(w)
         u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
-        change = correction(self.task, u, u_start) / self.codec.std
-        return w + change[(...,) + (None,) * self.task.ndim]
+        change = correction(self.task, u, u_start, self.codec.valid) / self.codec.std
+        return self.codec.held(w + change[(...,) + (None,) * self.task.ndim])
 
     def keep_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
         """`keep` of latents (batch, T, *tokens, dim), as exactly as the codec holds a constant."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ups.data.cache import Cache
+from ups.metrics.mask import filled, known_cells
 from ups.models.bases.base import Known
 from ups.models.operator import Operator
 
@@ -80,12 +81,12 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
     def sums(some: Tensor) -> Tensor:
         given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)
         u_ref = predicted(head.physical(cache.batch(some, context, num_frames, device)).double())
-        over = tuple(range(3, u_ref.ndim))
-        squares = [u_ref.square().sum(over), (u_ref - mean).square().sum(over)]
+        over, known = tuple(range(3, u_ref.ndim)), known_cells(u_ref)
+        errors = [u_ref, u_ref - mean]
         for part in PARTS.values():
             z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part)
-            squares.append((predicted(head.physical(z_pred).double()) - u_ref).square().sum(over))
-        return torch.stack(squares, 1)
+            errors.append(predicted(head.physical(z_pred).double()) - u_ref)
+        return torch.stack([filled(error.square(), known).sum(over) for error in errors], 1)
 
     return torch.cat([sums(some) for some in cache.parts(rows, cache.num_frames, len(rows))])
 

@@ -95,7 +95,7 @@ class Samples:
     def at_zero(self) -> Tensor:
         """The normalised values (C,) of u = 0."""
         codec = self.head.codec
-        return codec.normalise(torch.zeros(codec.num_channels, *codec.space,
+        return codec.normalise(torch.zeros(codec.num_channels, *[1] * codec.ndim,
                                            device=self.device)).flatten(1)[:, 0]
 
 
