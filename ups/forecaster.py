@@ -59,6 +59,7 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
     head, given = operator.head(task), u
     _check_field(head, u, num_frames, dt)
     codec = head.input_codec
+    u = codec.missing(u)
     u = head.task.counted(u, codec.fields)   # in float64, before anything is rounded to float32
     if not extrapolate:
         _check_range(head, u)
@@ -82,7 +83,7 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
     def finish(u_pred: Tensor) -> Tensor:
         u_pred = u_pred.to(u)
         axes = tuple(range(u_pred.ndim - 2 - head.task.ndim))
-        is_fine = u_pred.isfinite().flatten(len(axes) + 1).all(-1)   # (batch, .., frames)
+        is_fine = head.codec.held(u_pred).isfinite().flatten(len(axes) + 1).all(-1)   # (batch, .., frames)
         if not bool(is_fine.all()):
             first, num_frames = 1 + int((~is_fine).any(axes).nonzero()[0]), is_fine.shape[-1]
             warnings.warn(f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; "
@@ -114,6 +115,7 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
     codec, trained, steps = head.input_codec, head.description["dt"], head.history
     wanted = f"(batch, {steps}, {codec.num_channels}, *space) with {codec.ndim} space axes"
     frames, channels = u.shape[1:2].numel(), u.shape[2:3].numel()
+    is_masked = head.codec.valid is not None or codec.valid is not None
     is_right = {
         f"a field of shape {tuple(u.shape)} and {u.dtype}; expected {wanted}, floating point. Move its axes":
             u.ndim == 3 + codec.ndim and len(u) > 0 and u.is_floating_point(),
@@ -121,8 +123,11 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
             frames == 1 if head.task.is_steady else frames >= steps,
         f"{channels} channels; expected {codec.num_channels}: {', '.join(codec.fields)}. Give them in order":
             channels == codec.num_channels,
-        "a field with NaN, infinity or masked values; expected finite numbers. Fill or repair the field":
-            bool(u.isfinite().all()),
+        "a field with NaN, infinity or masked values; expected finite numbers"
+        f"{', but in the cells of its mask' * is_masked}. Fill or repair the field":
+            bool(codec.held(u).isfinite().all()),
+        f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have no value. Put "
+        "the field on that grid": not is_masked or tuple(u.shape[3:]) == codec.space,
         f"{num_frames} frames to forecast; expected "
         f"{'1, as it is steady' if head.task.is_steady else 'a whole number, at least 1'}. Ask for 1":
             is_count(num_frames) and (num_frames == 1 or not head.task.is_steady),
@@ -142,6 +147,9 @@ def _check_range(head: TaskHead, u: Tensor) -> None:
     channels = u[:, -head.history :].transpose(0, 2).flatten(1)
     ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
     for name, low, high, values in zip(codec.fields, *(end.tolist() for end in ends), channels, strict=True):
+        values = values[~values.isnan()]   # but for the cells of a mask
+        if not len(values):
+            continue
         found, slack = (float(values.min()), float(values.max())), SAME * max(abs(low), abs(high))
         if not low - slack <= found[0] <= found[1] <= high + slack:
             digits, offset = (9, offsets[name]) if name in offsets else (6, 0.0)

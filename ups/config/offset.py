@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ups.config.missing import without
 from ups.config.shown import wrong
 from ups.lazy import np
 from ups.tasks import Place
@@ -40,7 +41,8 @@ def offsets(key: str, said: Mapping[str, Any], paths: Sequence[str], places: Seq
                     f"that of {strange[0]!r:.80} is {given[strange[0]]!r:.80}",
                     f"a number for fields of the layout ({', '.join(fields)})",
                     f"Write offset: {{{fields[0]}: 0}} to count {fields[0]} from zero, or leave it out.")
-    found = {field: value for field, value in dominant(paths, places, axes, said["first_frame"]).items()
+    found = {field: value for field, value in dominant(
+        paths, places, axes, said["first_frame"], said["missing"]).items()
              if field not in given and field not in said["vector"]}
     if positive := [field for field in found if field in said["positive"]]:
         raise wrong(f"{key}.positive", f"it names {positive[0]}, whose mean is about "
@@ -54,7 +56,7 @@ def offsets(key: str, said: Mapping[str, Any], paths: Sequence[str], places: Seq
 
 
 def dominant(paths: Sequence[str], places: Sequence[Place], axes: Sequence[str],
-             first_frame: int = 0) -> dict[str, float]:
+             first_frame: int = 0, missing: Sequence[str] = ()) -> dict[str, float]:
     """Field -> its mean, rounded to a tenth of its variation, of those whose mean dominates."""
     from ups.stored import open_store  # imports h5py
 
@@ -64,7 +66,7 @@ def dominant(paths: Sequence[str], places: Sequence[Place], axes: Sequence[str],
     for path in some:
         with open_store(path) as store:
             for place in places:
-                for values in _frames(store, place, axes, max(1, SAMPLES // len(some)), first_frame):
+                for values in _frames(store, place, axes, max(1, SAMPLES // len(some)), first_frame, missing):
                     for field, u in zip(place.fields, values, strict=True):
                         precision[field] = max(precision[field], _precision(u))
                         u = np.asarray(u[np.isfinite(u)], np.float64)
@@ -87,7 +89,7 @@ def _precision(u: "np.ndarray") -> float:
 
 
 def _frames(store: "Store", place: Place, axes: Sequence[str], count: int,
-            first_frame: int) -> "Iterator[np.ndarray]":
+            first_frame: int, missing: Sequence[str]) -> "Iterator[np.ndarray]":
     """Some frames (fields, cells) of an array, of `count` trajectories each; nothing where a file has no such
     array, which its reader says."""
     groups = store.groups(place.array) if "*" in place.array else [""]
@@ -104,7 +106,7 @@ def _frames(store: "Store", place: Place, axes: Sequence[str], count: int,
                       "time": slice(frames[frame], frames[frame] + 1)}
                 step = {axis: -(-sizes[axis] // SAMPLED_CELLS[len(axes)]) for axis in axes if axis in sizes}
                 index = tuple(at.get(axis, slice(None, None, step.get(axis))) for axis in place.axes)
-                block = np.asarray(store.read(name, index))
+                block = without(np.asarray(store.read(name, index)), missing)
                 inner = sorted((i for i, axis in enumerate(place.axes) if axis in ("channel", "component")),
                                key=lambda i: place.axes[i])
                 yield np.moveaxis(block, inner, range(len(inner))).reshape(len(place.fields), -1)

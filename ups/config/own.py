@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
 from ups.config.grid import flipped, patch_for, span
+from ups.config.missing import missing_values
 from ups.config.offset import offsets
 from ups.config.shown import (
     NO_TIMES,
@@ -42,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
     "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
     "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [], "units": {}, "cut": 0,
+    "missing": [], "skip_missing": False,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
@@ -104,6 +106,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     _symmetries(key, said, axes, ends, [field for field in fields if field not in said["inputs"]])
     said["vector"] = said["vector"] or next((list(place.fields) for place in places
                                              if place.axes.count("component") == 1), [])
+    said["missing"] = missing_values(key, said["missing"])
     said["offset"] = offsets(key, said, paths, places, axes, is_steady)
     said["layout"] = {place.array: {key: list(value) if key != "array" else value
                                     for key, value in vars(place).items()} for place in places}
@@ -142,7 +145,7 @@ def facts(settings: Any) -> dict[str, Any]:
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
             **({"offset": settings.offset} if settings.offset else {}),
-            **{name: value for name in ("flipped", "units") if (value := getattr(settings, name))}}
+            **{name: value for name in ("flipped", "units", "missing") if (value := getattr(settings, name))}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:

@@ -143,6 +143,8 @@ class OwnTaskConfig(TaskConfig):
     flipped: list[str]
     units: dict[str, str]
     cut: Annotated[int, Bound(lambda value: value >= 0, "0 (none) or the frames of a window")]
+    missing: list[str]
+    skip_missing: bool
     split: Literal["auto", "index", "folder"]
 
     def spec(self, name: str) -> Task:

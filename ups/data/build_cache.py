@@ -24,6 +24,7 @@ from ups.config import Config
 from ups.data.cache import Cache, cache_settings, open_cache
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
+from ups.data.missing import is_wrong
 from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
 from ups.data.sources import (
     Source,
@@ -130,8 +131,9 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     with completing(path, most, keys, is_continued=False) as held_file, tqdm(
             total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
             disable=not progress) as bar:
-        moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch)
-                   for name, part in groups.items()}
+        mask = sources[0].mask
+        moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch,
+                                      None if mask is None else mask[part]) for name, part in groups.items()}
         for *_, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])
@@ -223,18 +225,29 @@ def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm
             for begin in range(0, num_frames, at_once):
                 frames = range(begin, min(begin + at_once, num_frames))
                 u = source.read(first, first + len(index), frames)
-                is_bad = ~np.isfinite(u) | (u <= lowest.reshape(-1, *[1] * task.ndim))
+                is_bad = is_wrong(u, source.mask) | (u <= lowest.reshape(-1, *[1] * task.ndim))
                 if is_bad.any():
                     row, frame, channel = at = tuple(np.argwhere(is_bad)[0])[:3]
                     name, value = task.channels[channel], u[at][is_bad[at]][0]
-                    kind = "finite positive" if name in task.positive else "finite"
-                    place = source.first_frame + (begin + frame) * source.time_stride
-                    do = (f"Mend the file, leave {name} out of task.{task.name}.positive, or keep it out by "
-                          if task.own is not None else "Run `make data` again, or keep it out by ")
-                    raise ValueError(f"{source.path} holds {value} in {name} of trajectory {first + row}, "
-                                     f"frame {place}; expected {kind} numbers. "
-                                     f"{do}task.{task.name}.num_trajectories.")
+                    raise _wrong_number(task, source, name, float(value), first + row, begin + frame)
                 yield number, index[keep], frames, u if keep.all() else u[keep]
+
+
+def _wrong_number(task: Task, source: Source, name: str, value: float, row: int, frame: int) -> ValueError:
+    """What to say of a value that no field can have there."""
+    key, kind = f"task.{task.name}", "finite positive" if name in task.positive else "finite"
+    what = f"{value:g} in {name}, {source.place(row, frame)}"
+    if task.own is None:
+        do = f"Run `make data` again, or keep it out by {key}.num_trajectories."
+    elif np.isnan(value):
+        kind, do = ("a number in every cell that has one in other frames",
+                    f"Write {key}.skip_missing: true to leave such frames out, or mend the file.")
+    elif np.isfinite(value) and not (name in task.positive and value <= 0):
+        kind, do = "no number in a cell that has none in other frames, and so is a mask", "Mend the file."
+    else:
+        kind, do = f"{kind} numbers", (
+            f"Mend the file, leave {name} out of {key}.positive, or keep it out by {key}.num_trajectories.")
+    return ValueError(f"{what}; expected {kind if ' ' in kind else kind + ' numbers'}. {do}")
 
 
 def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,

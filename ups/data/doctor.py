@@ -17,6 +17,7 @@ import yaml
 from ups.boundary import PERIODIC, along
 from ups.data.download import edition, md5_of
 from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
+from ups.data.missing import is_wrong, mask_words, settled
 from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.data.written import SHARE, Written
@@ -85,6 +86,7 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
             found.append(Finding("error", f"{shared}, so test results are too good", str(path), REMEDY))
         if not any(finding.severity == "error" for finding in found):
             found += _wall_noise(data)
+        found += [Finding("info", what, str(path), "nothing") for what in mask_words(data.mask, data.task.channels)]
         if not scan.not_finite:
             found += _rounding(data)
         shared = [other.name for other, _, _ in first if other != path]
@@ -151,13 +153,15 @@ def _scan(data: Trajectories) -> _Scan:
             digest = partial(hashlib.blake2b, digest_size=16, key=own)
             scan.initial.append(digest(np.ascontiguousarray(start)).digest())
             scan.whole.append(digest(u).digest())
-            finite = np.isfinite(u)
-            if not finite.all():
-                frame, channel, *cell = (int(k) for k in np.argwhere(~finite)[0])
-                scan.first_bad = (scan.first_bad or f"trajectory {i}, frame {frame}, "
-                                                    f"{task.channels[channel]}, cell {tuple(cell)}")
+            wrong = is_wrong(u[None], data.mask)[0]
+            if wrong.any():
+                frame, channel, *cell = (int(k) for k in np.argwhere(wrong)[0])
+                scan.first_bad = (scan.first_bad or f"{u[(frame, channel, *cell)]:g} in {task.channels[channel]}, "
+                                  f"cell {tuple(cell)}, {data.place(i, frame)}")
                 scan.not_finite.append(i)
                 continue
+            known = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
+            u = settled(u.reshape(*u.shape[:2], -1)).reshape(u.shape)
             flat = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
             scan.lowest = np.minimum(scan.lowest, flat.min(1))
             moving = u[:, len(task.inputs):][:, :len(task.moving)]
@@ -169,8 +173,9 @@ def _scan(data: Trajectories) -> _Scan:
             elif data.num_frames > 1:
                 change = np.abs(np.diff(u, axis=0)).reshape(data.num_frames - 1, -1).max(1)
                 frozen += float((change <= FROZEN_CHANGE * np.abs(u).max()).mean())
-                mean = flat.reshape(len(flat), data.num_frames, -1).mean(-1, dtype=np.float64)
-                rms = np.sqrt(np.square(flat, dtype=np.float64).mean(1))
+                average = np.mean if data.mask is None else np.nanmean
+                mean = average(known.reshape(len(flat), data.num_frames, -1), -1, dtype=np.float64)
+                rms = np.sqrt(average(np.square(known, dtype=np.float64), 1))
                 scan.drift.append(np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny))
     scan.unwritten += [start] if (start := writing.unstarted()) else []
     scan.frozen_share = frozen / data.num_trajectories

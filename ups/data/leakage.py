@@ -47,6 +47,8 @@ def frame_digests(u: np.ndarray, task: Task) -> np.ndarray:
     moving = u[:, :, [task.channels.index(name) for name in compared]].reshape(*u.shape[:2], len(compared),
                                                                                -1)
     low, high = moving.min(-1), moving.max(-1)
+    if np.isnan(low).any():   # cells of a mask
+        low, high = np.fmin.reduce(moving, -1), np.fmax.reduce(moving, -1)
     varies = (high > low).any(-1) & np.isfinite(low).all(-1) & np.isfinite(high).all(-1)
     out = np.full(u.shape[:2], NOT_COMPARED, np.uint64)
     for at in zip(*np.nonzero(varies), strict=True):

@@ -15,7 +15,9 @@ import numpy as np
 
 from ups.config.foreign import FOREIGN, is_well
 from ups.config.grid import flipped
+from ups.config.missing import without
 from ups.config.shown import NO_TIMES, matches, measure, wrong
+from ups.data.missing import averaged, find_mask
 from ups.data.own_checks import parameter_values, require_domain, require_shapes, step_of
 from ups.data.pdebench import Trajectories, split_sizes
 from ups.stored import Store, open_store
@@ -124,7 +126,21 @@ class OwnTrajectories:
             dtype = store.array(place.array.replace("*", (file.groups or ("",))[0])).dtype
         return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
-    spread = Trajectories.spread
+    @cached_property
+    def mask(self) -> np.ndarray | None:
+        """The cells (channels, *space) that never have a value, such as land; None if there are none."""
+        return find_mask(self)
+
+    def place(self, row: int, frame: int) -> str:
+        """Where in which file a frame of a trajectory lies, in words."""
+        file, number, begin = self.rows[row].tolist()
+        run = f" of trajectory {number}" if self.files[file].num_trajectories > 1 else ""
+        return f"frame {begin + frame * self.time_stride}{run} in {self.files[file].path}"
+
+    def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
+        """As of PDEBench's files, with the mean of a frame where cells have no value."""
+        rows, u = Trajectories.spread(self, num)
+        return rows, averaged(u, self.task.ndim)
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
         """Trajectories of "train", "val" and "test" (ascending): by the folders their files lie in, or dealt
@@ -200,7 +216,8 @@ class OwnTrajectories:
                 index = tuple(at.get(axis, slice((n - 1) % self.space_stride if axis in file.flipped else 0,
                                                  None, self.space_stride))
                               for axis, n in zip(place.axes, size, strict=True))
-                block = self._ordered(np.asarray(store.read(array, index)), place, file.flipped)
+                block = without(np.asarray(store.read(array, index)), self.task.own.get("missing", ()))
+                block = self._ordered(block, place, file.flipped)
                 target[:, into:into + count, names] = self.task.counted(block, place.fields)
 
     def _ordered(self, block: np.ndarray, place: Place, flipped: Sequence[str]) -> np.ndarray:

@@ -104,6 +104,12 @@ class Trajectories:
     first_frame: int
     groups: tuple[str, ...]
 
+    mask = None   # every cell has a value
+
+    def place(self, row: int, frame: int) -> str:
+        """Where a frame of a trajectory lies, in words."""
+        return f"frame {self.first_frame + frame * self.time_stride} of trajectory {row} in {self.path}"
+
     def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
         """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical
         units; of `frames`, consecutive ones, where these are given.

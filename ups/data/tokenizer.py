@@ -185,6 +185,10 @@ class Tokenizer(nn.Module):
         """Normalised field (..., C, *space) to physical units."""
         u = _per_channel(torch.exp, w * self._column(self.std) + self._column(self.mean), self.fields,
                          self.positive, self.ndim)
+        return self.missing(u)
+
+    def missing(self, u: Tensor) -> Tensor:
+        """Physical field (..., C, *space) with NaN in the cells of the mask."""
         return self._with(torch.nan, u)
 
     def held(self, w: Tensor) -> Tensor:
@@ -194,7 +198,7 @@ class Tokenizer(nn.Module):
     def _with(self, value: float, u: Tensor) -> Tensor:
         """A field (..., C, *space) with `value` in the cells of the mask; numbers per channel, whose space has
         one cell, as they are."""
-        if self.valid is None or u.shape[-self.ndim :] != self.space:
+        if self.valid is None or u.shape[-self.ndim - 1 :] != self.valid.shape:
             return u
         return torch.where(self.valid.to(u.device), u, value)
 

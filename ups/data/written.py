@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ups.data.missing import settled
 from ups.tasks import Task
 
 JUMP = 3.0          # times the largest of the steps before; of resolved fields the next is 1 to 1.5 times it
@@ -43,7 +44,7 @@ class Written:
     def add(self, row: int, u: np.ndarray) -> str:
         """Take in the next frames u (time, channel, *space) of trajectory `row`; returns what is wrong with
         it, once all its frames were given, else ""."""
-        u = u[:, self.channels].reshape(len(u), len(self.zeros), -1)
+        u = settled(u[:, self.channels].reshape(len(u), len(self.zeros), -1))
         low, high, is_zero = u.min(-1), u.max(-1), u == self.zeros[:, None]
         before = np.concatenate([is_zero[:1] if self.last is None else self.last, is_zero[:-1]])
         self.equal.append(low == high)
@@ -87,7 +88,8 @@ class Written:
 
     def _frames(self, row: int, first: int, last: int) -> np.ndarray:
         u = self.source.read(row, row + 1, range(first, last))[0, :, self.channels]
-        return u.reshape(last - first, len(self.zeros), -1).swapaxes(0, 1).astype(np.float64)
+        u = settled(u.reshape(last - first, len(self.zeros), -1))
+        return u.swapaxes(0, 1).astype(np.float64)
 
     def _note_start(self, row: int, equal: np.ndarray) -> None:
         """Keep a trajectory that leaves a first state of zeros by more than any step that follows."""

@@ -163,7 +163,8 @@ def field_errors(sample: dict) -> np.ndarray:
     """
     u_ref, u_pred = (np.asarray(sample[key], dtype=float) for key in ("u_ref", "u_pred"))
     axes = (0, *range(2, u_ref.ndim))
-    energy, squared = (u_ref**2).sum(axes), ((u_pred - u_ref) ** 2).sum(axes)
+    energy, squared = (np.where(np.isnan(u_ref), 0, square).sum(axes)   # but for the cells of a mask
+                       for square in (u_ref**2, (u_pred - u_ref) ** 2))
     return np.where(np.isfinite(squared), np.sqrt(squared / np.where(energy > 0, energy, np.nan)), np.inf)
 
 

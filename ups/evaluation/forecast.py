@@ -13,6 +13,7 @@ from ups.evaluation.gates import BASELINES
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
 from ups.metrics.intervals import Scores, compare, merge
+from ups.metrics.mask import cell_mean, known_cells
 from ups.models.head import SELECTION
 from ups.models.operator import Operator, Part
 from ups.tasks import Task
@@ -86,9 +87,10 @@ def drift(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
         return {}
     now, then = (task.densities(u) if task.densities else u[:, :, [*map(task.fields.index, task.conserved)]]
                  for u in (u_pred.double(), u_start.double()))
-    space = tuple(range(3, now.ndim))
-    moved = (now.mean(space) - then.mean(space)) / then.square().mean(space).sqrt()
-    return {"drift": moved.masked_fill(~now.mean(space).isfinite(), torch.inf)}
+    known = known_cells(then)
+    mean = cell_mean(now, known)
+    moved = (mean - cell_mean(then, known)) / cell_mean(then.square(), known).sqrt()
+    return {"drift": moved.masked_fill(~mean.isfinite(), torch.inf)}
 
 
 def forecasts(operator: Operator, truth: Truth, rows: Tensor,

@@ -23,6 +23,7 @@ from ups.generative.corrector import BY, Corrector
 from ups.generative.draws import Sampler, draw_solutions, predict_draws
 from ups.generative.observation import PARTIAL, observe_case, row_generators
 from ups.generative.residuals import SteadyResiduals, summed
+from ups.metrics.mask import filled
 from ups.metrics.proper import energy_score
 
 MEMBERS = 4   # the score is fair: its mean does not depend on how many
@@ -38,11 +39,11 @@ def score_each(network: Corrector, source: SteadyResiduals, case: str, seed: int
     observation = observe_case(source.head.input_codec.decode(z_in[:, 0]), case,
                                row_generators(seed, "choose", case, rows=rows))
     predicted, noise = predict_draws(source, observation, parameters, seed, rows, MEMBERS)
-    u_ref, found = source.head.physical(z_ref[:, 0]), []
+    u_ref, valid, found = source.head.physical(z_ref[:, 0]), source.head.codec.valid, []
     for by in ways:
         head.by = by
         u = draw_solutions(source, Sampler(network, 0).whitened, network, predicted, noise)
-        found.append(energy_score(u, u_ref).mean())
+        found.append(energy_score(filled(u, valid), filled(u_ref, valid)).mean())
     return torch.stack(found) / found[0]
 
 

@@ -66,7 +66,8 @@ HEAD: Rows = {
     "parameters": (is_ranges, "the smallest and largest value by name"),
     "parameter_values": (is_table, "numbers"), "network_share": NUMBER, "is_conservative": FLAG,
 }
-CODEC: Rows = {"space": CELLS, "patch": COUNT, "fields": NAMES, "positive": NAMES}
+CODEC: Rows = {"space": CELLS, "patch": COUNT, "fields": NAMES, "positive": NAMES,
+               "mask": (is_text, "the lengths of the runs of a mask")}
 BASE: Rows = {
     "num_values": WHOLE, "num_parameters": WHOLE, "num_channels": WHOLE, "num_inputs": WHOLE, "degree": WHOLE,
     "history": WHOLE, "reach": WHOLE, "num_moving": WHOLE, "num_steps": WHOLE, "space": CELLS,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
+from ups.files import value_hash
 from ups.models.backbone import zero_linear
 from ups.models.bases.base import Known
 from ups.models.bases.per_field import build_base
@@ -266,5 +267,7 @@ def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
     names = {"space": "grid", "fields": "fields", "positive": "logarithms", "patch": "patch", "shape": "size"}
     codecs = {"": description["codec"], "input ": description["input_codec"] or {}}
     facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
+    facts |= {f"{prefix}mask": f"of {len(mask.split())} runs ({value_hash(mask)[:8]})" if mask else None
+              for prefix, mask in ((prefix, codec.get("mask")) for prefix, codec in codecs.items())}
     return facts | {key: description[key]
                     for key in ("boundary", "domain", "dt", "parameters", "parameter_values")}

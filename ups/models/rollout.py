@@ -52,7 +52,8 @@ def name_starts(rows: Sequence[int], u: Tensor) -> list[str]:
     """Names for `member_noise` of forecasts that start from u (batch, ...): the row number and a digest of
     the state, in float32. A forecast that goes on from its own last frame gets fresh noise; the same forecast
     made again gets the same."""
-    states = (u.detach().to("cpu", torch.float32) + 0.0).contiguous()   # -0.0 is 0.0
+    states = u.detach().to("cpu", torch.float32) + 0.0   # -0.0 is 0.0
+    states = torch.where(states.isnan(), 0.0, states).contiguous()   # cells of a mask
     return [f"{int(row)} {hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()}"
             for row, state in zip(rows, states, strict=True)]
 

@@ -1,0 +1,32 @@
+"""Stored numbers that stand for none, as the key missing names them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ups.config.shown import wrong
+from ups.lazy import np
+
+CLOSE = 1e-6      # relative, of a number that stands for none: float32 rounds 1e20
+
+
+def missing_values(key: str, said: Any) -> list[str]:
+    """One value or several as text: that a configuration gives them back as they are, "nan" too, which says
+    that no other stands for none. Raises ValueError for what is no number.
+    """
+    values = said if isinstance(said, list) else [said]
+    try:
+        return [f"{float(value):.17g}" for value in values if not isinstance(value, bool) or float(str(value))]
+    except (TypeError, ValueError):
+        raise wrong(f"{key}.missing", f"it is {said!r:.80}", "a number that stands for none in the files, or a "
+                    "list of such numbers", "Write missing: -9999, or missing: nan if all numbers are as they "
+                    "should be.") from None
+
+
+def without(block: "np.ndarray", values: Sequence[str]) -> "np.ndarray":
+    """Stored numbers with NaN where they are one of `values`."""
+    if not values:
+        return block
+    block = block.astype(np.promote_types(block.dtype, np.float32))
+    for value in map(float, values):
+        block[np.abs(block - value) <= CLOSE * abs(value)] = np.nan
+    return block
