@@ -26,6 +26,7 @@ from torch import Tensor, nn
 TENSORS = ("mean", "std", "basis", "spectrum")
 # numbers turned into float64 at a time (32 MiB), so that memory does not follow the size of a trajectory
 SLAB = 2**22
+SMOOTHINGS = 16   # of the cells of a mask: as many cells from a coast on no step of the blocks is left
 
 
 def patchify(w: Tensor, ndim: int, patch: int) -> Tensor:
@@ -195,6 +196,18 @@ class Tokenizer(nn.Module):
         """Normalised field (..., C, *space) with 0 in the cells of the mask."""
         return self._with(0.0, w)
 
+    def bridged(self, w: Tensor) -> Tensor:
+        """Normalised field (..., C, *space) whose masked cells go on smoothly from those beside them, so that
+        derivatives and spectra see no coast."""
+        if self.valid is None:
+            return w
+        flat = w.reshape(-1, *self.valid.shape)
+        known = self.valid.to(flat).expand(1, *self.valid.shape)
+        filled = _pulled(torch.where(self.valid, flat, 0.0), known, self.ndim)
+        for _ in range(SMOOTHINGS):
+            filled = torch.where(self.valid, flat, _beside(filled, self.ndim))
+        return filled.view_as(w)
+
     def _with(self, value: float, u: Tensor) -> Tensor:
         """A field (..., C, *space) with `value` in the cells of the mask; numbers per channel, whose space has
         one cell, as they are."""
@@ -248,6 +261,29 @@ class Tokenizer(nn.Module):
         """In float32 at least, whatever a cache stores."""
         dtype = torch.promote_types(vectors.dtype, torch.float32)
         return vectors.to(dtype) @ matrix.to(dtype)
+
+
+def _pulled(w: Tensor, known: Tensor, ndim: int) -> Tensor:
+    """Fields w (n, C, *space), 0 where known (1, C, *space) is 0, with means of ever larger blocks there."""
+    if max(w.shape[2:]) == 1 or bool((known > 0).all()):
+        return w
+    pool = (nn.functional.avg_pool1d, nn.functional.avg_pool2d, nn.functional.avg_pool3d)[ndim - 1]
+    options = {"kernel_size": 2, "stride": 2, "ceil_mode": True, "count_include_pad": False}
+    total, share = pool(w, **options), pool(known, **options)
+    coarse = _pulled(total / torch.where(share > 0, share, 1.0), (share > 0).to(w), ndim)
+    for axis in range(2, w.ndim):
+        coarse = coarse.repeat_interleave(2, axis).narrow(axis, 0, w.shape[axis])
+    return torch.where(known > 0, w, coarse)
+
+
+def _beside(w: Tensor, ndim: int) -> Tensor:
+    """The mean of the neighbours along every axis of w (n, C, *space)."""
+    total = 0.0
+    for axis in range(2, w.ndim):
+        ends = w.narrow(axis, 0, 1), w.narrow(axis, w.shape[axis] - 1, 1)
+        padded = torch.cat([ends[0], w, ends[1]], axis)
+        total = total + padded.narrow(axis, 0, w.shape[axis]) + padded.narrow(axis, 2, w.shape[axis])
+    return total / (2 * ndim)
 
 
 def num_valid(valid: Tensor) -> Tensor:

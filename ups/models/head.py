@@ -215,7 +215,8 @@ class TaskHead(nn.Module):
 
     def next_frame(self, u: Tensor, known: Known) -> Tensor:
         """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space)."""
-        return self.keep(self._clamp(self.base(u, known))[:, None], u[:, -1])[:, 0]
+        bridged = self.input_codec.bridged(u)
+        return self.keep(self._clamp(self.base(bridged, known))[:, None], u[:, -1])[:, 0]
 
     def predict_base(self, z: Tensor, known: Known) -> Tensor:
         """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""

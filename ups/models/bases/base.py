@@ -72,9 +72,9 @@ class Samples:
         head, cache, device = self.head, self.cache, self.device
         known = head.known(cache.parameters[rows])
         if head.task.is_steady:
-            u_next = head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0])
-            return head.input_codec.decode(cache.inputs(rows, device)), known, u_next
-        u = head.codec.decode(cache.batch(rows, starts, head.history + 1, device))
+            u_next = head.codec.bridged(head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0]))
+            return head.input_codec.bridged(head.input_codec.decode(cache.inputs(rows, device))), known, u_next
+        u = head.codec.bridged(head.codec.decode(cache.batch(rows, starts, head.history + 1, device)))
         return u[:, :-1], known, u[:, -1]
 
     @property
@@ -87,7 +87,7 @@ class Samples:
         codec, num_frames = self.head.codec, self.cache.num_frames - self.first
         length = min(length, num_frames)
         starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=draw)
-        w = codec.decode(self.cache.batch(rows, starts, length, self.device)).double()
+        w = codec.bridged(codec.decode(self.cache.batch(rows, starts, length, self.device))).double()
         scale, shift = (value.to(w.device).view(-1, *[1] * codec.ndim)
                         for value in (self.units.scale, self.units.shift))
         return w * scale + shift

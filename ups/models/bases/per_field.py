@@ -147,7 +147,10 @@ class _SomeFields:
         self.positive = tuple(name for name in self.fields if name in codec.positive)
 
     def decode(self, z: Tensor) -> Tensor:
-        return self.codec.decode(z).index_select(-self.ndim - 1, self.channels)
+        return self.codec.bridged(self.codec.decode(z)).index_select(-self.ndim - 1, self.channels)
+
+    def bridged(self, w: Tensor) -> Tensor:
+        return w   # as `decode` gives it
 
 
 class _SomeHead:
