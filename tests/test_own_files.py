@@ -635,9 +635,9 @@ def test_a_mirror_that_no_solution_survives_is_found_in_the_data(tmp_path, u, ve
 # ---------------------------------------------------------------- what is stated is kept
 
 
-def operator_on(folder, said, network=True):
+def operator_on(folder, said, network=True, base="persistence"):
     """An operator whose network says anything, on the data of a section, and the cache."""
-    config = load_config(overlay(folder, {**said, "base": ["persistence"]}), [
+    config = load_config(overlay(folder, {**said, "base": [base]}), [
         "operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=50"])
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")

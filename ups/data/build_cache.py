@@ -235,19 +235,19 @@ def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm
 
 def _wrong_number(task: Task, source: Source, name: str, value: float, row: int, frame: int) -> ValueError:
     """What to say of a value that no field can have there."""
-    key, kind = f"task.{task.name}", "finite positive" if name in task.positive else "finite"
-    what = f"{value:g} in {name}, {source.place(row, frame)}"
+    key = f"task.{task.name}"
+    expected = "finite positive numbers" if name in task.positive else "finite numbers"
+    path, place = source.place(row, frame)
     if task.own is None:
         do = f"Run `make data` again, or keep it out by {key}.num_trajectories."
     elif np.isnan(value):
-        kind, do = ("a number in every cell that has one in other frames",
-                    f"Write {key}.skip_missing: true to leave such frames out, or mend the file.")
+        do = (f"Write {key}.skip_missing: true to leave out frames in which cells have no number that have one "
+              "elsewhere, or mend the file.")
     elif np.isfinite(value) and not (name in task.positive and value <= 0):
-        kind, do = "no number in a cell that has none in other frames, and so is a mask", "Mend the file."
+        expected, do = "none, as this cell has no number in other frames", "Mend the file."
     else:
-        kind, do = f"{kind} numbers", (
-            f"Mend the file, leave {name} out of {key}.positive, or keep it out by {key}.num_trajectories.")
-    return ValueError(f"{what}; expected {kind if ' ' in kind else kind + ' numbers'}. {do}")
+        do = f"Mend the file, leave {name} out of {key}.positive, or keep it out by {key}.num_trajectories."
+    return ValueError(f"{path} holds {value:g} in {name} of {place}; expected {expected}. {do}")
 
 
 def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,

@@ -333,6 +333,7 @@ def cache_settings(config: Config, task_name: str) -> dict[str, dict]:
                  "positive": list(task.positive)},
         "settings": {key: getattr(settings, key) for key in USED_SETTINGS},
         "data": {**(origin if task.own is None else {"split": settings.split}),
+                 **({"skip_missing": True} if task.own is not None and settings.skip_missing else {}),
                  "val_fraction": data.val_fraction, "test_fraction": data.test_fraction},
         "cache": {"dtype": config.cache.dtype},
     }

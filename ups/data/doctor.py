@@ -75,11 +75,12 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
         found += [one for one in checks.pop(task, tuple)() if one.what not in {f.what for f in found}]
         again = ("repair the numbers, or leave them out" if is_declared
                  else "generate or download the file again")
+        skip = f" (task.{task}.skip_missing: true leaves out such frames)" * is_declared
         found += _of_domain(data) if is_own else [] if is_declared else _edition(data, hash_all)
         first = [seen.setdefault((task, digest), (path, i, split[i]))
                  for i, digest in enumerate(scan.initial)]
         leaks = [i for i, (_, _, part) in enumerate(first) if part != split[i]]
-        found += [*_of_data(data, scan), *_of_rows(scan, leaks, first, again)]
+        found += [*_of_data(data, scan), *_of_rows(scan, leaks, first, again, skip)]
         frames = earlier.setdefault(task, [])
         frames.append((np.concatenate(scan.frames), [split[i] for i in range(len(split))]))
         if not leaks and (shared := _shared(frames)):
@@ -156,8 +157,9 @@ def _scan(data: Trajectories) -> _Scan:
             wrong = is_wrong(u[None], data.mask)[0]
             if wrong.any():
                 frame, channel, *cell = (int(k) for k in np.argwhere(wrong)[0])
-                scan.first_bad = (scan.first_bad or f"{u[(frame, channel, *cell)]:g} in {task.channels[channel]}, "
-                                  f"cell {tuple(cell)}, {data.place(i, frame)}")
+                where, place = data.place(i, frame)
+                scan.first_bad = scan.first_bad or (
+                    f"{place}, {task.channels[channel]}, cell {tuple(cell)}" + f" of {where}" * (where != data.path))
                 scan.not_finite.append(i)
                 continue
             known = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
@@ -183,17 +185,17 @@ def _scan(data: Trajectories) -> _Scan:
 
 
 def _of_rows(scan: _Scan, leaks: list[int], first: list[tuple[Path, int, str]],
-             again: str) -> Iterator[Finding]:
+             again: str, skip: str) -> Iterator[Finding]:
     """What is wrong with single trajectories. leaks: those that start as one of another split; first: file,
     number and split of the first trajectory that starts as each does; again: what to do about numbers that
-    are none."""
+    are none; skip: and, but for those that were never written, which key leaves them out."""
     known: dict[bytes, int] = {}
     earlier = [known.setdefault(digest, i) for i, digest in enumerate(scan.whole)]
     copies = [(i, j) for i, j in enumerate(earlier) if i != j]
     leak = [f"{i} as {first[i][1]} of {first[i][0].name}" for i in leaks[:1]]
     for severity, rows, what, do in (
             ("error", scan.not_finite, f"trajectories hold NaN or Inf (first: {scan.first_bad})",
-             again),
+             again + skip),
             ("error", scan.constant, "trajectories are constant in space and time",
              "remove them or generate the file again"),
             ("error", [i for i, _ in scan.unwritten], "trajectories were never written, or not wholly "

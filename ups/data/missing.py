@@ -2,6 +2,8 @@
 land; in a few frames they are gaps, and the frames are refused or, by the key skip_missing, left out.
 """
 
+import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +12,8 @@ import numpy as np
 from ups.boundary import PERIODIC, along
 from ups.config.shown import wrong
 
+READ = 2**22      # numbers at a time
+WHOLE: dict[tuple, list[np.ndarray]] = {}   # what is known of files that were read
 LOOKED_AT = 8     # trajectories in which a mask is sought, spread over all of them
 
 
@@ -35,6 +39,42 @@ def find_mask(data: Any) -> np.ndarray | None:
                     "in any frame (land, a solid)", "symmetries that leave these cells where they are",
                     f"Leave {moved[0]} out of it.")
     return mask
+
+
+def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
+    """Of every frame of every run, whether all its cells have a value that have one elsewhere. Files that did
+    not change are read once by a process."""
+    files = tuple((str(file.path), file.path.stat().st_mtime_ns, file.path.stat().st_size) for file in data.files)
+    key = files, json.dumps(data.task.own, sort_keys=True), data.space, tuple(lengths)
+    if key not in WHOLE:
+        at_once = max(1, READ // (len(data.task.channels) * math.prod(data.space)))
+        WHOLE[key] = [np.concatenate([
+            ~is_wrong(data.read(row, row + 1, range(first, min(first + at_once, frames))), data.mask)[0].any(
+                tuple(range(1, 2 + data.task.ndim))) for first in range(0, frames, at_once)])
+            for row, frames in enumerate(lengths)]
+    return WHOLE[key]
+
+
+def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int) -> tuple[np.ndarray, int]:
+    """(Rows of windows in whose frames `used` every cell has a value that has one elsewhere, how many frames of
+    all lack one.) data: a row for every run, from its first frame on; lengths: of the runs; cut: from window to
+    window, 0: one of each run."""
+    rows, left_out, last = [], 0, used[-1] - used[0]
+    for row, (frames, is_whole) in enumerate(zip(lengths, _whole_frames(data, lengths), strict=True)):
+        left_out += int((~is_whole).sum())
+        begin = used[0]
+        while begin + last < frames:
+            gaps = np.flatnonzero(~is_whole[begin:begin + last + 1:used.step])
+            if not len(gaps):
+                rows.append((*data.rows[row, :2], begin))
+                if not cut:
+                    break
+            begin += 1 + used.step * int(gaps[-1]) if len(gaps) else cut
+    if not rows:
+        raise wrong(f"task.{data.task.name}.skip_missing", f"it leaves no {last + 1} frames in a row, as cells without "
+                    f"a value are in {left_out} of {sum(lengths)} frames", "a window at least", "Cut into shorter "
+                    f"windows (task.{data.task.name}.cut), or fill the gaps.")
+    return np.array(rows), left_out
 
 
 def is_wrong(u: np.ndarray, mask: np.ndarray | None) -> np.ndarray:

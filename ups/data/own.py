@@ -17,8 +17,8 @@ from ups.config.foreign import FOREIGN, is_well
 from ups.config.grid import flipped
 from ups.config.missing import without
 from ups.config.shown import NO_TIMES, matches, measure, wrong
-from ups.data.missing import averaged, find_mask
-from ups.data.own_checks import parameter_values, require_domain, require_shapes, step_of
+from ups.data.missing import averaged, find_mask, whole_windows
+from ups.data.own_checks import parameter_values, require_domain, run_lengths, step_of
 from ups.data.pdebench import Trajectories, split_sizes
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
@@ -131,11 +131,10 @@ class OwnTrajectories:
         """The cells (channels, *space) that never have a value, such as land; None if there are none."""
         return find_mask(self)
 
-    def place(self, row: int, frame: int) -> str:
-        """Where in which file a frame of a trajectory lies, in words."""
+    def place(self, row: int, frame: int) -> tuple[Path, str]:
+        """The file in which a frame of a trajectory lies, and where, in words."""
         file, number, begin = self.rows[row].tolist()
-        run = f" of trajectory {number}" if self.files[file].num_trajectories > 1 else ""
-        return f"frame {begin + frame * self.time_stride}{run} in {self.files[file].path}"
+        return self.files[file].path, f"trajectory {number}, frame {begin + frame * self.time_stride}"
 
     def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """As of PDEBench's files, with the mean of a frame where cells have no value."""
@@ -257,12 +256,14 @@ def own_files(name: str, pattern: str) -> list[Path]:
 def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (), num_frames: int = 0,
              dt: float = 0.0,
              num_trajectories: int = 0, space_stride: int = 1, time_stride: int = 1,
-             first_frame: int = 0, split_by: str = "auto", cut: int = 0) -> OwnTrajectories:
+             first_frame: int = 0, split_by: str = "auto", cut: int = 0,
+             skip_missing: bool = False) -> OwnTrajectories:
     """The trajectories in `paths`, described but not read, checked against each other and, where given,
     against the grid, the frames and the step that are expected of them.
 
     num_trajectories: as many spread over all of them, 0: all; cut: the frames of the windows into which every
-    run is cut, 0: none. Raises ValueError or FileNotFoundError, a line that says what to write where.
+    run is cut, 0: none; skip_missing: frames in which cells have no value that have one elsewhere are in no
+    window. Raises ValueError or FileNotFoundError, a line that says what to write where.
     """
     key, files, found, ends, lengths, uneven = f"task.{task.name}", [], {}, [], [], []
     resolution = tuple(resolution)
@@ -276,14 +277,14 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                             f"{resolution}", "one grid in "
                                              "all files", "Split them into two tasks with a pattern of "
                             "files each, or resample some.")
-            if frames < num_frames:
-                raise wrong(f"{key}.num_frames", f"{path} holds {frames} "
-                                                 f"frames", f"{num_frames} as in {paths[0]}",
-                            f"Write {key}.num_frames: {frames} to use as many of every file, or leave that "
-                            f"file out.")
             grouped = [place.array for place in task.arrays if "*" in place.array]
             groups = tuple(store.groups(grouped[0])) if grouped else ()
-            require_shapes(key, store, task, groups)
+            own_lengths = run_lengths(key, store, task, groups, frames) if groups else [frames]
+            if (shortest := min(own_lengths)) < num_frames:
+                where = f" in {groups[own_lengths.index(shortest)]}" * bool(groups)
+                raise wrong(f"{key}.num_frames", f"{path} holds {shortest} frames{where}", f"{num_frames} as in "
+                            f"{paths[0]}" + f", {groups[0]}" * bool(groups), f"Write {key}.num_frames: {shortest} "
+                            f"to use as many of every run, or leave that {'group' if groups else 'file'} out.")
             uneven.append(require_domain(key, store, task, groups, space))
             if uneven[-1] != uneven[0]:
                 raise wrong(f"{key}.files", f"the cells of {path} are uneven along other axes than those of "
@@ -293,11 +294,11 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                 raise wrong(f"{key}.files", f"{path} says {ends[-1]} of its boundary, and {paths[0]} "
                             f"{ends[0]}", "one boundary in all files", "Put them into two tasks.")
             found[path] = step_of(key, store, task, groups, frames)
-            lengths.append(frames)
             num = len(groups) or sizes.get("trajectory", 1)
             values = [parameter_values(key, store, name, place, path, groups, num)
                       for name, place in task.own["parameters"].items()]
             table = np.stack(values, 1) if values else np.zeros((num, 0))
+            lengths.append(own_lengths if groups else own_lengths * num)
             turned = flipped(key, task.own.get("flipped", []), task.axes, store, task.arrays,
                              task.own.get("coordinates", {}))
             files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned)))
@@ -310,9 +311,16 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                         "Put files of another step into a task of their own, or resample them.")
     if first_frame + 1 > num_frames:
         raise wrong(f"{key}.first_frame", f"it is {first_frame} of {num_frames} frames", "fewer", "Lower it.")
-    begins = [range(first_frame, frames - cut + 1, cut) if cut else [first_frame] for frames in lengths]
-    rows = np.array([(number, run, begin) for number, file in enumerate(files)
-                     for run in range(file.num_trajectories) for begin in begins[number]]).reshape(-1, 3)
+    runs = [(number, run) for number, own in enumerate(lengths) for run in range(len(own))]
+    lengths = [frames for own in lengths for frames in own]
+    rows = np.array([(*run, begin) for run, frames in zip(runs, lengths, strict=True)
+                     for begin in (range(first_frame, frames - cut + 1, cut) if cut else [first_frame])])
+    rows = rows.reshape(-1, 3)
+    if skip_missing:
+        every = OwnTrajectories(Path(paths[0]), task, tuple(files), np.array([(*run, 0) for run in runs]),
+                                min(lengths), tuple(-(-size // space_stride) for size in resolution), 0.0, {}, (),
+                                space_stride)
+        rows, left_out = whole_windows(every, lengths, range(first_frame, num_frames, time_stride), cut)
     if num_trajectories > len(rows):
         raise wrong(f"{key}.num_trajectories", f"the files hold {len(rows)}", f"at least {num_trajectories}",
                     f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.")
@@ -327,6 +335,9 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     notes = (f"{len(files)} files",) if len(files) > 1 else ()
     notes += ("the files' times are uneven, and counted as dt apart",) * (task.own["times"] == NO_TIMES)
     notes += (f"the cells of {' and '.join(uneven[0])} are uneven, and counted as equal",) * bool(uneven[0])
+    if skip_missing and left_out:
+        notes += (f"{left_out} of {sum(lengths)} frames are left out, in which cells have no value that have one "
+                  "elsewhere",)
     if cut:
         notes += (f"cut into {len(rows)} windows of {cut} frames",)
     elif max(lengths) > num_frames:

@@ -56,37 +56,45 @@ def step_of(key: str, store: Store, task: Task, groups: Sequence[str], frames: i
         raise wrong(f"{key}.dt", f"{store.path} holds no times in "
                                  f"{place!r}", f"{frames} of them as in other files",
                     "Write the number itself, such as dt: 0.1.")
-    _require_common(key, store, task, groups, *found)
+    _require_common(key, store, task, groups, *found, is_time=True)
     return even_step(key, store, found[0], found[1][:frames])
 
 
 def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], place: str,
-                    values: np.ndarray) -> None:
+                    values: np.ndarray, is_time: bool = False) -> None:
     """Raise ValueError where the coordinate that the first group holds at `place` goes on otherwise in
-    another group."""
+    another group. is_time: as far as both go."""
     folders = [array.array.rpartition("/")[0] for array in task.arrays if "*" in array.array]
     folder = next((name for name in folders if place.startswith(f"{name.replace('*', groups[0])}/")), None)
     for group in groups[1:] if folder else ():
         other = folder.replace("*", group) + place.removeprefix(folder.replace("*", groups[0]))
-        if store.array(other) is not None and not goes_on(values, np.asarray(store.read(other), np.float64)):
+        there = None if store.array(other) is None else np.asarray(store.read(other), np.float64)
+        shared = slice(min(len(values), there.shape[-1]) if is_time and there is not None and there.ndim else None)
+        if there is not None and not goes_on(values[shared], there[..., shared]):
             raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
                         "one step and one grid in all groups",
                         "Put groups of another one into a file and a task of their own.")
 
 
-def require_shapes(key: str, store: Store, task: Task, groups: Sequence[str]) -> None:
-    """Raise ValueError where an array is missing in a group, or is not as long as in the first."""
-    for place in task.arrays if groups else ():
-        names = [place.array.replace("*", group) for group in groups]
-        first = store.array(names[0])
-        for name in names if "*" in place.array else ():
+def run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frames: int) -> list[int]:
+    """The frames of the run in each group, `frames` where no array in it has a time axis. Raises ValueError
+    where an array is missing in a group, or has another grid than in the first."""
+    lengths: dict[str, list[int]] = {group: [] for group in groups}
+    for place in (place for place in task.arrays if "*" in place.array):
+        grid = [axis for axis, word in enumerate(place.axes) if word != "time"]
+        first = store.array(place.array.replace("*", groups[0]))
+        for group in groups:
+            name = place.array.replace("*", group)
             found = store.array(name)
-            if found is None or found.shape != first.shape:
+            if found is None or len(found.shape) != len(place.axes) or any(
+                    found.shape[axis] != first.shape[axis] for axis in grid):
                 what = "no array" if found is None else f"{found.shape} numbers in"
                 raise wrong(f"{key}.files", f"{store.path} holds {what} {name}", f"{first.shape} as in "
-                            f"{names[0]}", "Leave that group out, or write the file again: a run that broke "
-                            "off is no trajectory.")
+                            f"{groups[0]}", "Leave that group out, or put groups of another grid into a task of "
+                            "their own.")
             store.require_whole(name)
+            lengths[group] += [] if place.is_steady else [found.shape[place.axes.index("time")]]
+    return [min(own, default=frames) for own in lengths.values()]
 
 
 def require_domain(key: str, store: Store, task: Task, groups: Sequence[str],

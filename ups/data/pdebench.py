@@ -106,9 +106,9 @@ class Trajectories:
 
     mask = None   # every cell has a value
 
-    def place(self, row: int, frame: int) -> str:
-        """Where a frame of a trajectory lies, in words."""
-        return f"frame {self.first_frame + frame * self.time_stride} of trajectory {row} in {self.path}"
+    def place(self, row: int, frame: int) -> tuple[Path, str]:
+        """The file in which a frame of a trajectory lies, and where, in words."""
+        return self.path, f"trajectory {row}, frame {self.first_frame + frame * self.time_stride}"
 
     def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
         """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical

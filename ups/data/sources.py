@@ -39,7 +39,7 @@ def open_user(config: Config, task_name: str, strided: bool = True) -> OwnTrajec
     return open_own(config.spec(task_name), data_files(config, task_name), resolution=settings.resolution,
                     num_frames=settings.num_frames, dt=settings.dt,
                     num_trajectories=settings.num_trajectories, split_by=settings.split,
-                    cut=settings.cut,
+                    cut=settings.cut, skip_missing=settings.skip_missing,
                     **(strides if strided else {}))
 
 
