@@ -126,8 +126,8 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
         "a field with NaN, infinity or masked values; expected finite numbers"
         f"{', but in the cells of its mask' * is_masked}. Fill or repair the field":
             bool(codec.held(u).isfinite().all()),
-        f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have no value. Put "
-        "the field on that grid": not is_masked or tuple(u.shape[3:]) == codec.space,
+        f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have no value. "
+        "Put the field on that grid": not is_masked or tuple(u.shape[3:]) == codec.space,
         f"{num_frames} frames to forecast; expected "
         f"{'1, as it is steady' if head.task.is_steady else 'a whole number, at least 1'}. Ask for 1":
             is_count(num_frames) and (num_frames == 1 or not head.task.is_steady),

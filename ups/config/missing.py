@@ -15,11 +15,11 @@ def missing_values(key: str, said: Any) -> list[str]:
     """
     values = said if isinstance(said, list) else [said]
     try:
-        return [f"{float(value):.17g}" for value in values if not isinstance(value, bool) or float(str(value))]
-    except (TypeError, ValueError):
-        raise wrong(f"{key}.missing", f"it is {said!r:.80}", "a number that stands for none in the files, or a "
-                    "list of such numbers", "Write missing: -9999, or missing: nan if all numbers are as they "
-                    "should be.") from None
+        return [f"{float(str(value)):.17g}" for value in values]   # of true there is none
+    except ValueError:
+        raise wrong(f"{key}.missing", f"it is {said!r:.80}", "a number that stands for none in the files, or "
+                    "a list of such numbers", "Write missing: -9999, or missing: nan if no number does.",
+                    ) from None
 
 
 def without(block: "np.ndarray", values: Sequence[str]) -> "np.ndarray":

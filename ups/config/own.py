@@ -145,7 +145,8 @@ def facts(settings: Any) -> dict[str, Any]:
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
             **({"offset": settings.offset} if settings.offset else {}),
-            **{name: value for name in ("flipped", "units", "missing") if (value := getattr(settings, name))}}
+            **{name: value for name, value in (("flipped", settings.flipped), ("units", settings.units),
+                                               ("missing", settings.missing)) if value}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:

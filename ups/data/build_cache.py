@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from ups.config import Config
 from ups.data.cache import Cache, cache_settings, open_cache
+from ups.data.extremes import Extremes, asked, suspects
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
 from ups.data.missing import is_wrong
@@ -134,9 +135,12 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
         mask = sources[0].mask
         moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch,
                                       None if mask is None else mask[part]) for name, part in groups.items()}
+        extremes = Extremes(task)
         for *_, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])
+            for some in u if asked(task) else ():
+                extremes.add(some)
         codecs = {name: Tokenizer.from_moments(found, settings.dim, settings.energy)
                   for name, found in moments.items()}
         needed = plan(config, task_name, codecs)
@@ -148,6 +152,9 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
                 stream = written(task, sources, _read(task, sources, num, config.cache.chunk, bar))
                 arrays, floor = _encode(task, codecs, file, stream, split, digest)
+                if found := suspects(sources[0], extremes):   # after what was never written
+                    raise ValueError(f"{found[0].where}: {found[0].what}; expected values of the field. "
+                                     f"To do: {found[0].do}.")
                 if _identity(paths) != files:
                     raise ValueError(f"the data files of {task_name} changed while they were read; expected "
                                      "them to stay as they are. Let `make data` finish, then run `make "
@@ -241,8 +248,8 @@ def _wrong_number(task: Task, source: Source, name: str, value: float, row: int,
     if task.own is None:
         do = f"Run `make data` again, or keep it out by {key}.num_trajectories."
     elif np.isnan(value):
-        do = (f"Write {key}.skip_missing: true to leave out frames in which cells have no number that have one "
-              "elsewhere, or mend the file.")
+        do = (f"Write {key}.skip_missing: true to leave out frames in which cells have no number that have "
+              "one elsewhere, or mend the file.")
     elif np.isfinite(value) and not (name in task.positive and value <= 0):
         expected, do = "none, as this cell has no number in other frames", "Mend the file."
     else:

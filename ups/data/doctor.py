@@ -16,6 +16,7 @@ import yaml
 
 from ups.boundary import PERIODIC, along
 from ups.data.download import edition, md5_of
+from ups.data.extremes import Extremes, suspects
 from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
 from ups.data.missing import is_wrong, mask_words, settled
 from ups.data.own import OwnTrajectories
@@ -87,7 +88,9 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
             found.append(Finding("error", f"{shared}, so test results are too good", str(path), REMEDY))
         if not any(finding.severity == "error" for finding in found):
             found += _wall_noise(data)
-        found += [Finding("info", what, str(path), "nothing") for what in mask_words(data.mask, data.task.channels)]
+        found += suspects(data, scan.extremes)
+        found += [Finding("info", what, str(path), "nothing")
+                  for what in mask_words(data.mask, data.task.channels)]
         if not scan.not_finite:
             found += _rounding(data)
         shared = [other.name for other, _, _ in first if other != path]
@@ -133,6 +136,7 @@ class _Scan:
     # of every trajectory, how far the mean of each channel moves, over its RMS
     drift: list[np.ndarray] = field(default_factory=list)
     lowest: np.ndarray | float = math.inf   # value of each channel
+    extremes: Extremes | None = None
     low: np.ndarray | float = math.inf      # of each cell of the predicted fields, over all frames
     high: np.ndarray | float = -math.inf
 
@@ -140,7 +144,7 @@ class _Scan:
 def _scan(data: Trajectories) -> _Scan:
     """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
     task = data.task
-    scan, frozen, writing = _Scan(), 0.0, Written(task, data)
+    scan, frozen, writing = _Scan(extremes=Extremes(task)), 0.0, Written(task, data)
     step = max(1, BLOCK_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
         block = data.read(first, min(first + step, data.num_trajectories))
@@ -158,10 +162,11 @@ def _scan(data: Trajectories) -> _Scan:
             if wrong.any():
                 frame, channel, *cell = (int(k) for k in np.argwhere(wrong)[0])
                 where, place = data.place(i, frame)
-                scan.first_bad = scan.first_bad or (
-                    f"{place}, {task.channels[channel]}, cell {tuple(cell)}" + f" of {where}" * (where != data.path))
+                place = f"{place}, {task.channels[channel]}, cell {tuple(cell)}"
+                scan.first_bad = scan.first_bad or place + f" of {where}" * (where != data.path)
                 scan.not_finite.append(i)
                 continue
+            scan.extremes.add(u)
             known = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
             u = settled(u.reshape(*u.shape[:2], -1)).reshape(u.shape)
             flat = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)

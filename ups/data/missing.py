@@ -35,8 +35,8 @@ def find_mask(data: Any) -> np.ndarray | None:
     images = [("shift", np.roll(mask, 1, axes[axis])) for axis in shifted]
     images += [("mirror", np.flip(mask, axis)) for axis in axes.values() if task.is_symmetric]
     if moved := [name for name, image in images if not np.array_equal(image, mask)]:
-        raise wrong(f"task.{task.name}.symmetries", f"it names {moved[0]}, and cells of {data.path} have no value "
-                    "in any frame (land, a solid)", "symmetries that leave these cells where they are",
+        raise wrong(f"task.{task.name}.symmetries", f"it names {moved[0]}, and cells of {data.path} have "
+                    "no value in any frame (land, a solid)", "symmetries that do not move them",
                     f"Leave {moved[0]} out of it.")
     return mask
 
@@ -44,7 +44,8 @@ def find_mask(data: Any) -> np.ndarray | None:
 def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
     """Of every frame of every run, whether all its cells have a value that have one elsewhere. Files that did
     not change are read once by a process."""
-    files = tuple((str(file.path), file.path.stat().st_mtime_ns, file.path.stat().st_size) for file in data.files)
+    about = [(file.path, file.path.stat()) for file in data.files]
+    files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in about)
     key = files, json.dumps(data.task.own, sort_keys=True), data.space, tuple(lengths)
     if key not in WHOLE:
         at_once = max(1, READ // (len(data.task.channels) * math.prod(data.space)))
@@ -56,9 +57,9 @@ def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
 
 
 def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int) -> tuple[np.ndarray, int]:
-    """(Rows of windows in whose frames `used` every cell has a value that has one elsewhere, how many frames of
-    all lack one.) data: a row for every run, from its first frame on; lengths: of the runs; cut: from window to
-    window, 0: one of each run."""
+    """Rows of the windows in whose frames `used` every cell has a value that has one elsewhere, and how many
+    of all frames lack one. data: a row for every run, from its first frame on; lengths: of the runs; cut:
+    from window to window, 0: one of each run. Raises ValueError where no window is left."""
     rows, left_out, last = [], 0, used[-1] - used[0]
     for row, (frames, is_whole) in enumerate(zip(lengths, _whole_frames(data, lengths), strict=True)):
         left_out += int((~is_whole).sum())
@@ -71,9 +72,10 @@ def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int) -> t
                     break
             begin += 1 + used.step * int(gaps[-1]) if len(gaps) else cut
     if not rows:
-        raise wrong(f"task.{data.task.name}.skip_missing", f"it leaves no {last + 1} frames in a row, as cells without "
-                    f"a value are in {left_out} of {sum(lengths)} frames", "a window at least", "Cut into shorter "
-                    f"windows (task.{data.task.name}.cut), or fill the gaps.")
+        key = f"task.{data.task.name}"
+        raise wrong(f"{key}.skip_missing", f"it leaves no {last + 1} frames in a row, as cells have no "
+                    f"value in {left_out} of {sum(lengths)} frames", "a window at least",
+                    f"Cut into shorter windows ({key}.cut), or fill the gaps.")
     return np.array(rows), left_out
 
 

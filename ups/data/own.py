@@ -281,10 +281,12 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
             groups = tuple(store.groups(grouped[0])) if grouped else ()
             own_lengths = run_lengths(key, store, task, groups, frames) if groups else [frames]
             if (shortest := min(own_lengths)) < num_frames:
-                where = f" in {groups[own_lengths.index(shortest)]}" * bool(groups)
-                raise wrong(f"{key}.num_frames", f"{path} holds {shortest} frames{where}", f"{num_frames} as in "
-                            f"{paths[0]}" + f", {groups[0]}" * bool(groups), f"Write {key}.num_frames: {shortest} "
-                            f"to use as many of every run, or leave that {'group' if groups else 'file'} out.")
+                where = f" in {groups[own_lengths.index(shortest)]}" if groups else ""
+                first = f"{paths[0]} in {groups[0]}" if groups else paths[0]
+                kind = "group" if groups else "file"
+                raise wrong(f"{key}.num_frames", f"{path} holds {shortest} frames{where}",
+                            f"{num_frames} as in {first}", f"Write {key}.num_frames: "
+                            f"{shortest} to use as many of every {kind}, or leave that {kind} out.")
             uneven.append(require_domain(key, store, task, groups, space))
             if uneven[-1] != uneven[0]:
                 raise wrong(f"{key}.files", f"the cells of {path} are uneven along other axes than those of "
@@ -317,9 +319,9 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                      for begin in (range(first_frame, frames - cut + 1, cut) if cut else [first_frame])])
     rows = rows.reshape(-1, 3)
     if skip_missing:
+        cells = tuple(-(-size // space_stride) for size in resolution)
         every = OwnTrajectories(Path(paths[0]), task, tuple(files), np.array([(*run, 0) for run in runs]),
-                                min(lengths), tuple(-(-size // space_stride) for size in resolution), 0.0, {}, (),
-                                space_stride)
+                                min(lengths), cells, 0.0, {}, (), space_stride)
         rows, left_out = whole_windows(every, lengths, range(first_frame, num_frames, time_stride), cut)
     if num_trajectories > len(rows):
         raise wrong(f"{key}.num_trajectories", f"the files hold {len(rows)}", f"at least {num_trajectories}",
@@ -336,8 +338,8 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     notes += ("the files' times are uneven, and counted as dt apart",) * (task.own["times"] == NO_TIMES)
     notes += (f"the cells of {' and '.join(uneven[0])} are uneven, and counted as equal",) * bool(uneven[0])
     if skip_missing and left_out:
-        notes += (f"{left_out} of {sum(lengths)} frames are left out, in which cells have no value that have one "
-                  "elsewhere",)
+        notes += (f"{left_out} of {sum(lengths)} frames are left out, in which cells have no value that have "
+                  "one elsewhere",)
     if cut:
         notes += (f"cut into {len(rows)} windows of {cut} frames",)
     elif max(lengths) > num_frames:

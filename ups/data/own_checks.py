@@ -68,9 +68,11 @@ def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], p
     folder = next((name for name in folders if place.startswith(f"{name.replace('*', groups[0])}/")), None)
     for group in groups[1:] if folder else ():
         other = folder.replace("*", group) + place.removeprefix(folder.replace("*", groups[0]))
-        there = None if store.array(other) is None else np.asarray(store.read(other), np.float64)
-        shared = slice(min(len(values), there.shape[-1]) if is_time and there is not None and there.ndim else None)
-        if there is not None and not goes_on(values[shared], there[..., shared]):
+        if store.array(other) is None:
+            continue
+        there = np.asarray(store.read(other), np.float64)
+        both = slice(min(len(values), *there.shape[-1:]) if is_time and there.ndim else None)
+        if not goes_on(values[both], there[..., both] if there.ndim else there):
             raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
                         "one step and one grid in all groups",
                         "Put groups of another one into a file and a task of their own.")
@@ -90,8 +92,8 @@ def run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frame
                     found.shape[axis] != first.shape[axis] for axis in grid):
                 what = "no array" if found is None else f"{found.shape} numbers in"
                 raise wrong(f"{key}.files", f"{store.path} holds {what} {name}", f"{first.shape} as in "
-                            f"{groups[0]}", "Leave that group out, or put groups of another grid into a task of "
-                            "their own.")
+                            f"{groups[0]}", "Leave that group out, or put groups of another grid into a "
+                            "task of their own.")
             store.require_whole(name)
             lengths[group] += [] if place.is_steady else [found.shape[place.axes.index("time")]]
     return [min(own, default=frames) for own in lengths.values()]

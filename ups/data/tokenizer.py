@@ -59,8 +59,8 @@ def mask_from_text(text: str, shape: Sequence[int]) -> np.ndarray:
     words = text.split()
     lengths = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 16]
     if len(lengths) != len(words) or sum(lengths) != math.prod(shape):
-        raise ValueError(f"a mask of {text!r:.60} is no mask of {tuple(shape)} cells; expected the lengths of "
-                         "its runs. Take another copy of the file, or make it again.")
+        raise ValueError(f"a mask of {text!r:.60} is no mask of {tuple(shape)} cells; expected the lengths "
+                         "of its runs. Take another copy of the file, or make it again.")
     return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(shape)
 
 
@@ -209,8 +209,8 @@ class Tokenizer(nn.Module):
         return filled.view_as(w)
 
     def _with(self, value: float, u: Tensor) -> Tensor:
-        """A field (..., C, *space) with `value` in the cells of the mask; numbers per channel, whose space has
-        one cell, as they are."""
+        """A field (..., C, *space) with `value` in the cells of the mask; of numbers per channel, whose space
+        has one cell, these."""
         if self.valid is None or u.shape[-self.ndim - 1 :] != self.valid.shape:
             return u
         return torch.where(self.valid.to(u.device), u, value)

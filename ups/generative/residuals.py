@@ -152,7 +152,8 @@ class SteadyResiduals(FieldConditions):
             rows, device = cache.split["train"], head.scale.device
             codec = head.input_codec
             known = codec.decode(cache.inputs(rows, device)[:, 0])
-            mean, draw = head.physical(cache.batch(rows[:SIZED], 0, 1, device)).nanmean(), generator(0, "images")
+            mean = head.physical(cache.batch(rows[:SIZED], 0, 1, device)).nanmean()
+            draw = generator(0, "images")
             is_symmetric = symmetry(head.task, codec.space, draw) is not stay
             linear = LinearPosterior.fit(
                 known, FLOOR * float(mean),

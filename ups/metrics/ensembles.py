@@ -152,11 +152,11 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
     scores = [energy_score(*part) for part in zip(frames.split(CASES), frames_ref.split(CASES), strict=True)]
     # (n T C, M, *space)
     fields, fields_ref = frames.transpose(1, 2).flatten(0, 1), frames_ref.flatten(0, 1)
-    share = fraction(known)
+    share, size = fraction(known), torch.as_tensor(fraction(known)).double().mean().sqrt()
     out = {"crps": fair_crps(fields, fields_ref).view(y.shape[:3]) / share, "variance": variance,
            "squared_error": squared,
            "member_rmse": torch.stack([rmse(member, y) for member in x.unbind(1)]).mean(0),
-           "energy_score": torch.cat(scores).view(y.shape[:2]) / torch.as_tensor(share).double().mean().sqrt(),
+           "energy_score": torch.cat(scores).view(y.shape[:2]) / size,
            "ranks": _ranks(members, u_ref, stride).to(y.device),
            "spread_bins": _spread_bins(x, y), "spectrum_error": spectrum_error(x, y, boundary)}
     if reference is not None:
@@ -183,8 +183,8 @@ def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Ten
     one truth, which are expected to be the same and owe less to chance. energy_score: (n, T), over fields and
     cells, in the units of an RMSE. ranks: (n, T, M + 1), of every rank_stride-th cell per axis (default:
     about POINTS per axis). spread_bins: (n, 3, NUM_FINE). nonfinite: (n, T), 1 where any member has a NaN or
-    inf; scores of such frames are inf. Cells in which the truth is NaN in every frame do not count. Raises ValueError for shapes that do not fit or a truth that is not
-    finite.
+    inf; scores of such frames are inf. Cells in which the truth is NaN in every frame do not count. Raises
+    ValueError for shapes that do not fit or a truth that is not finite in other cells.
     """
     check_members(members, u_ref, "score_ensemble")
     check_shapes(u_ref if reference is None else reference, u_ref)

@@ -192,8 +192,8 @@ def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
 
     rmse, ref_rms, bias, max_error, brmse: (n, T, C); shells: (n, T, C, shells) of the error; correlation: (n,
     T); spectrum_pred, spectrum_ref: (n, leads, C, shells) at `shown_leads`; nonfinite: (n,) 1 where the
-    prediction has a NaN or inf. Cells in which the truth is NaN in every frame do not count (`ups.metrics.mask`).
-    `boundary` (as in ups.tasks) selects the basis of the spectra. Errors of
+    prediction has a NaN or inf. Cells in which the truth is NaN in every frame do not count. `boundary` (as
+    in ups.tasks) selects the basis of the spectra. Errors of
     non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is not finite.
     """
     check_shapes(u_pred, u_ref)

@@ -28,8 +28,8 @@ def rms(u: Tensor) -> Tensor:
 
 
 def _whole(u: Tensor) -> Tensor:
-    """A field (n, T, C, *space), float64, whose energy is that of its known cells: elsewhere it has their mean,
-    so that no spectrum sees a coast."""
+    """A field (n, T, C, *space), float64, whose energy is that of its known cells: elsewhere it has their
+    mean, so that no spectrum sees a coast."""
     known = known_cells(u)
     if known is None:
         return u

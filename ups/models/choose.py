@@ -123,7 +123,8 @@ def data_keep(head: TaskHead, cache: Cache) -> bool:
     rows, last = spread(cache, "train", NUM_ROLLOUTS), cache.num_frames - 1
     start, *later = (head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in
                      (0, last // 2, last))
-    moved = torch.cat([correction(cache.task, u, start[:, 0], head.codec.valid) for u in later], 1) / head.codec.std
+    moved = torch.cat([correction(cache.task, u, start[:, 0], head.codec.valid) for u in later], 1)
+    moved = moved / head.codec.std
     return bool(moved.square().mean((0, 1)).sqrt().max() <= KEPT)
 
 

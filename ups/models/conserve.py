@@ -14,8 +14,8 @@ from ups.tasks import Task
 
 def correction(task: Task, u: Tensor, u_start: Tensor, known: Tensor | None = None) -> Tensor:
     """What to add to each channel of u (batch, T, C, *space), to the logarithm of a positive one, so that it
-    has what the equation keeps of u_start (batch, C, *space): (batch, T, C). Physical units. known (C, *space): where
-    fields have a value, None: everywhere; elsewhere they are NaN."""
+    has what the equation keeps of u_start (batch, C, *space): (batch, T, C). Physical units. known (C,
+    *space): where fields have a value, None: everywhere; elsewhere they are NaN."""
     u_start = u_start[:, None]
     if task.restore is not None:
         return task.restore(u, u_start)

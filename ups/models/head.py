@@ -185,7 +185,7 @@ class TaskHead(nn.Module):
 
     @property
     def is_restored(self) -> bool:
-        """Whether `keep` changes anything. A bound is kept where the user declares it, and cells of a mask."""
+        """Whether `keep` changes anything. A bound is kept where the user declares it, and a mask always."""
         is_bounded = self.task.own is not None and bool(self.task.bounded)
         return (self.description["is_conservative"] or bool(self.task.still) or is_bounded
                 or self.codec.valid is not None)

@@ -73,7 +73,8 @@ class Samples:
         known = head.known(cache.parameters[rows])
         if head.task.is_steady:
             u_next = head.codec.bridged(head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0]))
-            return head.input_codec.bridged(head.input_codec.decode(cache.inputs(rows, device))), known, u_next
+            u = head.input_codec.bridged(head.input_codec.decode(cache.inputs(rows, device)))
+            return u, known, u_next
         u = head.codec.bridged(head.codec.decode(cache.batch(rows, starts, head.history + 1, device)))
         return u[:, :-1], known, u[:, -1]
 
