@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
                                       test_fraction=config.data.test_fraction, is_own=is_own,
                                       declared=declared, checks=checks):
             print(report(path, findings))
-            is_ill |= any(finding.severity != "info" for finding in findings)
+            is_ill |= any(finding.severity in ("error", "warning") for finding in findings)
         return int(is_ill)
 
     # ------------------------------------------------------------------------------------------------ dry run

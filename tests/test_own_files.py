@@ -487,6 +487,32 @@ def test_uneven_latitudes_count_as_even_where_the_domain_is_said(tmp_path):
                                               layout={"T": ["trajectory", "time", "lat", "lon"]})))
 
 
+def test_times_are_found_under_the_name_of_their_axis(tmp_path):
+    u = xarray.Dataset({"T": (("valid_time", "x"), waves((1, 60, X))[0])},
+                       {"valid_time": ("valid_time", 6.0 * np.arange(60), {"units": "hours since 2000-01-01"}),
+                        "x": np.arange(X)})
+    u.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    text = describe_file(str(tmp_path / "a.nc"))
+    (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
+    task = load_config(tmp_path / "my.yaml").task["a"]
+    assert (task.layout["T"].axes, task.dt, task.units["time"]) == (["time", "x"], 6.0, "hours")
+
+
+@pytest.mark.parametrize(("cells", "waves_of", "said"), {
+    "smooth": (64, 3.0, None), "at its limit": (64, 60.0, "waves of two to three cells along x hold"),
+    "a prime": (32_771, 3.0, "32,771 tokens.*space_stride: 2")}.values())
+def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, said):
+    """A spectrum that it cuts off, and cells that no patch divides; neither is called ill."""
+    t, x = np.arange(6.0)[:, None], 2 * np.pi * np.arange(cells) / cells
+    u = np.stack([np.sin(x + i + t) + 0.1 * np.sin(waves_of // 2 * x + 2 * i - t) for i in range(20)])
+    config, *_ = read(tmp_path, section(tmp_path, files=str(write(tmp_path / "a.h5", u=u))))
+    [(path, findings)] = examine([("ks", tmp_path / "a")], val_fraction=0.2, test_fraction=0.3,
+                                 declared={"ks": lambda: open_user(config, "ks")})
+    cautions = [f"{one.what} {one.do}" for one in findings if one.severity == "caution"]
+    assert {one.severity for one in findings} <= {"caution", "info"} and bool(cautions) == bool(said)
+    assert not said or re.search(said, " ".join(cautions))
+
+
 def test_one_map_is_no_data_set(tmp_path):
     write(tmp_path / "a.h5", a=waves()[0], u=waves()[1])
     xarray.Dataset({"a": (("y", "x"), waves()[0]), "u": (("y", "x"), waves()[1])}).to_netcdf(tmp_path / "m.nc", engine="h5netcdf")

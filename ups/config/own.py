@@ -19,13 +19,13 @@ from ups.config.missing import missing_values
 from ups.config.offset import offsets
 from ups.config.shown import (
     NO_TIMES,
-    TIMES,
     UNEVEN,
     coordinate,
     even_step,
     is_even,
     matches,
     measure,
+    names_of_times,
     step_in,
     tidy,
     value_in,
@@ -246,7 +246,8 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
         return {"dt": 0.0, "times": ""}
     dt, frames = said["dt"], sizes["time"]
     asked = said["times"] or (dt if isinstance(dt, str) else "")
-    found = coordinate(store, places, [asked] if asked else TIMES)
+    usual = names_of_times(store, places)
+    found = coordinate(store, places, [asked] if asked else usual)
     step = step_in(store, asked) if asked and found is None else None
     if asked and found is None and step is None:
         raise wrong(f"{key}.dt", f"{store.path} holds no array {asked!r} of times, and no attribute",
@@ -254,7 +255,7 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
                     f"{store.listing()}; attributes {', '.join(sorted(store.attributes())[:8]) or 'none'}.")
     if step is not None:
         asked = asked if "@" in asked else f"@{asked}"   # an attribute
-        dt, found = step if isinstance(dt, str) else dt, coordinate(store, places, TIMES)
+        dt, found = step if isinstance(dt, str) else dt, coordinate(store, places, usual)
     shown = step
     if found is not None and frames > 1:
         place, t = found

@@ -113,6 +113,14 @@ def coordinate(store: "Store", places: Sequence[Place],
     return None
 
 
+def names_of_times(store: "Store", places: Sequence[Place]) -> list[str]:
+    """The usual names of the array of times, and those that a file gives to the axis called time."""
+    found = [store.array(store.first(place.array)) for place in places]
+    named = [array.axes[place.axes.index("time")] for place, array in zip(places, found, strict=True)
+             if "time" in place.axes and array is not None and array.axes]
+    return [*dict.fromkeys([*TIMES, *named])]
+
+
 def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places: "Sequence[Place]") -> None:
     """Raise ValueError, before it is read, for a coordinate of more numbers than any field has."""
     fields = [store.array(store.first(entry.array)) for entry in places]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.config.shown import TIMES, coordinate, is_even, wrong
+from ups.config.shown import coordinate, is_even, names_of_times, wrong
 from ups.lazy import np
 from ups.tasks import Place
 
@@ -31,7 +31,8 @@ def units(key: str, said: Any, store: "Store", places: Sequence[Place], axes: Se
     for axis in axes:
         if (place := coordinate(store, places, [named.get(axis) or axis])) is not None:
             found[axis] = _unit(store, place[0])
-    if dt and (place := coordinate(store, places, TIMES)) is not None and _counts(place[1], dt):
+    if dt and (place := coordinate(store, places, names_of_times(store, places))) is not None \
+            and _counts(place[1], dt):
         found[TIME] = _unit(store, place[0]).split(" since ")[0]
     return {name: unit for name, unit in (found | dict(said)).items() if unit not in ("", "1")}
 

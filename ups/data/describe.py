@@ -11,11 +11,12 @@ import numpy as np
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config.foreign import from_pdebench, from_well, is_well
 from ups.config.own import MOST_PARAMETERS
-from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, rises, tidy
+from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, names_of_times, rises, tidy
 from ups.config.words import WORDS, meant
 from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
 from ups.data.patterns import alike, pattern
 from ups.stored import Store, Stored, open_store
+from ups.tasks import Place
 from ups.tasks.own import JUMP, jumps
 
 # attributes of an array that name others, which describe it (CF conventions, 5 and 7)
@@ -90,7 +91,7 @@ def _section(store: Store) -> list[str]:
     if is_steady:
         names = ", ".join(_names(store, *next(iter(axes.items())), space))
         lines.append(f"    inputs: [{names}]   # no array has an axis of time: which one is given?")
-    elif (times := coordinate(store, [], TIMES)) is not None:
+    elif (times := coordinate(store, [], _names_of_times(store, axes))) is not None:
         lines += _step_of(*times)
     else:
         found = _coordinates(store, axes).get("time")
@@ -104,6 +105,10 @@ def _section(store: Store) -> list[str]:
     if USUAL_SHARE < share <= LARGEST_SHARE:
         lines[2] = lines[2].replace("}", f", test_fraction: {share}}}") + f"   # {LEAST} for the report"
     return lines + _parameters(store, axes) + _about([field_of(array) for array in axes])
+
+
+def _names_of_times(store: Store, axes: dict[str, list[str]]) -> list[str]:
+    return names_of_times(store, [Place(array, tuple(words), ()) for array, words in axes.items()])
 
 
 def _step_of(place: str, times: np.ndarray) -> list[str]:
@@ -217,6 +222,8 @@ def _word(store: Store, axis: str, size: int) -> str:
     if place is None:
         return re.sub(r"\W", "_", word)
     said = store.attributes(place[0])
+    if str(said.get("axis", "")) == "T" or " since " in str(said.get("units", "")):
+        return "time"
     if str(said.get("axis", "")) in ("X", "Y") or _is_globe(word, said):
         return word
     # of height, depth or pressure, by the CF conventions (4.3)

@@ -21,6 +21,7 @@ from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
 from ups.data.missing import is_wrong, mask_words, settled
 from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
+from ups.data.resolution import affordable, resolved
 from ups.data.written import SHARE, Written
 from ups.tasks import Finding
 
@@ -103,7 +104,8 @@ def examine(files: Iterable[tuple[str, Path]], *, val_fraction: float, test_frac
 
 def report(path: Path, findings: list[Finding]) -> str:
     """The findings on one file as text, the worst first, with a verdict in the first line."""
-    verdicts = {"error": "ill: do not train on it", "warning": "doubtful: read the warnings", "info": "sound"}
+    verdicts = {"error": "ill: do not train on it", "warning": "doubtful: read the warnings",
+                "caution": "sound within limits: read the cautions", "info": "sound"}
     findings = sorted(findings, key=lambda finding: list(verdicts).index(finding.severity))
     verdict = verdicts[findings[0].severity if findings else "info"]
     lines = [f"{path}: {verdict if path.exists() else 'missing'}"]
@@ -247,7 +249,7 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
             yield Finding("info", f"{share:.0%} of the cells of {name} hold one number in every frame of "
                           "every trajectory", where, "nothing if these are walls, solids or land; else they "
                           "were never written")
-    for check in () if scan.not_finite else task.checks:
+    for check in () if scan.not_finite else (*task.checks, *[resolved, affordable] * (task.own is not None)):
         yield from check(data, scan)
 
 

@@ -9,11 +9,11 @@ from ups.boundary import along
 from ups.config.grid import span
 from ups.config.shown import (
     NO_TIMES,
-    TIMES,
     coordinate,
     even_step,
     goes_on,
     is_even,
+    names_of_times,
     step_in,
     value_in,
     wrong,
@@ -49,7 +49,7 @@ def step_of(key: str, store: Store, task: Task, groups: Sequence[str], frames: i
         return 0.0
     if "@" in place and (step := step_in(store, place)):
         return step
-    found = coordinate(store, task.arrays, [place] if place else TIMES)
+    found = coordinate(store, task.arrays, [place] if place else names_of_times(store, task.arrays))
     if found is None and not place:
         return 0.0
     if found is None or len(found[1]) < frames:

@@ -25,8 +25,8 @@ class Array:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check says about a data file. severity: error (do not train on it), warning (look at it) or
-    info.
+    """What a check says about a data file. severity: error (do not train on it), warning (look at it),
+    caution (sound, with a limit or a cost that is to be known) or info.
 
     where: file, and trajectories if any. do: the next step; empty where `what` ends with it.
     """
