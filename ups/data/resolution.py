@@ -35,10 +35,10 @@ def resolved(data: Any, scan: Any) -> Iterator[Finding]:
         if u.shape[number] >= RESOLVED and shares[worst] > CUT_OFF:
             over = "samples" if task.is_steady else "time"
             what = (f"waves of two to three cells along {axis} hold {shares[worst]:.1%} of the variance of "
-                    f"{task.moving[worst]} about its mean over {over}: the grid cuts its spectrum off, or the "
-                    "data are noisy")
-            yield Finding("caution", what, str(data.path), "expect forecasts to miss that part and what comes of "
-                          "it; a finer grid, or smoother data, may be needed")
+                    f"{task.moving[worst]} about its mean over {over}: the grid cuts its spectrum off, or "
+                    "the data are noisy")
+            yield Finding("caution", what, str(data.path), "expect forecasts to miss that part and what "
+                          "comes of it; a finer grid, or smoother data, may be needed")
 
 
 def num_tokens(cells: Sequence[int]) -> int:
