@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.test_own_files import DT, Forecaster, T, X, Y, forecast, operator_on, overlay, read, section, waves, write
+from tests.test_own_files import DT, SMALL, Forecaster, T, X, Y, forecast, operator_on, overlay, read, section, waves, write
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
+from ups.data.describe import describe_file
 from ups.data.doctor import examine
 from ups.data.sources import open_user
 from ups.data.tokenizer import PatchMoments, Tokenizer, mask_as_text, mask_from_text
@@ -221,3 +222,61 @@ def test_runs_of_other_lengths_in_groups_are_as_those_in_files(tmp_path):
     write(tmp_path / "a.h5", **{f"run_{i}__u": u[i, :n] for i, n in enumerate(lengths[1:])})
     with pytest.raises(ValueError, match=r"task.ks.num_frames: .*a.h5 holds 5 frames in run_2; expected 8 as in .*run_0.*: 5 to"):
         read(tmp_path, section(tmp_path, layout={"*/u": ["time", "x"]}))
+
+
+PHASE = np.random.default_rng(0).random((8, 1, 1, 1)) * 6.28
+WAVE = np.sin(2 * np.pi * (np.arange(32)[:, None] + np.arange(32)) / 32 - 0.3 * np.arange(6)[:, None, None] + PHASE)
+
+
+def at(u, index, value):
+    u = u.copy()
+    u[index] = value
+    return u
+
+
+@pytest.mark.parametrize(("u", "value"), [
+    (at(WAVE, np.s_[:, :, :9], -9999), -9999), (at(WAVE, np.s_[:, :, :29], -9999), -9999),
+    (at(WAVE, np.s_[3, 4, 5:9, 5:9], 1e20), 1e20), (at(5 + WAVE, np.s_[3, 4], 0), 0),
+    (at(at(280 + 20 * WAVE, np.s_[0, 0, 1, 1], 0), np.s_[5, 3, 1, 1], 0), 0),
+    (at(0.5 + 0.5 * WAVE, np.s_[3, 4, 5:9, 5:9], -1), -1),
+])
+def test_a_value_far_from_all_others_is_asked_about(tmp_path, u, value):
+    write(tmp_path / "a.h5", u=u.astype("f4"))
+    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES)))
+    found = [finding for finding in doctor(config) if "seems to stand for none" in finding.what]
+    assert [finding.do.split(",")[0] for finding in found] == [f"write task.ks.missing: {value:g}"]
+    if (u == value).sum() > 1000 and value:   # few cells and frames are looked at
+        assert f"    missing: {value:g}   # u is {value:g} in many cells" in describe_file(str(tmp_path / "a.h5"))
+    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES, missing="nan")))
+    assert not any("seems to stand for none" in finding.what for finding in doctor(config))
+
+
+@pytest.mark.parametrize("u", [
+    np.maximum(WAVE, 0), np.clip(1.5 * WAVE, -1, 1), (WAVE > 0) * 1.0, np.round(10 * WAVE), np.where(WAVE > 0, 12.0, 3.0),
+    np.maximum(0, 4 * WAVE - 3), np.exp(6 * WAVE), 0 * WAVE + 3,
+])
+def test_plateaus_and_phases_are_values_of_a_field(tmp_path, u):
+    write(tmp_path / "a.h5", u=u.astype("f4"))
+    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES)))
+    assert not any("seems to stand for none" in finding.what for finding in doctor(config))
+    assert "missing:" not in describe_file(str(tmp_path / "a.h5"))
+
+
+def test_a_description_of_land_loads_and_reads_as_land(tmp_path):
+    write(tmp_path / "a.h5", u=sea(-9999), x=(np.arange(X) + 0.5) / X, y=(np.arange(Y) + 0.5) / Y, t=DT * np.arange(T))
+    path = tmp_path / "my_data.yaml"
+    text = describe_file(str(tmp_path / "a.h5")).replace("configs/small.yaml", f"{SMALL}\ncache: {{root: {tmp_path}}}")
+    path.write_text(text, encoding="utf-8")
+    config = load_config(path)
+    assert config.task["a"].missing == ["-9999"] and config.task["a"].boundary == "periodic"
+    assert np.array_equal(open_user(config, "a").mask[0], LAND)
+    with pytest.raises(ValueError, match="u is -9999 in .* seems to stand for none; .* write task.a.missing: -9999, and"):
+        build_cache(load_config(path, ["task.a.missing=[]"]), "a", progress=False)
+
+
+def test_a_description_of_runs_in_groups_is_one_field_of_many_runs(tmp_path):
+    lengths = [T + 3, T, 2 * T, T, T + 1, T]
+    write(tmp_path / "a.h5", **{f"run_{i}__{name}": waves((6, 2 * T, X), seed)[i, :n] for i, n in enumerate(lengths)
+                                for seed, name in enumerate(("u", "v"))})
+    text = describe_file(str(tmp_path / "a.h5"))
+    assert '"*/u": [time, x]' in text and '"*/v": [time, x]' in text and f"num_frames: {T}   # runs hold {T} to {2 * T}" in text

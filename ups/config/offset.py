@@ -66,7 +66,8 @@ def dominant(paths: Sequence[str], places: Sequence[Place], axes: Sequence[str],
     for path in some:
         with open_store(path) as store:
             for place in places:
-                for values in _frames(store, place, axes, max(1, SAMPLES // len(some)), first_frame, missing):
+                count = max(1, SAMPLES // len(some))
+                for values in sampled_frames(store, place, axes, count, first_frame, missing):
                     for field, u in zip(place.fields, values, strict=True):
                         precision[field] = max(precision[field], _precision(u))
                         u = np.asarray(u[np.isfinite(u)], np.float64)
@@ -88,8 +89,8 @@ def _precision(u: "np.ndarray") -> float:
     return float(np.finfo(u.dtype).eps) if u.dtype.kind == "f" else 0.0
 
 
-def _frames(store: "Store", place: Place, axes: Sequence[str], count: int,
-            first_frame: int, missing: Sequence[str]) -> "Iterator[np.ndarray]":
+def sampled_frames(store: "Store", place: Place, axes: Sequence[str], count: int,
+            first_frame: int, missing: Sequence[str] = ()) -> "Iterator[np.ndarray]":
     """Some frames (fields, cells) of an array, of `count` trajectories each; nothing where a file has no such
     array, which its reader says."""
     groups = store.groups(place.array) if "*" in place.array else [""]

@@ -135,7 +135,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
         mask = sources[0].mask
         moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch,
                                       None if mask is None else mask[part]) for name, part in groups.items()}
-        extremes = Extremes(task)
+        extremes = Extremes(task.channels, task.offsets)
         for *_, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])

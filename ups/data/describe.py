@@ -10,11 +10,14 @@ import numpy as np
 
 from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config.foreign import from_pdebench, from_well, is_well
+from ups.config.missing import without
 from ups.config.own import MOST_PARAMETERS
 from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, names_of_times, rises, tidy
 from ups.config.words import WORDS, meant
+from ups.data.asked import lengths, missing, names_of
 from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
-from ups.data.patterns import alike, pattern
+from ups.data.missing import averaged
+from ups.data.patterns import alike, in_groups, pattern
 from ups.stored import Store, Stored, open_store
 from ups.tasks import Place
 from ups.tasks.own import JUMP, jumps
@@ -59,13 +62,15 @@ def _section(store: Store) -> list[str]:
         axes = {array: entry["axes"] for array, entry in layout.items()}
         sure = True
     else:
-        fields = _fields(store)
+        fields = in_groups(store, _fields(store))
         if not fields:
             raise ValueError(f"{store.path} holds {store.listing()}; expected a field, numbers with two axes "
                              f"or more, one of them of space. Name a file that holds one.")
         axes, sure = {}, True
         for array in fields:
-            axes[array], is_sure = _axes(store, array, len(fields) == 1)
+            axes[array], is_sure = _axes(store, store.first(array), len(fields) == 1 or "*" in array)
+            if "*" in array and "time" not in axes[array]:   # a group is one trajectory
+                axes[array] = ["time" if word == "trajectory" else word for word in axes[array]]
             sure &= is_sure
     space = [axis for axis in dict.fromkeys(itertools.chain(*axes.values())) if axis not in WORDS]
     if not 1 <= len(space) <= 3:
@@ -81,7 +86,8 @@ def _section(store: Store) -> list[str]:
         lines.append(f"      {quoted(array)}: [{', '.join(words)}]{note}")
     if not sure and (other := other_reading(store, axes)):
         lines.append(f"    # or {other}?")
-    lines += _ends(store, axes, space)
+    absent, asked = missing(store, axes, space)
+    lines += _ends(store, axes, space, absent)
     is_steady, (cut, num) = all("time" not in words for words in axes.values()), _windows(store, axes)
     if is_steady and (len(axes) < 2 or num < FEWEST):
         raise ValueError(f"{store.path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without "
@@ -89,7 +95,7 @@ def _section(store: Store) -> list[str]:
                          "that follows from it. Take files with these, an axis that counts them, or many "
                          "files whose names differ in a number.")
     if is_steady:
-        names = ", ".join(_names(store, *next(iter(axes.items())), space))
+        names = ", ".join(names_of(store, *next(iter(axes.items())), space))
         lines.append(f"    inputs: [{names}]   # no array has an axis of time: which one is given?")
     elif (times := coordinate(store, [], _names_of_times(store, axes))) is not None:
         lines += _step_of(*times)
@@ -99,6 +105,7 @@ def _section(store: Store) -> list[str]:
         lines.append(f"    dt: {found}   # the array of times" if found else
                      f"    dt: 1.0   # between stored frames, or the name of what holds it"
                      f"{numbers and f' ({numbers})'}?")
+    lines += lengths(store, axes, cut) + asked
     if cut:
         lines.append(f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time")
     share = math.ceil(100 * LEAST / num) / 100
@@ -204,14 +211,6 @@ def _axes(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
     return usual(found.shape, follows(store, array), is_alone), False
 
 
-def _names(store: Store, array: str, words: list[str], space: list[str]) -> list[str]:
-    """The fields that an array holds."""
-    shape = dict(zip(words, shape_of(store, array), strict=True))
-    numbers = [f"_{i}" for i in range(shape["channel"])] if "channel" in shape else [""]
-    parts = [f"_{axis}" for axis in space] if "component" in words else [""]
-    return [f"{field_of(array)}{number}{part}" for number in numbers for part in parts]
-
-
 def _word(store: Store, axis: str, size: int) -> str:
     """The word for an axis that a file names: one whose coordinate does not rise or fall evenly, such as
     levels of pressure, counts channels."""
@@ -270,10 +269,11 @@ def _matched(array: Stored, lengths: dict[str, int]) -> list[str]:
     return words if words.count("trajectory") <= 1 and set(lengths) <= set(words) else []
 
 
-def _ends(store: Store, axes: dict[str, list[str]], space: list[str]) -> list[str]:
-    """Boundary and domain, guessed from the field."""
+def _ends(store: Store, axes: dict[str, list[str]], space: list[str], absent: list[str]) -> list[str]:
+    """Boundary and domain, guessed from the field. absent: numbers that stand for none."""
     array, words = next(iter(axes.items()))
-    u, ends, domain, uneven = _sample(store, array, words), {}, {}, []
+    u = without(_sample(store, array, words), absent)
+    u, ends, domain, uneven = averaged(u, u.ndim), {}, {}, []
     for axis in space:
         at = words.index(axis) if axis in words else None
         if at is None:

@@ -146,7 +146,7 @@ class _Scan:
 def _scan(data: Trajectories) -> _Scan:
     """One pass over the file; a block is as many trajectories as BLOCK_BYTES holds, at least one."""
     task = data.task
-    scan, frozen, writing = _Scan(extremes=Extremes(task)), 0.0, Written(task, data)
+    scan, frozen, writing = _Scan(extremes=Extremes(task.channels, task.offsets)), 0.0, Written(task, data)
     step = max(1, BLOCK_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
         block = data.read(first, min(first + step, data.num_trajectories))

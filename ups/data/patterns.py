@@ -4,12 +4,13 @@ import re
 from glob import escape
 from pathlib import Path
 
-from ups.stored import natural
+from ups.stored import Store, natural, open_store
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 DATES = 1700, 2300       # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or longer
 DATE_DIGITS = 4, 6, 8, 10, 12, 14
 SHOWN = 6
+MOST_FILES = 20   # to look at
 
 
 def alike(path: Path) -> list[Path]:
@@ -44,6 +45,33 @@ def pattern(path: Path) -> tuple[str, str]:
     return shown, (f"the names of {len(files)} files differ in {some}: are they runs of one system, or of "
                    f"values of a parameter (parameters: {{name: \"{named}\"}}), or unlike, such as levels of "
                    "noise (name one of them)?")
+
+
+def in_groups(store: Store, names: list[str]) -> list[str]:
+    """The names of fields, with a pattern in place of those that are alike in groups whose names differ in
+    numbers alone: a run in each."""
+    forms: dict[str, list[str]] = {}
+    for name in names:
+        group, _, rest = name.partition("/")
+        forms.setdefault(f"{NUMBER.sub('#', group)}/{rest}" if rest else name, []).append(name)
+    found = []
+    for same in forms.values():
+        shapes = [store.array(name).shape for name in same]
+        pattern = "*/" + same[0].partition("/")[2]
+        is_run = len(same) > 1 and len({shape[1:] for shape in shapes}) == 1
+        groups = [name.partition("/")[0] for name in same]
+        found += [pattern] if is_run and store.groups(pattern) == groups else same
+    return found
+
+
+def lengths_of(store: Store, array: str, axis: int) -> list[int]:
+    """How long an axis of an array is in every group of the file, and in the files beside it."""
+    found = [store.array(array.replace("*", group)).shape[axis] for group in store.groups(array) or [""]]
+    for path in alike(Path(store.path))[:MOST_FILES]:
+        with open_store(path) as other:
+            same = other.array(other.first(array)) if path != Path(store.path) else None
+            found += [same.shape[axis]] if same is not None and len(same.shape) > axis else []
+    return found
 
 
 def _are_dates(values: list[str]) -> bool:

@@ -1,0 +1,56 @@
+"""What a description asks of runs of other lengths and of cells without a value."""
+
+import numpy as np
+
+from ups.config.missing import without
+from ups.config.offset import sampled_frames
+from ups.data.axes import field_of, shape_of
+from ups.data.extremes import Extremes
+from ups.data.patterns import lengths_of
+from ups.stored import Store
+from ups.tasks import Place
+
+LOOKED_AT = 8   # trajectories
+
+
+def names_of(store: Store, array: str, words: list[str], space: list[str]) -> list[str]:
+    """The fields that an array holds."""
+    shape = dict(zip(words, shape_of(store, array), strict=True))
+    numbers = [f"_{i}" for i in range(shape["channel"])] if "channel" in shape else [""]
+    parts = [f"_{axis}" for axis in space] if "component" in words else [""]
+    return [f"{field_of(array)}{number}{part}" for number in numbers for part in parts]
+
+
+def lengths(store: Store, axes: dict[str, list[str]], cut: int) -> list[str]:
+    """How many frames to use of runs of other lengths."""
+    array, words = next(iter(axes.items()))
+    found = lengths_of(store, array, words.index("time")) if "time" in words and not cut else []
+    if len({*found}) < 2:
+        return []
+    least, most = min(found), max(found)
+    return [f"    num_frames: {least}   # runs hold {least} to {most}: the first of each, or cut: "
+            f"{max(2, least // 2)} for windows of all?"]
+
+
+def missing(store: Store, axes: dict[str, list[str]], space: list[str]) -> tuple[list[str], list[str]]:
+    """(Numbers that seem to stand for none, lines that ask about them and about frames with gaps.)"""
+    found, lines, has_gaps = {}, [], False
+    for array, words in axes.items():
+        names = names_of(store, array, words, space)
+        if words.count("component") > 1:   # of a tensor
+            continue
+        frames = [*sampled_frames(store, Place(array, tuple(words), tuple(names)), space, LOOKED_AT, 0)]
+        extremes = Extremes(names)
+        for frame in frames:
+            extremes.add(frame[None])
+        found |= {f"{value:g}": name for name, value, *_ in extremes.suspects()}
+        is_missing = np.isnan([without(frame, [*found]) for frame in frames])
+        has_gaps |= bool((is_missing != is_missing.all(0)).any())
+    if found:
+        what = ", ".join(f"{name} is {value}" for value, name in found.items())
+        said = ", ".join(found) if len(found) == 1 else f"[{', '.join(found)}]"
+        lines.append(f"    missing: {said}   # {what} in many cells, far from all others: does it stand for "
+                     "none (nan: it does not)?")
+    if has_gaps:
+        lines.append("    skip_missing: true   # cells have no value in some frames: leave these frames out?")
+    return [*found], lines
