@@ -513,6 +513,23 @@ def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, 
     assert not said or re.search(said, " ".join(cautions))
 
 
+def test_no_window_crosses_a_gap_in_time(tmp_path):
+    times, run = np.delete(np.arange(40.0), [7, 8, 22]), waves((1, 40, X))[0]
+    write(tmp_path / "a.h5", u=np.delete(run, [7, 8, 22], 0), t=times * DT)
+    said = section(tmp_path, layout={"u": ["time", "x"]}, cut=4, dt=None)
+    for dt in (None, DT):   # 37 frames: 7, 13 and 17 between the gaps
+        config, source, found = read(tmp_path, {**said, "dt": dt})
+        assert source.dt == DT and "gaps in the times at 2 places: no window crosses them" in source.notes
+        assert np.array_equal(found[:, :, 0], [run[i:i + 4] for i in (0, 9, 13, 17, 23, 27, 31, 35)])
+    assert "t has 2 steps other than 0.5: no window crosses" in describe_file(str(tmp_path / "a.h5"))
+    with pytest.raises(ValueError, match=r"task.ks.cut: no 20 frames follow each other, as times have 2 gaps"):
+        read(tmp_path, {**said, "cut": 20})
+    write(tmp_path / "a.h5", u=run, t=np.cumsum(np.tile([31.0, 30, 31, 28, 29], 8)))   # months are no gaps
+    with pytest.raises(ValueError, match="steps of 28 to 31; expected equal"):
+        read(tmp_path, said)
+    assert len(read(tmp_path, {**said, "dt": 30.0})[2]) == 10
+
+
 def test_one_map_is_no_data_set(tmp_path):
     write(tmp_path / "a.h5", a=waves()[0], u=waves()[1])
     xarray.Dataset({"a": (("y", "x"), waves()[0]), "u": (("y", "x"), waves()[1])}).to_netcdf(tmp_path / "m.nc", engine="h5netcdf")

@@ -23,6 +23,7 @@ from ups.config.shown import (
     coordinate,
     even_step,
     is_even,
+    jumps_in,
     matches,
     measure,
     names_of_times,
@@ -33,6 +34,7 @@ from ups.config.shown import (
 )
 from ups.config.units import units
 from ups.config.words import WORDS, check_words, meant
+from ups.lazy import np
 from ups.tasks import TASKS, Place, require_name
 
 if TYPE_CHECKING:
@@ -263,7 +265,8 @@ def _time(key: str, said: Mapping[str, Any], store: "Store", places: Sequence[Pl
             raise wrong(f"{key}.layout", f"the axis called time has {frames} frames and the array {place} in "
                         f"{store.path} {len(t)} times", "as many (or one more)",
                         f"Are the words in the order of the axes? {store.listing()}.")
-        if dt and not isinstance(dt, str) and not is_even(t[:frames]):
+        is_said = dt and not isinstance(dt, str) and not is_even(t[:frames])
+        if is_said and not (len(jumps_in(t[:frames])) and abs(np.median(np.diff(t)) - dt) <= UNEVEN * dt):
             return {"dt": float(dt), "times": NO_TIMES}   # what is said wins: months are equal steps
         shown = tidy(even_step(key, store, place, t[:frames]))
     if isinstance(dt, str) or not dt:

@@ -21,6 +21,7 @@ COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
 TIMES = ("t", "time", "times")
 NO_TIMES = "-"   # in place of the array of times: those of the file are not looked at
 SMALL = 2**16   # numbers that are read of a coordinate whatever the fields have
+MOST = 0.8       # of the steps of times, that are equal where the others are gaps in a record
 UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
 
 
@@ -149,10 +150,20 @@ def is_even(times: "np.ndarray") -> bool:
     return not len(steps) or bool(steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean())
 
 
+def jumps_in(times: "np.ndarray") -> "np.ndarray":
+    """The frames after which times do not go on by the step of MOST of them; none of other times."""
+    steps = np.diff(times)
+    step = np.median(steps) if len(steps) else 0.0
+    is_jump = np.abs(steps - step) > UNEVEN * step
+    return np.flatnonzero(is_jump) if step > 0 and is_jump.mean() <= 1 - MOST else np.arange(0)
+
+
 def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> float:
-    """The step of the times at `place`. Raises ValueError where they do not rise evenly."""
+    """The step of the times at `place`, but for jumps. Raises ValueError where they do not rise evenly."""
     if not is_even(times):
         steps = np.diff(times)
+        if len(jumps_in(times)):
+            return float(np.median(steps))
         raise wrong(f"{key}.dt", f"{place} in {store.path} has steps of {steps.min():g} to "
                                  f"{steps.max():g}",
                     "equal, increasing ones", f"Write {key}.dt: {np.median(steps):g} to count all steps as "

@@ -12,7 +12,7 @@ from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config.foreign import from_pdebench, from_well, is_well
 from ups.config.missing import without
 from ups.config.own import MOST_PARAMETERS
-from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, names_of_times, rises, tidy
+from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, jumps_in, names_of_times, rises, tidy
 from ups.config.words import WORDS, meant
 from ups.data.asked import lengths, missing, names_of
 from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
@@ -121,6 +121,8 @@ def _names_of_times(store: Store, axes: dict[str, list[str]]) -> list[str]:
 def _step_of(place: str, times: np.ndarray) -> list[str]:
     """What to write of the step where the times do not rise evenly, as months do not."""
     steps = np.diff(times)
+    if jumps := len(jumps_in(times)):
+        return [f"    # {place} has {jumps} steps other than {np.median(steps):g}: no window crosses these gaps"]
     if is_even(times) or steps.min() <= 0:
         return []
     return [f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "

@@ -56,26 +56,32 @@ def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
     return WHOLE[key]
 
 
-def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int) -> tuple[np.ndarray, int]:
-    """Rows of the windows in whose frames `used` every cell has a value that has one elsewhere, and how many
-    of all frames lack one. data: a row for every run, from its first frame on; lengths: of the runs; cut:
-    from window to window, 0: one of each run. Raises ValueError where no window is left."""
+def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int, breaks: Sequence[np.ndarray],
+                  skip_missing: bool) -> tuple[np.ndarray, int]:
+    """Rows of the windows that cross no gap in time, and in whose frames `used`, if skip_missing, every cell
+    has a value that has one elsewhere; and how many of all frames lack one. data: a row for every run, from
+    its first frame on; lengths: of the runs; cut: from window to window, 0: one of each run; breaks: of every
+    run the frames before gaps in time. Raises ValueError where no window is left."""
     rows, left_out, last = [], 0, used[-1] - used[0]
-    for row, (frames, is_whole) in enumerate(zip(lengths, _whole_frames(data, lengths), strict=True)):
+    whole = _whole_frames(data, lengths) if skip_missing else [np.ones(frames, bool) for frames in lengths]
+    for row, (frames, is_whole, jumps) in enumerate(zip(lengths, whole, breaks, strict=True)):
         left_out += int((~is_whole).sum())
         begin = used[0]
         while begin + last < frames:
-            gaps = np.flatnonzero(~is_whole[begin:begin + last + 1:used.step])
-            if not len(gaps):
+            gaps = begin + used.step * np.flatnonzero(~is_whole[begin:begin + last + 1:used.step])
+            crossed = jumps[(begin <= jumps) & (jumps < begin + last)]
+            stops = [*gaps[-1:], *crossed[-1:]]
+            if not stops:
                 rows.append((*data.rows[row, :2], begin))
                 if not cut:
                     break
-            begin += 1 + used.step * int(gaps[-1]) if len(gaps) else cut
+            begin = 1 + int(max(stops)) if stops else begin + cut
     if not rows:
-        key = f"task.{data.task.name}"
-        raise wrong(f"{key}.skip_missing", f"it leaves no {last + 1} frames in a row, as cells have no "
-                    f"value in {left_out} of {sum(lengths)} frames", "a window at least",
-                    f"Cut into shorter windows ({key}.cut), or fill the gaps.")
+        key, why = f"task.{data.task.name}", f"cells have no value in {left_out} of {sum(lengths)} frames"
+        num_breaks = sum(map(len, breaks))
+        why = " and ".join([why] * (left_out > 0) + [f"times have {num_breaks} gaps"] * (num_breaks > 0))
+        raise wrong(f"{key}.cut", f"no {last + 1} frames follow each other, as {why}", "a window at least",
+                    f"Cut into shorter windows: {key}.cut, or {key}.num_frames for one of every run.")
     return np.array(rows), left_out
 
 

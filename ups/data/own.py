@@ -265,7 +265,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     run is cut, 0: none; skip_missing: frames in which cells have no value that have one elsewhere are in no
     window. Raises ValueError or FileNotFoundError, a line that says what to write where.
     """
-    key, files, found, ends, lengths, uneven = f"task.{task.name}", [], {}, [], [], []
+    key, files, found, ends, lengths, uneven, breaks = f"task.{task.name}", [], {}, [], [], [], []
     resolution = tuple(resolution)
     for path in paths:
         with open_store(path) as store:
@@ -295,12 +295,13 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
             if ends[-1] != ends[0]:
                 raise wrong(f"{key}.files", f"{path} says {ends[-1]} of its boundary, and {paths[0]} "
                             f"{ends[0]}", "one boundary in all files", "Put them into two tasks.")
-            found[path] = step_of(key, store, task, groups, frames)
+            found[path], jumps = step_of(key, store, task, groups, frames)
             num = len(groups) or sizes.get("trajectory", 1)
             values = [parameter_values(key, store, name, place, path, groups, num)
                       for name, place in task.own["parameters"].items()]
             table = np.stack(values, 1) if values else np.zeros((num, 0))
             lengths.append(own_lengths if groups else own_lengths * num)
+            breaks += [jumps] * num
             turned = flipped(key, task.own.get("flipped", []), task.axes, store, task.arrays,
                              task.own.get("coordinates", {}))
             files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned)))
@@ -318,11 +319,13 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     rows = np.array([(*run, begin) for run, frames in zip(runs, lengths, strict=True)
                      for begin in (range(first_frame, frames - cut + 1, cut) if cut else [first_frame])])
     rows = rows.reshape(-1, 3)
-    if skip_missing:
+    num_breaks = sum(map(len, breaks))
+    if skip_missing or num_breaks:
         cells = tuple(-(-size // space_stride) for size in resolution)
         every = OwnTrajectories(Path(paths[0]), task, tuple(files), np.array([(*run, 0) for run in runs]),
                                 min(lengths), cells, 0.0, {}, (), space_stride)
-        rows, left_out = whole_windows(every, lengths, range(first_frame, num_frames, time_stride), cut)
+        rows, left_out = whole_windows(every, lengths, range(first_frame, num_frames, time_stride), cut,
+                                       breaks, skip_missing)
     if num_trajectories > len(rows):
         raise wrong(f"{key}.num_trajectories", f"the files hold {len(rows)}", f"at least {num_trajectories}",
                     f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.")
@@ -337,6 +340,8 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     notes = (f"{len(files)} files",) if len(files) > 1 else ()
     notes += ("the files' times are uneven, and counted as dt apart",) * (task.own["times"] == NO_TIMES)
     notes += (f"the cells of {' and '.join(uneven[0])} are uneven, and counted as equal",) * bool(uneven[0])
+    if num_breaks:
+        notes += (f"gaps in the times at {num_breaks} places: no window crosses them",)
     if skip_missing and left_out:
         notes += (f"{left_out} of {sum(lengths)} frames are left out, in which cells have no value that have "
                   "one elsewhere",)

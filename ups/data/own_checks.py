@@ -13,6 +13,7 @@ from ups.config.shown import (
     even_step,
     goes_on,
     is_even,
+    jumps_in,
     names_of_times,
     step_in,
     value_in,
@@ -41,23 +42,25 @@ def parameter_values(key: str, store: Store, name: str, place: str, path: Path, 
     return np.broadcast_to(values, num)
 
 
-def step_of(key: str, store: Store, task: Task, groups: Sequence[str], frames: int) -> float:
-    """The step of the times in a file, the same in all of its groups; 0 where it tells none or has a single
-    frame."""
-    place = task.own["times"]
+def step_of(key: str, store: Store, task: Task, groups: Sequence[str],
+            frames: int) -> tuple[float, np.ndarray]:
+    """The step of the times in a file, the same in all of its groups, 0 where it tells none or has a single
+    frame; and the frames after which there are gaps in them."""
+    place, none = task.own["times"], np.arange(0)
     if task.is_steady or frames < 2 or place == NO_TIMES:
-        return 0.0
+        return 0.0, none
     if "@" in place and (step := step_in(store, place)):
-        return step
+        return step, none
     found = coordinate(store, task.arrays, [place] if place else names_of_times(store, task.arrays))
     if found is None and not place:
-        return 0.0
+        return 0.0, none
     if found is None or len(found[1]) < frames:
         raise wrong(f"{key}.dt", f"{store.path} holds no times in "
                                  f"{place!r}", f"{frames} of them as in other files",
                     "Write the number itself, such as dt: 0.1.")
     _require_common(key, store, task, groups, *found, is_time=True)
-    return even_step(key, store, found[0], found[1][:frames])
+    times = found[1][:frames]
+    return even_step(key, store, found[0], times), jumps_in(times)
 
 
 def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], place: str,
