@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.boundary import BOUNDARIES, PERIODIC
 from ups.config.foreign import FOREIGN
+from ups.config.forcing import check_forcing
 from ups.config.grid import flipped, patch_for, span
 from ups.config.missing import missing_values
 from ups.config.offset import offsets
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 # of a section that declares: what may be left out, and what stands for "as the files show" (0, [], "", null)
 DEFAULTS: dict[str, Any] = {
-    "files": "", "layout": {}, "inputs": [], "boundary": "", "domain": [], "coordinates": {},
+    "files": "", "layout": {}, "inputs": [], "forcing": [], "boundary": "", "domain": [], "coordinates": {},
     "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
     "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [], "units": {}, "cut": 0,
     "missing": [], "skip_missing": False,
@@ -101,7 +102,8 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         said["units"] = units(key, said["units"], store, places, axes, said["dt"], said["coordinates"])
         said["parameters"] = _parameters(key, said["parameters"] or {}, store, places, path)
     still = [] if is_steady else [field for place in places if place.is_steady for field in place.fields]
-    moving = [field for field in fields if field not in still and field not in said["inputs"]]
+    check_forcing(key, said["forcing"], places)
+    moving = [field for field in fields if field not in [*still, *said["inputs"], *said["forcing"]]]
     if isinstance(said["bounded"], bool):
         said["bounded"] = moving * said["bounded"]
     _names(key, said, fields, moving, is_steady)
@@ -146,6 +148,7 @@ def facts(settings: Any) -> dict[str, Any]:
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
+            **({"forcing": settings.forcing} if settings.forcing else {}),
             **({"offset": settings.offset} if settings.offset else {}),
             **{name: value for name, value in (("flipped", settings.flipped), ("units", settings.units),
                                                ("missing", settings.missing)) if value}}

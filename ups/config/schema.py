@@ -128,6 +128,7 @@ class OwnTaskConfig(TaskConfig):
     files: str
     layout: dict[str, PlaceConfig]
     inputs: list[str]
+    forcing: list[str]
     boundary: str
     domain: dict[str, list[float]]
     coordinates: dict[str, str]

@@ -50,6 +50,7 @@ from ups.tasks import Task
 READ_BYTES = 2**22
 HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
 SAMPLES, SAMPLE_BYTES = 256, 2**14   # of a file, to tell it from another as large: 4 MiB, 10 ms
+WHOLE = 0, 1.0   # dim and energy of the tokenizer of what is known in advance: nothing of it is left out
 LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
 
 
@@ -105,7 +106,7 @@ def plan(config: Config, task_name: str, codecs: dict[str, Tokenizer] | None = N
     tokens = [size // settings.patch for size in space]
     shapes = {}
     for name, part in _channels(task).items():
-        dim = (codecs[name].dim if codecs else settings.dim
+        dim = (codecs[name].dim if codecs else settings.dim * (name != "forcing")
                or settings.patch**task.ndim * len(task.channels[part]))
         shapes[name] = (rows, frames, *tokens, dim)
     values = sum(math.prod(shape) for shape in shapes.values())
@@ -141,7 +142,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                 moments[name].add(u[:, :, part])
             for some in u if asked(task) else ():
                 extremes.add(some)
-        codecs = {name: Tokenizer.from_moments(found, settings.dim, settings.energy)
+        codecs = {name: Tokenizer.from_moments(found, *(WHOLE if name == "forcing" else
+                                                        (settings.dim, settings.energy)))
                   for name, found in moments.items()}
         needed = plan(config, task_name, codecs)
         with explained(path, needed["bytes"], keys):
@@ -209,8 +211,9 @@ def same_sources(config: Config, cache: Cache) -> list[Source]:
 
 def _channels(task: Task) -> dict[str, slice]:
     """Groups of channels with a tokenizer of their own, as slices of Task.channels."""
-    num = len(task.inputs)
-    return {"state": slice(num, None), **({"input": slice(num)} if num else {})}
+    num, end = len(task.inputs), len(task.inputs) + len(task.fields)
+    return {"state": slice(num, end), **({"input": slice(num)} if num else {}),
+            **({"forcing": slice(end, None)} if task.forcing else {})}
 
 
 def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm,

@@ -2,7 +2,8 @@
 share.
 
     /state/latents  (n, T, *tokens, dim) contiguous, float32 or float16; /state/checksums  CRC-32 of every row
-    /state/tokenizer/{mean, std, basis, spectrum}; /input/... the same for the coefficient of a steady task
+    /state/tokenizer/{mean, std, basis, spectrum}; /input/... the same for the coefficient of a steady task,
+    /forcing/... for what is known in advance (a series as a field that is the same in every cell)
     /parameters (n, P), /parameter_index (n,), /trajectory (n,), /split/{train, val, test} (row numbers)
     /header  JSON: settings, fingerprint, data files, tokenizers, time, grid, reconstruction floor
 
@@ -50,8 +51,8 @@ USED_SETTINGS = ("num_trajectories", "resolution", "num_frames", "t_end", "param
 class Cache:
     """An open cache. Picklable (reopens by path) and safe to use after a fork.
 
-    task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady). num_rows, num_frames,
-    dt (time units). num_bytes: size of the latents; frame_bytes: of one frame of all fields.
+    task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady), forcing_tokenizer
+    (None where nothing is known in advance). num_rows, num_frames, dt (time units). num_bytes: size of the latents; frame_bytes: of one frame of all fields.
     split: train, val, test -> row numbers, and reserved: training rows that the operator does not see
     (task.TASK.reserve), kept for what learns its errors. parameters (n, P) float64, parameter_values: empty
     where the task hides them; parameter_index (n,): which file; trajectory (n,). floor: split -> state or
@@ -67,9 +68,10 @@ class Cache:
             with h5py.File(self.path, "r", locking=False) as file:
                 self.header: dict[str, Any] = json.loads(bytes(dataset(file, "header")[()]).decode())
                 self._parts = {name: _read_part(self.path, file, name, self.header)
-                               for name in ("state", "input") if node(file, name) is not None}
+                               for name in ("state", "input", "forcing") if node(file, name) is not None}
                 self._state, self.tokenizer = self._parts["state"]
                 self._input, self.input_tokenizer = self._parts.get("input", (None, None))
+                self._forcing, self.forcing_tokenizer = self._parts.get("forcing", (None, None))
                 self.num_rows, self.num_frames = self._state.shape[:2]
                 self.num_bytes = sum(part.num_bytes for part, _ in self._parts.values())
                 self.parameters, self.parameter_index, self.trajectory = (
@@ -104,7 +106,8 @@ class Cache:
     def _check(self) -> None:
         """Raise ValueError unless the parts fit each other."""
         num, task = self.num_rows, self.task
-        fields = {"state": task.fields, **({"input": task.inputs} if task.inputs else {})}
+        fields = {"state": task.fields, **({"input": task.inputs} if task.inputs else {}),
+                  **({"forcing": task.forcing} if task.forcing else {})}
         numbers = [self.parameter_index, self.trajectory, *self.split.values()]
         is_right = {
             "latents or tokenizers": fields.keys() == self._parts.keys() and all(
@@ -157,9 +160,21 @@ class Cache:
         assert self._input is not None, f"{self.task.name} is not steady"
         return self._input.gather(rows, 0, 1, torch.device(device))
 
+    def forcing(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,
+                device: torch.device | str = "cpu") -> Tensor:
+        """Latents (B, length, *tokens, dim) of what is known in advance, as `batch`; after the last frame
+        follows the first again, for forecasts that are longer than the data."""
+        assert self._forcing is not None, f"{self.task.name} has no forcing"
+        starts = torch.as_tensor(starts, dtype=torch.int64)
+        if int(starts.min()) >= 0 and int(starts.max()) + length <= self.num_frames:
+            return self._forcing.gather(rows, starts, length, torch.device(device))
+        z = self._forcing.gather(rows, 0, self.num_frames, torch.device(device))
+        frames = (starts.view(-1, 1) + torch.arange(length)) % self.num_frames
+        return z[torch.arange(len(z), device=z.device)[:, None], send(frames.expand(len(z), -1), z.device)]
+
     def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int,
                    device: torch.device | str) -> None:
-        """Read what `batch` (for a steady task also `inputs`) will be asked for next, into pinned memory,
+        """Read what `batch` (and `inputs` or `forcing` of such a task) will be asked for next, into pinned memory,
         while a GPU computes; does nothing for other devices and for latents that lie there."""
         for part, _ in self._parts.values():
             part.read_ahead(rows, starts, length, torch.device(device))

@@ -180,8 +180,9 @@ def _scan(data: Trajectories) -> _Scan:
             elif problem := writing.add(i, u):
                 scan.unwritten.append((i, problem))
             elif data.num_frames > 1:
-                change = np.abs(np.diff(u, axis=0)).reshape(data.num_frames - 1, -1).max(1)
-                frozen += float((change <= FROZEN_CHANGE * np.abs(u).max()).mean())
+                states = u[:, : len(task.inputs + task.fields)]   # forcing goes on where they stand still
+                change = np.abs(np.diff(states, axis=0)).reshape(data.num_frames - 1, -1).max(1)
+                frozen += float((change <= FROZEN_CHANGE * np.abs(states).max()).mean())
                 average = np.mean if data.mask is None else np.nanmean
                 mean = average(known.reshape(len(flat), data.num_frames, -1), -1, dtype=np.float64)
                 rms = np.sqrt(average(np.square(known, dtype=np.float64), 1))
@@ -323,7 +324,7 @@ def _wall_noise(data: Trajectories) -> Iterator[Finding]:
     if {*ends} == {PERIODIC} or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
         return
     _, u = data.spread(LOOKED_AT)
-    u = u[:, data.num_frames // 2:].astype(np.float64)
+    u = u[:, data.num_frames // 2:, : len(data.task.fields)].astype(np.float64)
     limit = ROUGH * np.ptp(u, axis=tuple(range(3, u.ndim)), keepdims=True)
     wall, inside = [], []   # shares of windows that alternate
     for axis in (axis for axis, end in enumerate(ends, 3) if end != PERIODIC):

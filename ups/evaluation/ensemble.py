@@ -146,7 +146,8 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
         given = truth.given(some, source.head.codec, ensembles.device)
         names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
         z = draw_members(source, partial(ensembles.residual, model), given, truth.cache.parameters[some],
-                         num_frames, num_members, ensembles.seed, names, ensembles.head_of(model).drawn_error)
+                         num_frames, num_members, ensembles.seed, names, ensembles.head_of(model).drawn_error,
+                         truth.forced(some, source.head, num_frames))
         parts.append(truth.task.predicted(source.head.physical(z)).cpu())
     return torch.cat(parts)
 
@@ -246,7 +247,7 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
-    known = source.head.known(truth.cache.parameters[rows])
+    known = source.head.known_of(truth.cache, rows, source.head.history - 1, 2 + source.head.bundle)
     noise, second = ensembles.noise(rows, 0, 1)
     # a rollout knows it from the call before; of several frames it is made anew
     led = source.frames(source.predict(z, known)[0]) if source.head.bundle == 1 else None

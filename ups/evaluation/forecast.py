@@ -59,7 +59,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         "parameters": cache.parameter_values.tolist(), "fields": list(task.moving),
         "grid": list(cache.tokenizer.space), "axes": list(task.axes),
         "boundary": task.boundary, "domain": [list(span) for span in task.spans], "dt": cache.dt,
-        "num_training": len(cache.split["train"]), "given": [*task.inputs, *task.still],
+        "num_training": len(cache.split["train"]), "given": [*task.inputs, *task.still, *task.forcing],
         "parameter_ranges": head.description["parameters"],
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
         "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
@@ -112,9 +112,10 @@ def forecasts(operator: Operator, truth: Truth, rows: Tensor,
 def rolled_out(operator: Operator, truth: Truth, rows: Tensor, given: Tensor, part: Part = "full") -> Tensor:
     """The frames (n, T, C, *space) that a part of the operator predicts from `given` latents, physical units,
     still fields included."""
-    name = truth.task.name
-    z = operator.rollout(given, name, truth.cache.parameters[rows], truth.num_frames, part)
-    return operator.head(name).physical(z).cpu()
+    head = operator.head(truth.task.name)
+    z = operator.rollout(given, head.name, truth.cache.parameters[rows], truth.num_frames, part,
+                         truth.forced(rows, head))
+    return head.physical(z).cpu()
 
 
 def samples_of(operator: Operator, truth: Truth, rows: Tensor,

@@ -80,7 +80,7 @@ class Errors:
     def _rollout(self, rows: Tensor, num_frames: int) -> Tensor:
         source = self.source
         return source.operator.rollout(self._given(rows), source.name, self.truth.cache.parameters[rows],
-                                       num_frames)
+                                       num_frames, forcing=self.truth.forced(rows, source.head, num_frames))
 
     def _given(self, rows: Tensor) -> Tensor:
         return self.truth.given(rows, self.codec, self.device)

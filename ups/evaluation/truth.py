@@ -16,6 +16,7 @@ from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
 from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
+from ups.models.head import TaskHead
 
 LAW_BYTES = 2**30   # of exact draws to judge by
 
@@ -61,8 +62,9 @@ class Truth:
     def frames(self, rows: Tensor, first: Tensor | int, count: int) -> Tensor:
         """Frames first .. first + count - 1 (n, count, C, *space); first: one of each row, or one for all."""
         u, index = self._read(rows), torch.arange(len(rows))[:, None]
+        first_field, end = len(self.task.inputs), len(self.task.inputs + self.task.fields)
         return u[index, torch.as_tensor(first).expand(len(rows))[:, None] + torch.arange(count),
-                 len(self.task.inputs) :]
+                 first_field:end]
 
     def draws(self, rows: Tensor, u: Tensor, numbers: Tensor, seed: int, num_frames: int,
               num_draws: int) -> Tensor:
@@ -91,6 +93,16 @@ class Truth:
                     else self.cache.batch(rows, 0, self.context, device))
         u = self.inputs(rows) if is_steady else self.frames(rows, 0, self.context)
         return codec.encode(codec.normalise(u.to(device)))
+
+    def forced(self, rows: Tensor, head: TaskHead, num_frames: int = 0) -> Tensor | None:
+        """What a model is told in advance of the first `num_frames` (0: all) frames that are scored, as
+        `TaskHead.forced` from the last frame shown on, beyond the data from the first on again; None for a
+        task without."""
+        codec, count = head.forcing_codec, 1 + (num_frames or self.num_frames)
+        if codec is None or codec.is_same(self.cache.forcing_tokenizer):
+            return head.forced(self.cache, rows, self.context - 1, count)
+        frames = (self.context - 1 + torch.arange(count)) % self.cache.num_frames
+        return codec.normalise(self._read(rows)[:, frames, -len(self.task.forcing) :].to(head.scale.device))
 
     def scored(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
         """The latents of what is scored, likewise."""

@@ -44,14 +44,15 @@ class StateConditions:
     def predict(self, z: Tensor, known: Known, error: Tensor | float = 0.0,
                 led: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
-        facts). Nothing is before a first frame that is there twice, or a history alone. error: of z,
-        (batch,), its size over that of a residual; 0: exact. led (batch, frames, *tokens, dim): the
+        facts). Nothing is before a first frame that is there twice, or a history alone. known: its forcing
+        begins a frame before the last of z. error: of z, (batch,), its size over that of a residual; 0:
+        exact. led (batch, frames, *tokens, dim): the
         prediction whose first frame became the last of z; None: made here."""
         z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]
         earlier, z, change = z[:, :-1], z[:, 1:], z[:, 1:2] - z[:, :1]
         led = self.operator.predict(earlier, self.name, known)[0] if led is None else led
         is_first = (change == 0).flatten(1).all(1).view(-1, *[1] * (z.ndim - 1))
-        full, features = self.operator.predict_seen(z, self.name, known)
+        full, features = self.operator.predict_seen(z, self.name, known.later(1))
         parts = (z, change, full - z[:, -1:], torch.where(is_first, 0.0, z[:, -1:] - led[:, :1]))
         tokens = torch.cat([*(part.movedim(1, -2).flatten(-2) for part in parts), features], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)

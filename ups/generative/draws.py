@@ -27,7 +27,7 @@ from ups.generative.corrector import Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
 from ups.generative.student import sample_student
-from ups.models.operator import Operator
+from ups.models.operator import Operator, padded
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
 from ups.training.folder import stage_of_run
 from ups.transfer import send
@@ -119,19 +119,26 @@ def _require_fit(head: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pat
 @torch.no_grad()
 def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
                  z: Tensor, parameters: Tensor, num_frames: int, num_members: int,
-                 noise_of: Callable[[int], tuple[Tensor, Tensor]], drawn_error: float = 0.0) -> Tensor:
+                 noise_of: Callable[[int], tuple[Tensor, Tensor]], drawn_error: float = 0.0,
+                 forcing: Tensor | None = None) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) that follow z (batch, time, *tokens, dim).
 
     residual(tokens, facts, noise, second) of rows (batch * num_members, ...), members of a trajectory being
     neighbours; noise_of(lead): two noises of such rows. drawn_error: of a state that was drawn, as
-    `CorrectorHead.drawn_error`.
+    `CorrectorHead.drawn_error`. forcing: as `Operator.rollout`; what it was before the last frame of z is not
+    known, so that frames before the history are not used.
     """
-    head, known = states.head, states.head.known(parameters.repeat_interleave(num_members, 0))
+    head = states.head
+    if forcing is not None:
+        z, forcing = z[:, -head.history :], padded(forcing, head.bundle).repeat_interleave(num_members, 0)
+        forcing = torch.cat([forcing[:, :1], forcing], 1)   # begins a frame earlier, as `predict` takes it
+    known = head.known(parameters.repeat_interleave(num_members, 0), forcing)
     z = torch.cat([z[:, :1], z], 1)          # where nothing is before the first frame: no change
     last: dict[str, Tensor] = {}             # the prediction that led to the state, where it holds one frame
 
     def step(window: Tensor, lead: int) -> Tensor:
-        z_pred, tokens, facts = states.predict(window, known, drawn_error if lead else 0.0, **last)
+        z_pred, tokens, facts = states.predict(window, known.later(lead * head.bundle),
+                                               drawn_error if lead else 0.0, **last)
         if head.bundle == 1:
             last["led"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
@@ -143,7 +150,8 @@ def draw_rollout(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
 @torch.no_grad()
 def draw_members(states: StateConditions, residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
                  z: Tensor, parameters: Tensor, num_frames: int, num_members: int, seed: int,
-                 names: Sequence[int | str], drawn_error: float = 0.0) -> Tensor:
+                 names: Sequence[int | str], drawn_error: float = 0.0,
+                 forcing: Tensor | None = None) -> Tensor:
     """`draw_rollout` with the noise of `member_noise`: a member is a function of seed, of the name of its row
     and of its number, whatever the batch holds."""
     shape = (*z.shape[2:-1], states.description["dim"])
@@ -156,7 +164,8 @@ def draw_members(states: StateConditions, residual: Callable[[Tensor, Tensor, Te
             return tuple(send(member_noise(shape, seed, names[first:last], lead, num_members, key)[
                 row - first, member], states.device) for key in KEYS)
 
-        return draw_rollout(states, residual, z[row], parameters[row], num_frames, 1, noise_of, drawn_error)
+        return draw_rollout(states, residual, z[row], parameters[row], num_frames, 1, noise_of, drawn_error,
+                            None if forcing is None else forcing[row])
 
     drawn = in_blocks(draw, len(z) * num_members, block_size(states.head.codec, states.device))
     return drawn[:, 0].unflatten(0, (-1, num_members))
@@ -170,12 +179,13 @@ def block_size(codec: Tokenizer, device: torch.device) -> int:
 
 def sample_states(operator: Operator, sampler: Sampler, name: str, z: Tensor, parameters: Tensor,
                   num_frames: int, num_members: int, seed: int = 0,
-                  names: Sequence[int | str] | None = None) -> Tensor:
+                  names: Sequence[int | str] | None = None, forcing: Tensor | None = None) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or
-    more, *tokens, dim); parameters (batch, P) raw. names: of the rows (their numbers), as `draw_members`."""
+    more, *tokens, dim); parameters (batch, P) raw. names: of the rows (their numbers), as `draw_members`.
+    forcing: as `Operator.rollout`."""
     states = StateConditions(operator, name)
     return draw_members(states, partial(sampler.residual, states), z, parameters, num_frames, num_members,
-                        seed, names or range(len(z)), sampler.network.heads[name].drawn_error)
+                        seed, names or range(len(z)), sampler.network.heads[name].drawn_error, forcing)
 
 
 def two_noises(shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int,

@@ -65,8 +65,10 @@ def _scores(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientRe
         source, cache, num = residuals[name], residuals[name].cache, frames_of(name)
         decode, given = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
         w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
+        forcing = source.head.forced(cache, rows, contexts[name] - 1, num + 1)
         scores = [fair_crps(decode(sample_states(source.operator, sampler, name, given,
-                                                 cache.parameters[rows], num, MEMBERS, seed, rows.tolist())),
+                                                 cache.parameters[rows], num, MEMBERS, seed, rows.tolist(),
+                                                 forcing)),
                             w_ref).sum() for sampler in samplers.values()]
         return torch.stack([*scores, scores[0].new_tensor(len(rows))])
 

@@ -126,14 +126,19 @@ class TransientResiduals(StateConditions):
         frames = starts + self.train_from
         before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)   # or itself: no change
         z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
-        if draw is not None:
-            [z] = augment(self.head.task, [(z, self.head.codec)], draw)
+        parts = [(z, self.head.codec)]
+        if self.head.task.forcing:   # from the frame before the last of the history on, as `predict` takes it
+            parts.append((self.cache.forcing(rows, frames + history - 2, 2 + self.head.bundle, self.device),
+                          self.head.forcing_codec))
+        z, *forcing = [z for z, _ in parts] if draw is None else augment(self.head.task, parts, draw)
         seen, z_ref, error = z[:, : 1 + history], z[:, 1 + history :], 0.0
         if is_disturbed:
             keys = zip(places.tolist(), starts.tolist(), strict=True)
             seen, error = self.disturb(seen, starts, [generator(draw.initial_seed(), "disturb", *key)
                                                       for key in keys])
-        z_pred, tokens, facts = self.predict(seen, self.head.known(self.cache.parameters[rows]), error)
+        known = self.head.known(self.cache.parameters[rows],
+                                *[self.head.forcing_codec.decode(z_forcing) for z_forcing in forcing])
+        z_pred, tokens, facts = self.predict(seen, known, error)
         return Drawn(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
 
 

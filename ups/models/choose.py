@@ -67,6 +67,8 @@ def base_settings(cache: Cache) -> dict[str, Any]:
             "frame": cache.dt or 1.0, "boundary": spec.boundary, "walls": normalised_walls(cache),
             "degree": task.degree, "history": task.history, "reach": task.reach,
             "num_moving": len(spec.moving),
+            **({"num_forcing": len(spec.forcing), "series": [*map(spec.forcing.index, spec.series)]}
+               if spec.forcing else {}),
             "vectors": [[spec.fields.index(name) for name in vector] for vector in spec.vectors],
             "positive": [i for i, name in enumerate(spec.fields) if name in spec.positive],
             "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else [],
@@ -88,6 +90,8 @@ def head_with(cache: Cache, kind: str, settings: dict[str, Any], device: torch.d
     head.codec.load_state_dict(cache.tokenizer.state_dict())
     if cache.input_tokenizer is not None:
         head.input_codec.load_state_dict(cache.input_tokenizer.state_dict())
+    if cache.forcing_tokenizer is not None:
+        head.forcing_codec.load_state_dict(cache.forcing_tokenizer.state_dict())
     return head.to(device)
 
 

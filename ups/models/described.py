@@ -66,6 +66,7 @@ HEAD: Rows = {
     "parameters": (is_ranges, "the smallest and largest value by name"),
     "parameter_values": (is_table, "numbers"), "network_share": NUMBER, "is_conservative": FLAG,
 }
+FORCING = "forcing_codec"   # in a description, of what is known in advance; not there for tasks without
 CODEC: Rows = {"space": CELLS, "patch": COUNT, "fields": NAMES, "positive": NAMES,
                "mask": (is_text, "the lengths of the runs of a mask")}
 BASE: Rows = {
@@ -74,7 +75,7 @@ BASE: Rows = {
     "lengths": (each(is_number), "numbers"), "cell": (each(is_number), "numbers"), "dt": NUMBER,
     "frame": NUMBER, "terms": (is_tree, "whole numbers in lists"), "positive": CHANNELS,
     "vorticity": CHANNELS, "driven": CHANNELS, "vectors": (each(each(is_whole)), "lists of channels"),
-    "walls": (each(each(is_number)), "lists of numbers"),
+    "walls": (each(each(is_number)), "lists of numbers"), "num_forcing": WHOLE, "series": CHANNELS,
 }
 CORRECTOR_HEAD: Rows = {"drawn_error": (is_size, "a size"), "dim": COUNT, "num_conditions": COUNT,
                         "num_features": WHOLE, "tokens": CELLS, "fields": CELLS}
@@ -95,6 +96,19 @@ def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) ->
         raise ValueError(f"the weights of {what} say {codec['fields']!r:.80} of its fields and "
                          f"{codec['positive']!r:.80} of those above zero; expected {list(fields)!r:.80}. "
                          f"Take another copy of them.")
+
+
+def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: str) -> None:
+    """Raise ValueError unless there is a codec of what is known in advance where the task has such fields, on
+    the grid of the state."""
+    codec, state = description.get(FORCING) or {}, description["codec"]
+    if not names and not codec:
+        return
+    require_codec({"fields": [], "positive": []} | dict(codec), names, what)
+    if wrong := [key for key in ("space", "patch") if codec.get(key) != state.get(key)]:
+        raise ValueError(f"the weights of {what} say {codec.get(wrong[0])!r:.80} of the {wrong[0]} of their "
+                         f"forcing; expected {state.get(wrong[0])!r:.80}, as of the state. Take another copy "
+                         "of them.")
 
 
 def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> None:

@@ -13,7 +13,7 @@ from ups.models.backbone import zero_linear
 from ups.models.bases.base import Known
 from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, given
-from ups.models.described import CODEC, HEAD, require_base, require_codec, require_kinds
+from ups.models.described import CODEC, FORCING, HEAD, require_base, require_codec, require_forcing, require_kinds
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import described_task
 from ups.transfer import send
@@ -47,9 +47,10 @@ class TaskHead(nn.Module):
                              f"{wrong[0]} they were trained on; expected "
                              f"{known.get(wrong[0], 'what this version records')}. {AGAIN}")
         require_kinds(description, HEAD, self.name)
-        for codec in ("codec", "input_codec"):
-            require_kinds(description[codec] or {}, CODEC, f"{self.name} ({codec})")
+        for codec in ("codec", "input_codec", FORCING):
+            require_kinds(description.get(codec) or {}, CODEC, f"{self.name} ({codec})")
         require_codec(description["codec"], self.task.fields, self.name)
+        require_forcing(description, self.task.forcing, self.name)
         require_base(description["base"], len(description["parameters"]), self.name)
         self.history, self.bundle = description["history"], description["bundle"]
         self.description = description
@@ -58,6 +59,7 @@ class TaskHead(nn.Module):
         self.codec = _empty_tokenizer(description["codec"])
         self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
                                   else None)
+        self.forcing_codec = _empty_tokenizer(description[FORCING]) if self.task.forcing else None
         self.base = build_base(description["base"])
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
@@ -65,7 +67,8 @@ class TaskHead(nn.Module):
         # of each channel, normalised: no rollout leaves them, so that none blows up
         for name, end in (("low", -math.inf), ("high", math.inf)):
             self.register_buffer(name, torch.full((self.codec.num_channels,), end))
-        self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim, width)
+        forcing_dim = (1 + self.bundle) * self.forcing_codec.dim if self.forcing_codec is not None else 0
+        self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim + forcing_dim, width)
         self.out = zero_linear(width, self.bundle * self.codec.dim)
 
     @property
@@ -94,9 +97,20 @@ class TaskHead(nn.Module):
         the task's offsets."""
         return self.codec.denormalise(self.codec.decode(z))
 
-    def known(self, parameters: Tensor) -> Known:
-        """What raw parameters (batch, P) say of the rows; they wait for no device where they come from the
-        host.
+    def forced(self, cache: Cache, rows: Tensor, first: Tensor | int, num_frames: int) -> Tensor | None:
+        """What is known in advance of rows of a cache, normalised: (batch, num_frames, K, *space) from the
+        frame `first` of each row on; None for a task without."""
+        if self.forcing_codec is None:
+            return None
+        return self.forcing_codec.decode(cache.forcing(rows, first, num_frames, self.scale.device))
+
+    def known_of(self, cache: Cache, rows: Tensor, first: Tensor | int = 0, num_frames: int = 2) -> Known:
+        """`known` of rows of a cache: its parameters, and `forced`."""
+        return self.known(cache.parameters[rows], self.forced(cache, rows, first, num_frames))
+
+    def known(self, parameters: Tensor, forcing: Tensor | None = None) -> Known:
+        """What raw parameters (batch, P) and `Known.forcing` say of the rows; they wait for no device where
+        they come from the host.
 
         Raises ValueError for another number of parameters than the task shows, or a value the base cannot
         serve: a propagator knows the fitted values only.
@@ -108,7 +122,7 @@ class TaskHead(nn.Module):
         parameters = parameters.cpu()
         if not names:
             return Known(send(parameters.float(), device),
-                         send(torch.zeros(parameters.shape[0], dtype=torch.long), device))
+                         send(torch.zeros(parameters.shape[0], dtype=torch.long), device), forcing=forcing)
         values = torch.tensor(self.description["parameter_values"], dtype=torch.float64)
         logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
         distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
@@ -117,7 +131,27 @@ class TaskHead(nn.Module):
         spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))
         return Known(send(((logs - trained.mean(0)) / spread).float(), device), send(nearest, device),
-                     send(parameters.float(), device))
+                     send(parameters.float(), device), forcing)
+
+    def require_forcing(self, known: Known) -> None:
+        """Raise ValueError unless what is known in advance is there for a call, by its shape."""
+        names, forcing, num_frames = self.task.forcing, known.forcing, 1 + self.bundle
+        if forcing is None and not names:
+            return
+        shape = (len(known.index), "time", len(names), *self.codec.space)
+        if forcing is None or not names or forcing.shape[1] < num_frames or (
+                [*forcing.shape[:1], *forcing.shape[2:]] != [*shape[:1], *shape[2:]]):
+            given = "no forcing" if forcing is None else f"forcing of shape {tuple(forcing.shape)}"
+            expected = f"({', '.join(map(str, shape))}) of at least {num_frames} frames, of {', '.join(names)}"
+            raise ValueError(f"{self.name} was given {given}; expected {expected if names else 'none'}, as it "
+                             "was trained. Give the normalised values from the last frame shown on.")
+
+    def forcing_tokens(self, known: Known) -> list[Tensor]:
+        """What the network is told in advance of a call, one tensor (batch, *tokens, n): the forcing from the
+        last frame shown to the last one predicted; nothing for a task without."""
+        if self.forcing_codec is None:
+            return []
+        return [self.forcing_codec.encode(known.forcing[:, : 1 + self.bundle]).movedim(1, -2).flatten(-2)]
 
     def _scaled(self, parameters: Tensor) -> Tensor:
         """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero,
@@ -142,6 +176,10 @@ class TaskHead(nn.Module):
         another history, bundle or patch. The base comes with it where all that is known of both is the same.
         """
         pairs = [(self.codec, parent.codec), (self.input_codec, parent.input_codec)]
+        if self.task.forcing or parent.task.forcing:
+            if self.forcing_codec is None or parent.forcing_codec is None:
+                return ""
+            pairs.append((self.forcing_codec, parent.forcing_codec))
         if ((self.history, self.bundle) != (parent.history, parent.bundle)
                 or dict(self.task.offsets) != dict(parent.task.offsets)
                 or not all(can_translate(*pair) for pair in pairs)):
@@ -222,8 +260,8 @@ class TaskHead(nn.Module):
         """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""
         u = self.input_codec.decode(z)
         frames = []
-        for _ in range(self.bundle):
-            frames.append(self.next_frame(u, known))
+        for frame in range(self.bundle):
+            frames.append(self.next_frame(u, known.later(frame)))
             u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
         return self.codec.encode(torch.stack(frames, 1))
 
@@ -249,12 +287,14 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 def describe_data(cache: Cache) -> dict[str, Any]:
     """What a task's weights are trained on, and hold for alone, JSON-able.
 
-    codec and input_codec (None unless steady), with grid, fields and patch; boundary; domain of every axis;
+    codec, input_codec (None unless steady) and, where something is known in advance, forcing_codec, with grid,
+    fields and patch; boundary; domain of every axis;
     dt between frames (0 if steady); parameters: name -> smallest and largest value, empty where the task
     hides or has none; parameter_values of the first.
     """
     return {"codec": describe_tokenizer(cache.tokenizer),
             "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer else None,
+            **({FORCING: describe_tokenizer(cache.forcing_tokenizer)} if cache.forcing_tokenizer else {}),
             "boundary": cache.task.boundary, "domain": plain(cache.task.domain), "dt": cache.dt,
             "parameters": {name: [float(column.min()), float(column.max())]
                            # none where they are hidden
@@ -266,7 +306,8 @@ def describe_data(cache: Cache) -> dict[str, Any]:
 def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
     """`describe_data` by the names a message uses."""
     names = {"space": "grid", "fields": "fields", "positive": "logarithms", "patch": "patch", "shape": "size"}
-    codecs = {"": description["codec"], "input ": description["input_codec"] or {}}
+    codecs = {"": description["codec"], "input ": description["input_codec"] or {},
+              "forcing ": description.get(FORCING) or {}}
     facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
     facts |= {f"{prefix}mask": f"of {len(mask.split())} runs ({value_hash(mask)[:8]})" if mask else None
               for prefix, mask in ((prefix, codec.get("mask")) for prefix, codec in codecs.items())}

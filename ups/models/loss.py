@@ -53,7 +53,7 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, known
     calls = z_ref.shape[1] // head.bundle
     for call in range(calls):
         target = z_ref[:, call * head.bundle : (call + 1) * head.bundle]
-        full, z_base = operator.predict(z, task, known)
+        full, z_base = operator.predict(z, task, known.later(call * head.bundle))
         network_error = relative_error(full, target, z_base, scale)
         base_error = relative_error(z_base, target, z_base, scale)
         loss = (loss + network_error + (base_error if head.base.is_learnt else 0.0)
@@ -82,9 +82,11 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
         given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)
         u_ref = predicted(head.physical(cache.batch(some, context, num_frames, device)).double())
         over, known = tuple(range(3, u_ref.ndim)), known_cells(u_ref)
+        forcing = head.forced(cache, some, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
         for part in PARTS.values():
-            z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part)
+            z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part,
+                                      forcing)
             errors.append(predicted(head.physical(z_pred).double()) - u_ref)
         return torch.stack([filled(error.square(), known).sum(over) for error in errors], 1)
 

@@ -10,6 +10,7 @@ Whatever the network says, what the equation keeps, the base and the whole keep 
 prediction goes far beyond what training has shown (`TaskHead.bound`): long rollouts stay finite.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,8 @@ from ups.precision import autocast
 from ups.training.stage import load_stage
 
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
-OF_FIELDS = ("grid", "fields", "input grid", "input fields", "boundary", "domain", "dt")   # of `flat_facts`
+# of `flat_facts`
+OF_FIELDS = ("grid", "fields", "input grid", "input fields", "forcing fields", "boundary", "domain", "dt")
 Part = Literal["full", "base"]   # of the operator: network and base, or the base alone
 
 
@@ -81,7 +83,8 @@ class Operator(TaskNetwork):
         now, then = flat_facts(describe_data(cache)), flat_facts(head.description)
         wrong = [(f"the {fact} {now[fact]}", then[fact]) for fact in now if now[fact] != then[fact]
                  and (fact in OF_FIELDS or not any_codec)]
-        for here, there in ((cache.tokenizer, head.codec), (cache.input_tokenizer, head.coefficient_codec)):
+        for here, there in ((cache.tokenizer, head.codec), (cache.input_tokenizer, head.coefficient_codec),
+                            (cache.forcing_tokenizer, head.forcing_codec)):
             if here is not None and not (wrong or any_codec) and not here.is_same(there):
                 wrong = [("another codec", "the codec of its cache")]
         if wrong:
@@ -124,12 +127,13 @@ class Operator(TaskNetwork):
                              f"and as many rows: it was trained on a grid of {codec.space} cells. Give the "
                              "field to ups.load(..).forecast(.., resample=True), or train on the other "
                              "grid.")
+        head.require_forcing(known)
         return head
 
     def _features(self, head: TaskHead, z: Tensor, z_base: Tensor, known: Known) -> Tensor:
         history = z.movedim(1, -2).flatten(-2)
         with autocast(self.precision, z.device):
-            x = head.into(torch.cat([history, z_base[:, 0].detach()], -1))
+            x = head.into(torch.cat([history, z_base[:, 0].detach(), *head.forcing_tokens(known)], -1))
             return self.backbone(x, self._condition(head, known.standard), head.task.boundary, head.name)
 
     def _changed(self, head: TaskHead, z: Tensor, z_base: Tensor, known: Known, features: Tensor) -> Tensor:
@@ -140,21 +144,26 @@ class Operator(TaskNetwork):
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         return head.restore(z_base + head.description["network_share"] * scale * change, z[:, -1])
 
-    def forward(self, z: Tensor, task: str, parameters: Tensor) -> Tensor:
-        """One call from raw parameters (batch, P): (batch, bundle, *tokens, dim)."""
-        return self.predict(z, task, self.head(task).known(parameters))[0]
+    def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
+        """One call from raw parameters (batch, P) and `Known.forcing`: (batch, bundle, *tokens, dim)."""
+        return self.predict(z, task, self.head(task).known(parameters, forcing))[0]
 
     def rollout(self, z: Tensor, task: str, parameters: Tensor, num_frames: int,
-                part: Part = "full") -> Tensor:
+                part: Part = "full", forcing: Tensor | None = None) -> Tensor:
         """The `num_frames` frames (batch, num_frames, *tokens, dim) that follow z (batch, history or more,
         *tokens, dim).
 
         parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone.
-        z of a steady task: the coefficient. Raises ValueError as `TaskHead.known`, `predict` and `rollout`.
+        z of a steady task: the coefficient. forcing: as `Known.forcing`, num_frames + 1 frames. Raises
+        ValueError as `TaskHead.known`, `predict` and `rollout`.
         """
         head = self.head(task)
-        known = head.known(parameters)
-        return rollout(lambda window: self.predict(window, task, known, part)[0], z, num_frames, head.history)
+        known, calls = head.known(parameters, padded(forcing, head.bundle)), itertools.count()
+
+        def step(window: Tensor) -> Tensor:
+            return self.predict(window, task, known.later(next(calls) * head.bundle), part)[0]
+
+        return rollout(step, z, num_frames, head.history)
 
     def _condition(self, head: TaskHead, standard: Tensor) -> Tensor:
         facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)
@@ -163,6 +172,14 @@ class Operator(TaskNetwork):
         for end in along(head.task.boundary, head.task.ndim):
             facts[:, MAX_PARAMETERS + 1 + BOUNDARIES.index(end)] += 1 / head.task.ndim
         return self.task_embedding[self.names.index(head.name)] + self.condition(facts)
+
+
+def padded(forcing: Tensor | None, bundle: int) -> Tensor | None:
+    """Forcing (batch, time, ...) with its last frame again, as a call that predicts `bundle` frames may go
+    beyond those that are wanted."""
+    if forcing is None or bundle == 1:
+        return forcing
+    return torch.cat([forcing, *[forcing[:, -1:]] * (bundle - 1)], 1)
 
 
 def load_operator(directory: str | Path, device: torch.device | str = "cpu",

@@ -6,6 +6,7 @@ its many numbers where the data are, and grows where they are not.
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,8 +67,8 @@ def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -
         given, u_ref = u[:, :context], u[:, context:]
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(some, device)), u
-        known = head.known(cache.parameters[some])
-        u_pred = rollout(lambda window: head.next_frame(window, known)[:, None],  # noqa: B023
+        known, calls = head.known_of(cache, some, context - 1, u_ref.shape[1] + 1), itertools.count()
+        u_pred = rollout(lambda window: head.next_frame(window, known.later(next(calls)))[:, None],  # noqa: B023
                          given, u_ref.shape[1], head.history)
         # in physical units, as the nRMSE of the report and of the log of training
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
@@ -227,8 +228,12 @@ class Growth:
         noise = torch.randn(u[:, :, :num_fields].shape, generator=generator(seed, head.name, "growth"))
         u[:, :, :num_fields] += NOISE * noise.to(device)
         u, base, empty = u[:, -head.history :], head.base.unbounded(), torch.zeros(num_fields, device=device)
+        forcing = head.forced(self.cache, rows, 0, self.num_frames)   # again and again
         for frame in range(context, LONG * self.num_frames):
             beat()
+            if forcing is not None:
+                now = [(frame - 1) % self.num_frames, frame % self.num_frames]
+                known = replace(known, forcing=forcing[:, now])
             new = head.keep(base(u, known)[:, None], u[:, -1])
             u = torch.cat([u, new], 1)[:, -head.history :]
             moved = rms(new[:, :, :num_fields] - start).amax((0, 1))

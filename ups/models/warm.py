@@ -100,6 +100,8 @@ def translation(codec: Tokenizer, parent: Tokenizer) -> tuple[Tensor, Tensor]:
 def translate_maps(head: nn.Module, parent: nn.Module) -> None:
     """Give a `TaskHead` the maps of another of the same task, history and bundle, over other codecs."""
     pairs = [(head.input_codec, parent.input_codec)] * head.history + [(head.codec, parent.codec)]
+    if head.forcing_codec is not None:
+        pairs += [(head.forcing_codec, parent.forcing_codec)] * (1 + head.bundle)
     maps = [translation(*pair) for pair in pairs]
     parts = parent.into.weight.split([matrix.shape[0] for matrix, _ in maps], 1)
     head.into.weight.copy_(torch.cat([part @ matrix for part, (matrix, _) in zip(parts, maps, strict=True)],

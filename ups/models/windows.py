@@ -51,7 +51,7 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
         if not (task.vector and task.is_symmetric):
             return w
         channels, mean, std = [*w.unbind(-1 - task.ndim)], codec.mean.unbind(), codec.std.unbind()
-        for vector in task.vectors:
+        for vector in task.vectors_of(codec.fields):
             own = [codec.fields.index(name) for name in vector]
             images = [(1 - 2 * (axis in flips)) * (channels[i] * std[i] + mean[i])
                       for axis, i in zip(axes, own, strict=True)]
@@ -111,12 +111,15 @@ class Windows:
         if head.task.is_steady:
             parts = [(cache.inputs(rows, device), head.input_codec),
                      (cache.batch(rows, 0, 1, device), head.codec)]
-            z, z_ref = augment(head.task, parts, symmetry)
+            (z, z_ref), told = augment(head.task, parts, symmetry), []
         else:
-            window = cache.batch(rows, starts, length, device)
-            [window] = augment(head.task, [(window, head.codec)], symmetry)
+            parts = [(cache.batch(rows, starts, length, device), head.codec)]
+            if head.task.forcing:
+                parts.append((cache.forcing(rows, starts, length, device), head.forcing_codec))
+            window, *forcing = augment(head.task, parts, symmetry)
             z, z_ref = window[:, : head.history], window[:, head.history :]
-        return z, z_ref, head.known(cache.parameters[rows])
+            told = [head.forcing_codec.decode(z_forcing[:, head.history - 1 :]) for z_forcing in forcing]
+        return z, z_ref, head.known(cache.parameters[rows], *told)
 
     def _asked(self, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor | int, int]:
         """(rows, first frames, how many frames) of the rows `part` of a share of a step's batch."""

@@ -57,8 +57,8 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
 
     arrays: of `Place`; axes, boundary, domain (a pair per axis), inputs; parameters: name -> where its value
     is; positive, conserved, bounded, vector: fields; symmetries ("shift", "shift_x", "mirror"); hidden;
-    offset: field -> the number it is counted from (`Task.offsets`), and units (`Task.units`), where there are
-    any.
+    offset: field -> the number it is counted from (`Task.offsets`), units (`Task.units`) and forcing: fields
+    that are known in advance, where there are any.
     """
     require_name(name)
     if not all(isinstance(unit, str) for unit in facts.get("units", {}).values()):
@@ -66,13 +66,16 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
     places = tuple(Place(entry["array"], tuple(entry["axes"]), tuple(entry["fields"]))
                    for entry in facts["arrays"])
     inputs = tuple(facts["inputs"])
+    forcing = tuple(field for place in places for field in place.fields if field in facts.get("forcing", ()))
     is_steady = all(place.is_steady for place in places)
-    fields = tuple(field for place in places for field in place.fields if field not in inputs)
+    fields = tuple(field for place in places for field in place.fields if field not in inputs + forcing)
+    series = tuple(field for place in places for field in place.fields
+                   if field in forcing and not {*place.axes} & {*facts["axes"]})
     still = () if is_steady else tuple(field for place in places if place.is_steady for field in place.fields)
     moving = tuple(field for field in fields if field not in still)
     return Task(
-        name=name, fields=moving + still, inputs=inputs, still=still, ndim=len(facts["axes"]),
-        axes=tuple(facts["axes"]), boundary=facts["boundary"],
+        name=name, fields=moving + still, inputs=inputs, still=still, forcing=forcing, series=series,
+        ndim=len(facts["axes"]), axes=tuple(facts["axes"]), boundary=facts["boundary"],
         domain=tuple((float(low), float(high)) for low, high in facts["domain"]), layout="own", arrays=places,
         filename="", parameters=tuple(facts["parameters"]), positive=tuple(facts["positive"]),
         conserved=tuple(facts["conserved"]), bounded=tuple(facts["bounded"]), hides=facts["hidden"],
@@ -90,10 +93,17 @@ def jumps(u: Any, axis: int) -> float:
     return float(np.abs(u.take(0, axis) - u.take(-1, axis)).mean() / max(inside, np.finfo(np.float64).tiny))
 
 
+def _states(data: Any) -> Any:
+    """Some trajectories (n, time, channel, *space), float64, without the forcing, which may be rough."""
+    task = data.task
+    u = data.spread(LOOKED_AT)[1][:, :, :len(task.channels) - len(task.forcing)]
+    return u.astype(np.float64)
+
+
 def seams(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the field runs on where its axes are said to be periodic."""
     task, where = data.task, str(data.path)
-    u = data.spread(LOOKED_AT)[1].astype(np.float64)
+    u = _states(data)
     for number, (axis, end) in enumerate(zip(task.axes, along(task.boundary, task.ndim), strict=True)):
         ratio = jumps(u, number - task.ndim)
         ends = [u.take(cell, number - task.ndim) for cell in (0, -1)]
@@ -111,7 +121,7 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
 
 def orders(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether neighbours along an axis of space are alike."""
-    task, u = data.task, data.spread(LOOKED_AT)[1].astype(np.float64)
+    task, u = data.task, _states(data)
     for number, axis in enumerate(task.axes, u.ndim - task.ndim):
         apart = np.abs(u - u.mean(number, keepdims=True)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
         beside = np.abs(np.diff(u, axis=number)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
@@ -132,7 +142,7 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
     task = data.task
     if not task.is_symmetric or task.is_steady:
         return
-    u = data.spread(LOOKED_AT)[1].astype(np.float64)
+    u = _states(data)
     middle, change = (u[:, 1:] + u[:, :-1]) / 2, np.diff(u, axis=1)
     for number, axis in enumerate(task.axes):
         slope = np.gradient(middle, axis=number + 3)

@@ -60,6 +60,9 @@ class Task:
     respell: (old, new) text in the file name where PDEBench departs from Python's way of writing the number.
     positive: channels normalised in log-space. still: fields of a time-dependent task that do not change,
     such as a coefficient: the last ones. They are given, in no prediction another, and not scored.
+    forcing: channels beside the fields that vary in time and are known in advance, such as heating or a
+    control: models are given them and never predict them. series: those of them that are one number a frame,
+    the same in every cell.
     hides: the parameters are withheld from every model, which is shown `history` frames and no more (more
         frames would reveal them): the next state is then truly uncertain. of: the task whose files a variant
         of it reads.
@@ -117,6 +120,8 @@ class Task:
     inputs: tuple[str, ...] = ()
     positive: tuple[str, ...] = ()
     still: tuple[str, ...] = ()
+    forcing: tuple[str, ...] = ()
+    series: tuple[str, ...] = ()
     walls: tuple[tuple[float, float], ...] = ()
     domain: tuple[float, float] | tuple[tuple[float, float], ...] = (0.0, 1.0)
     axes: tuple[str, ...] = ()
@@ -170,8 +175,13 @@ class Task:
 
     @property
     def vectors(self) -> tuple[tuple[str, ...], ...]:
-        """The components of each vector."""
-        return tuple(zip(*[iter(self.vector)] * self.ndim, strict=True))
+        """The components of each vector among the fields."""
+        return self.vectors_of(self.fields)
+
+    def vectors_of(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """The components of each vector among `names`."""
+        return tuple(vector for vector in zip(*[iter(self.vector)] * self.ndim, strict=True)
+                     if {*vector} <= {*names})
 
     @property
     def offsets(self) -> Mapping[str, float]:
@@ -224,8 +234,8 @@ class Task:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Channels of a stored trajectory: the coefficient of a steady task, then the fields."""
-        return self.inputs + self.fields
+        """Channels of a stored trajectory: the coefficient of a steady task, the fields, the forcing."""
+        return self.inputs + self.fields + self.forcing
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@ those that are learnt."""
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -23,12 +23,19 @@ class Known:
     device; its shapes are the task's, whatever the values.
 
     standard (batch, P): standardised logarithms; index (batch,): the number of the nearest fitted value; raw
-    (batch, P): the parameters themselves.
+    (batch, P): the parameters themselves. forcing (batch, time, K, *space): what is known in advance,
+    normalised, from the frame that is shown last to at least the one that is predicted; None for tasks
+    without.
     """
 
     standard: Tensor
     index: Tensor
     raw: Tensor | None = None
+    forcing: Tensor | None = None
+
+    def later(self, num_frames: int) -> Self:
+        """What is known so many frames later."""
+        return self if self.forcing is None else replace(self, forcing=self.forcing[:, num_frames:])
 
 
 T = TypeVar("T")
@@ -70,7 +77,7 @@ class Samples:
     def read(self, rows: Tensor, starts: Tensor) -> Window:
         """The windows that start there."""
         head, cache, device = self.head, self.cache, self.device
-        known = head.known(cache.parameters[rows])
+        known = head.known_of(cache, rows, starts + head.history - 1)
         if head.task.is_steady:
             u_next = head.codec.bridged(head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0]))
             u = head.input_codec.bridged(head.input_codec.decode(cache.inputs(rows, device)))

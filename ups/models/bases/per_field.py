@@ -158,7 +158,7 @@ class _SomeHead:
 
     def __init__(self, head: nn.Module, channels: Sequence[int]):
         self.name, self.scale, self.task, self.history = head.name, head.scale, head.task, head.history
-        self.known, self.codec = head.known, _SomeFields(head.codec, channels)
+        self.known_of, self.codec = head.known_of, _SomeFields(head.codec, channels)
 
 
 def samples_of(samples: Samples, channels: Sequence[int]) -> Samples:

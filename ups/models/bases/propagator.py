@@ -29,12 +29,21 @@ def dictionary(u: Tensor, degree: int) -> Tensor:
     return torch.stack(list(terms.values()), 1)
 
 
+def num_forced(num_forcing: int) -> int:
+    """Numbers per mode of what is known in advance: each channel now and in the next frame, and a
+    constant."""
+    return 2 * num_forcing + 1 if num_forcing else 0
+
+
 class Modal(Base):
     """u_next = start + W(k) phi, W in the spectral basis of the boundary: every spectral mode k has its own
     small matrix, fitted by ridge regression in closed form, one per parameter value.
 
-    What start (batch, C, *space) and phi (batch, num_terms, modes) are of a window, `parts` says.
-    weight_real, weight_imag: (values, modes, terms, C). Zero until fitted.
+    What start (batch, C, *space) and phi (batch, num_terms, modes) are of a window, `parts` says. Where
+    something is known in advance, phi goes on with that, now and in the next frame, and with a constant:
+    fields by their own modes, a series by its value in every mode, so that its pattern in space is fitted.
+    weight_real, weight_imag: (values, modes, terms, C). Zero until fitted. num_forcing: how many channels
+    `Known.forcing` has; series: those of them that are one number a frame.
     """
 
     knows_fitted_only = fits_some = True
@@ -44,10 +53,12 @@ class Modal(Base):
     MOST_BYTES = 2**30   # of the normal equations, and a quarter of it of a batch in modes
 
     def __init__(self, num_values: int, num_terms: int, num_channels: int, space: tuple[int, ...],
-                 boundary: str):
+                 boundary: str, num_forcing: int = 0, series: Sequence[int] = ()):
         super().__init__()
         self.transform = FieldTransform(space, boundary)
-        shape = (num_values, self.transform.modes, num_terms, num_channels)
+        self.num_forced, self.series = num_forced(num_forcing), list(series)
+        self.forcing_fields = [channel for channel in range(num_forcing) if channel not in self.series]
+        shape = (num_values, self.transform.modes, num_terms + self.num_forced, num_channels)
         self.register_buffer("weight_real", torch.zeros(shape))
         if self.transform.is_complex:
             self.register_buffer("weight_imag", torch.zeros(shape))
@@ -62,6 +73,7 @@ class Modal(Base):
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         start, phi = self.parts(u.float())
+        phi = self.with_forcing(phi, known)
         phi = phi.permute(2, 0, 1)                                             # modes, batch, terms
         weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_complex
                   else self.weight_real)
@@ -71,10 +83,23 @@ class Modal(Base):
             change = torch.where((known.index == value)[:, None], phi @ weight[value], change)
         return start + self.transform.inverse(change.permute(1, 2, 0))
 
+    def with_forcing(self, phi: Tensor, known: Known) -> Tensor:
+        """phi (batch, num_terms, modes) and what is known in advance, in modes."""
+        if not self.num_forced:
+            return phi
+        w = known.forcing[:, :2].float()                                       # now, next
+        values = w[:, :, self.series].flatten(3)[..., 0].flatten(1)
+        values = torch.cat([values, values.new_ones(len(w), 1)], 1).to(phi.dtype)
+        told = [values[..., None].expand(-1, -1, phi.shape[-1])]
+        if self.forcing_fields:
+            told.insert(0, self.transform.forward(w[:, :, self.forcing_fields].flatten(1, 2)))
+        return torch.cat([phi, *told], 1)
+
     @classmethod
     def has_room(cls, settings: dict[str, Any], num_terms: int) -> bool:
         """Whether the normal equations of all parameter values take no more than MOST_BYTES."""
         transform = FieldTransform(settings["space"], settings["boundary"])
+        num_terms += num_forced(settings.get("num_forcing", 0))
         num = settings["num_values"] * transform.modes * num_terms**2
         return num * (16 if transform.is_complex else 8) <= cls.MOST_BYTES
 
@@ -89,8 +114,9 @@ class Modal(Base):
         if size < self.BATCH:   # each takes long
             count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
         for read in samples.batches(count, size, value):
-            u, _, u_next = read()
+            u, known, u_next = read()
             start, phi = self.parts(u)
+            phi = self.with_forcing(phi, known)
             phi, target = phi.permute(2, 0, 1), self.transform.forward(u_next - start).permute(2, 0, 1)
             wide = torch.complex128 if phi.is_complex() else torch.float64
             phi, target = phi.to(wide), target.to(wide)
@@ -125,9 +151,10 @@ class Propagator(Modal):
     kind = "propagator"
 
     def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int,
-                 history: int, walls: Sequence[tuple[float, float]] = (), **_: Any):
+                 history: int, walls: Sequence[tuple[float, float]] = (), num_forcing: int = 0,
+                 series: Sequence[int] = (), **_: Any):
         super().__init__(num_values, self.num_terms(num_channels, degree, history), num_channels, space,
-                         boundary)
+                         boundary, num_forcing, series)
         self.degree, self.history = degree, history
         # between the values at the walls: what is above it is zero there, as sines are
         ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
@@ -158,8 +185,9 @@ class Propagator(Modal):
         per_frame = len(monomials(num_channels, degree))
         for deg, lags in itertools.product(sorted({1, degree}),
                                            sorted({1, 2, history} & set(range(1, history + 1)))):
-            terms = range(len(monomials(num_channels, deg)))
-            keep = torch.tensor([lag * per_frame + term for lag in range(lags) for term in terms])
+            terms, end = range(len(monomials(num_channels, deg))), history * per_frame
+            keep = torch.tensor([*(lag * per_frame + term for lag in range(lags) for term in terms),
+                                 *range(end, end + largest.num_forced)])
             for ridge in cls.RIDGES:
                 smaller = {**settings, "degree": deg, "history": lags}
                 fitted = cls(**smaller)
