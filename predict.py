@@ -101,13 +101,27 @@ def main(arguments: list[str] | None = None) -> int:
     if args.dry_run:
         return 0
 
+    names, later = head.task.forcing, shown - 1 + args.frames   # the last frame whose forcing is needed
+    if names and later >= source.num_frames:
+        raise ValueError(f"{args.input} holds the forcing {', '.join(names)} of {source.num_frames} frames; "
+                         f"expected {later + 1}: the {shown} that are shown and {args.frames} to forecast. "
+                         f"Give a file with that many frames (of the fields any numbers in the last ones) and "
+                         f"--shown.")
+
     # ---- loop
     def predict(indices: np.ndarray, **_: object) -> np.ndarray:
         """Trajectories of the output, all members of neighbouring rows: (n, frames, channels, *space)
         float32."""
         first, last = rows[indices[0] // repeats], rows[indices[-1] // repeats] + 1
         u = source.read(first, last)
+        f = u[:, :, u.shape[2] - len(names) :]
         u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, shown - context : shown]
+        u = u[:, :, : u.shape[2] - len(names)]
+        if names:
+            f = head.task.absolute(f, names)
+            cells = {name: (..., *[0] * head.task.ndim) if name in head.task.series else ... for name in names}
+            options["forcing"] = {name: f[:, shown - 1 : later + 1, i][cells[name]]
+                                  for i, name in enumerate(names)}
         if own is not None and not values and known["parameters"]:
             options["parameters"] = source.parameters[first:last]
         if args.members:
@@ -116,7 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         u = head.task.absolute(u, head.input_codec.fields)
         u_pred = (model.sample if args.members else model.forecast)(args.task, u, **options)
         u_pred = u_pred.reshape(-1, *u_pred.shape[2:]) if args.members else u_pred
-        return np.concatenate([u.repeat(repeats, 0), u_pred], 2 if is_steady else 1)
+        u = np.concatenate([u.repeat(repeats, 0), u_pred], 2 if is_steady else 1)
+        return np.concatenate([u, f[:, shown - context : later + 1].repeat(repeats, 0)], 2) if names else u
 
     with tempfile.TemporaryDirectory(dir=folder, prefix=".predict-") as temporary:
         path = Path(temporary) / output.name

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ups.boundary import PERIODIC
+from ups.forcing import read_forcing
 from ups.generative.draws import WAYS, Sampler, block_size, load_sampler, sample_solutions, sample_states
 from ups.generative.judge import USUAL, serving, spending
 from ups.generative.observation import seen as observe_cells
@@ -212,9 +213,9 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
 class Forecaster:
     """An operator and, of a run's folder, what samples its errors.
 
-    tasks: name -> what is known of it: fields, inputs, given (the fields that stay as they are), axes, grid,
-    domain, boundary, dt, history, units (of fields, axes and "time", where they are known), and the range of
-    every parameter that was trained.
+    tasks: name -> what is known of it: fields, inputs, given (the fields that stay as they are), forcing
+    (what varies in time and is given with the start), axes, grid, domain, boundary, dt, history, units (of
+    fields, axes and "time", where they are known), and the range of every parameter that was trained.
     """
 
     def __init__(self, operator: Operator, folder: Path | None = None):
@@ -222,7 +223,8 @@ class Forecaster:
         self._samplers: dict[str, Sampler] = {}
         self.tasks: dict[str, dict[str, Any]] = {head.name: {   # in plain values
             "fields": list(head.codec.fields), "inputs": list(head.task.inputs),
-            "given": list(head.task.still), "axes": list(head.task.axes), "grid": list(head.codec.space),
+            "given": list(head.task.still), "forcing": list(head.task.forcing),
+            "axes": list(head.task.axes), "grid": list(head.codec.space),
             "domain": list(head.description["domain"]), "boundary": head.description["boundary"],
             "dt": head.description["dt"], "history": head.history, "units": dict(head.task.units),
             "parameters": {name: tuple(span) for name, span in head.description["parameters"].items()}}
@@ -255,19 +257,20 @@ class Forecaster:
                              for key, (low, high) in known["parameters"].items())
             time = "" if known["inputs"] else f", dt {known['dt']:g} {units.get('time', '')}".rstrip() \
                 + f", history {known['history']}"
-            time += f", given {', '.join(known['given'])}" * bool(known["given"])
+            time += "".join(f", {key} {', '.join(known[key])}" for key in ("given", "forcing") if known[key])
             grid = " x ".join(map(str, known["grid"]))
             lines.append(f"  {name}: {fields} on {grid} ({known['boundary']}){time}{ranges}")
         return "\n".join(lines)
 
     @torch.no_grad()
     def forecast(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, *,
-                 dt: float | None = None, resample: bool = False, extrapolate: bool = False) -> Field:
+                 forcing: Any = None, dt: float | None = None, resample: bool = False, extrapolate: bool = False) -> Field:
         """The `num_frames` frames (batch, num_frames, C, *space) that follow u0, physical units.
 
         u0: the last frames (batch, history or more, C, *space), channels in the order of the task's fields;
         of a steady task the coefficient. parameters: by name, {"Nu": 0.01}, or (batch, P) or (P,), raw values
-        in the task's order; one that had a single value in training may be left out. dt: the time between the
+        in the task's order; one that had a single value in training may be left out. forcing: of a task that
+        has some, by name, from the last frame of u0 to the last one predicted (`read_forcing`). dt: the time between the
         frames that are wanted, compared with the trained one. resample: take a field on another grid to the
         trained one and the forecast back, and warn what that left out. extrapolate: allow parameters and
         starts outside the trained range. Raises ValueError, by name, for whatever was not trained; warns of a
@@ -276,13 +279,14 @@ class Forecaster:
         u, answer = self._read(task, u0, ("time",))
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,
                                   extrapolate=extrapolate)
-        z_pred = self.operator.rollout(z, task, values, num_frames)
+        told = self._told(task, forcing, u0, u, num_frames, extrapolate)
+        z_pred = self.operator.rollout(z, task, values, num_frames, forcing=told)
         return answer(finish(self.operator.head(task).physical(z_pred)))
 
     @torch.no_grad()
     def sample(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, members: int = 16,
                *,
-               by: str | None = None, evaluations: int | None = None, seed: int = 0,
+               forcing: Any = None, by: str | None = None, evaluations: int | None = None, seed: int = 0,
                rows: Sequence[int] | None = None, dt: float | None = None, resample: bool = False,
                extrapolate: bool = False) -> Field:
         """Members (batch, members, num_frames, C, *space) that follow u0, physical units: each call of the
@@ -306,7 +310,9 @@ class Forecaster:
             raise ValueError(f"{task} was given {len(rows)} row numbers for a batch of {len(u)}; expected "
                              "one whole number each. Give as many, or leave rows out.")
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
-        z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names)
+        told = self._told(task, forcing, u0, u, num_frames, extrapolate)
+        z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names,
+                               told)
         return answer(finish(self.operator.head(task).physical(z_pred)))
 
     @torch.no_grad()
@@ -336,6 +342,11 @@ class Forecaster:
         observation = observe_cells(codec.normalise(u[:, 0].to(z)), seen.to(z))
         draws = sample_solutions(self.operator, sampler, task, observation, values, members, seed)
         return answer(finish(draws))
+
+    def _told(self, task: str, forcing: Any, u0: Field, u: Tensor, num_frames: int,
+              extrapolate: bool) -> Tensor | None:
+        return read_forcing(self.operator.head(task), forcing, u0, len(u), tuple(u.shape[3:]), num_frames,
+                            extrapolate=extrapolate)
 
     def _sampler(self, task: str, by: str | None, members: int, is_steady: bool,
                  evaluations: int | None = None) -> Sampler:

@@ -80,9 +80,36 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[
     return u.transpose(*(batch or ["batch"]), "time", "channel", *task.axes).values, batch
 
 
+def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> np.ndarray:
+    """A labelled forcing as ([batch,] time, *space) of a field, ([batch,] time) of a series. u0: the start,
+    which its first time must be that of the last frame of, where both have times. Raises ValueError, by name.
+    """
+    axes = () if name in task.series else task.axes
+    batch = [dim for dim in values.dims if dim not in (*axes, "time")]
+    if len(batch) > 1 or not {"time", *axes} <= {*values.dims}:
+        raise ValueError(f"{task.name} was given forcing {name} with dimensions "
+                         f"{', '.join(map(str, values.dims))}; expected {', '.join(('time', *axes))}, and one "
+                         "more at most, the batch. Rename or select them.")
+    values = values.isel({axis: slice(None, None, -1) for axis in _descending(values, task)})
+    steps = {axis: (high - low) / values.sizes[axis] for axis, (low, high)
+             in zip(task.axes, task.spans, strict=True) if axis in axes} | {"time": dt}
+    for axis, step in steps.items():
+        if axis in values.coords:
+            _check_steps(values[axis].values.reshape(-1), axis, step, task)
+    both = [one["time"].values.reshape(-1) for one in (u0, values) if hasattr(one, "coords")
+            and "time" in one.coords]
+    if len(both) == 2 and len({_is_dates(times) for times in both}) == 1:
+        last, first = both[0][-1], both[1][0]
+        is_same = last == first if _is_dates(both[0]) else abs(float(first - last)) <= CLOSE * dt
+        if not is_same:
+            raise ValueError(f"{task.name} was given forcing {name} from {first} on; expected it from {last} "
+                             "on, the last frame of the start. Select those frames.")
+    return values.transpose(*batch, "time", *axes).values
+
+
 def _descending(u: Any, task: Task) -> list[str]:
     """The axes of a labelled field whose coordinates run from high to low."""
-    return [axis for axis in task.axes if axis in u.coords and u[axis].dtype.kind in "iuf"
+    return [axis for axis in task.axes if axis in u.dims and axis in u.coords and u[axis].dtype.kind in "iuf"
             and u.sizes[axis] > 1 and (np.diff(u[axis].values) < 0).all()]
 
 

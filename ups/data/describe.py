@@ -16,6 +16,7 @@ from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, jumps_in, names
 from ups.config.words import WORDS, meant
 from ups.data.asked import lengths, missing, names_of
 from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
+from ups.data.describe_series import series_of
 from ups.data.missing import averaged
 from ups.data.patterns import alike, in_groups, pattern
 from ups.stored import Store, Stored, open_store
@@ -47,6 +48,7 @@ def describe_file(path: str) -> str:
 def _section(store: Store) -> list[str]:
     name = re.sub(r"\W+|^(?=\d)", "_", Path(store.path).stem.lower()).strip("_") or "mine"
     files, question = pattern(Path(store.path))
+    series: dict[str, list[str]] = {}
     head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
             "include: configs/small.yaml", f"data: {{tasks: [{quoted(name)}], source: own}}", "task:",
             f"  {quoted(name)}:", f'    files: "{files}"' + f"   # {question}" * bool(question)]
@@ -72,6 +74,8 @@ def _section(store: Store) -> list[str]:
             if "*" in array and "time" not in axes[array]:   # a group is one trajectory
                 axes[array] = ["time" if word == "trajectory" else word for word in axes[array]]
             sure &= is_sure
+        series = series_of(store, axes)
+        axes |= series
     space = [axis for axis in dict.fromkeys(itertools.chain(*axes.values())) if axis not in WORDS]
     if not 1 <= len(space) <= 3:
         shown = ", ".join(f"{name} {dict(zip(words, store.array(name).shape, strict=True))}"
@@ -105,13 +109,17 @@ def _section(store: Store) -> list[str]:
         lines.append(f"    dt: {found}   # the array of times" if found else
                      f"    dt: 1.0   # between stored frames, or the name of what holds it"
                      f"{numbers and f' ({numbers})'}?")
+    if series:
+        lines.append(f"    forcing: [{', '.join(map(field_of, series))}]   # known in advance, and so not "
+                     "predicted?")
     lines += lengths(store, axes, cut) + asked
     if cut:
         lines.append(f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time")
     share = math.ceil(100 * LEAST / num) / 100
     if USUAL_SHARE < share <= LARGEST_SHARE:
         lines[2] = lines[2].replace("}", f", test_fraction: {share}}}") + f"   # {LEAST} for the report"
-    return lines + _parameters(store, axes) + _about([field_of(array) for array in axes])
+    return lines + _parameters(store, axes) + _about([field_of(array) for array in axes],
+                                                     bool(series))
 
 
 def _names_of_times(store: Store, axes: dict[str, list[str]]) -> list[str]:
@@ -331,7 +339,7 @@ def _shown(numbers: dict[str, float]) -> str:
 def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     """What differs from trajectory to trajectory: lists of numbers that are no coordinates, and attributes
     that are not the same in the other files."""
-    known, numbers = {*_coordinates(store, axes).values()}, _numbers(store)
+    known, numbers = {*_coordinates(store, axes).values(), *axes}, _numbers(store)
     for name in store.names():   # coordinates, and what varies along a named axis
         known |= {*store.array(name).axes, *[name] * (meant(" ".join(store.array(name).axes)) in WORDS[1:])}
     lists = [name for name in _lists(store) if name not in known and not _is_place(name)
@@ -350,11 +358,13 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
               "not dt or a length?"] * bool(same)]
 
 
-def _about(fields: list[str]) -> list[str]:
+def _about(fields: list[str], is_forced: bool = False) -> list[str]:
     """Questions that no file answers."""
     first = fields[0]
     return [f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
             f"    # conserved: [{first}]      # is its mean over space kept?",
+            *[f"    # forcing: [{fields[-1]}]        # which fields vary in time and are known in advance (heating, "
+              "a control)?"] * (len(fields) > 1 and not is_forced),
             "    # symmetries: [shift, mirror]   # is a solution, shifted along periodic axes, a solution "
             "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
             f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "

@@ -21,7 +21,7 @@ from ups.models.bases.base import Base, Fit, Samples
 from ups.models.bases.per_field import Part, PerField, joined, parts_of, samples_of, settings_of
 from ups.models.bases.units import widened
 from ups.models.conserve import correction
-from ups.models.head import HORIZON, TaskHead, describe_data
+from ups.models.head import FORCING_RANGE, HORIZON, TaskHead, describe_data
 from ups.models.shortlist import Candidate, Shortlist, tried
 from ups.progress import note
 
@@ -280,6 +280,8 @@ def settle(head: TaskHead, cache: Cache, seed: int) -> None:
     head.scale.copy_(residual_scale(head, cache, seed))
     for end, value in zip((head.low, head.high), bounds(head, cache), strict=True):
         end.copy_(value)
+    if cache.task.forcing:
+        head.description[FORCING_RANGE] = forcing_range(head, cache)
 
 
 @torch.no_grad()
@@ -292,6 +294,20 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
         ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
     return widened(low, high, len(every))
+
+
+@torch.no_grad()
+def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
+    """Of what is known in advance the range over training trajectories and BEYOND of its width on both sides,
+    counted from the task's offsets."""
+    codec, ends = head.forcing_codec, []
+    for rows in cache.parts(cache.split["train"], cache.num_frames, NUM_ROLLOUTS):
+        f = codec.denormalise(head.forced(cache, rows, 0, cache.num_frames)).transpose(0, 2).flatten(1)
+        ends.append((f.amin(1), f.amax(1)))
+    low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
+    slack = BEYOND * (high - low)
+    return {name: span for name, *span in zip(codec.fields, (low - slack).tolist(), (high + slack).tolist(),
+                                              strict=True)}
 
 
 def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,

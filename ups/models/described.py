@@ -65,6 +65,7 @@ HEAD: Rows = {
     "history": COUNT, "bundle": COUNT, "horizon": COUNT, "dt": (is_size, "a time"), "time_unit": NUMBER,
     "parameters": (is_ranges, "the smallest and largest value by name"),
     "parameter_values": (is_table, "numbers"), "network_share": NUMBER, "is_conservative": FLAG,
+    "forcing_range": (is_ranges, "the smallest and largest value by name"),
 }
 FORCING = "forcing_codec"   # in a description, of what is known in advance; not there for tasks without
 CODEC: Rows = {"space": CELLS, "patch": COUNT, "fields": NAMES, "positive": NAMES,

@@ -21,6 +21,8 @@ from ups.transfer import send
 FOUND = ("network_share", "is_conservative")   # of the data, by the stage
 SELECTION = "selection"   # what decided network_share, `ups.models.selection.select`; older weights lack it
 HORIZON = "horizon"   # frames of the rollouts on which the operator was evaluated; older weights lack it
+# of a description: forcing -> what it was trained in, half as much on both sides included, as for the state
+FORCING_RANGE = "forcing_range"
 AT_BOUNDS = 1e-3   # of the width between the bounds: a codec that is not complete moves what was clipped
 SAME = 1e-6   # relative: parameter values that differ by less are the same number in float32
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
