@@ -103,10 +103,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     names, later = head.task.forcing, shown - 1 + args.frames   # the last frame whose forcing is needed
     if names and later >= source.num_frames:
-        raise ValueError(f"{args.input} holds the forcing {', '.join(names)} of {source.num_frames} frames; "
-                         f"expected {later + 1}: the {shown} that are shown and {args.frames} to forecast. "
-                         f"Give a file with that many frames (of the fields any numbers in the last ones) and "
-                         f"--shown.")
+        raise ValueError(f"{args.input} holds the forcing {', '.join(names)} of {source.num_frames} "
+                         f"frames; expected {later + 1}: the {shown} that are shown and {args.frames} to "
+                         "forecast. Give a file with so many frames (the fields may hold anything in the last "
+                         "ones) and --shown.")
 
     # ---- loop
     def predict(indices: np.ndarray, **_: object) -> np.ndarray:
@@ -119,8 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
         u = u[:, :, : u.shape[2] - len(names)]
         if names:
             f = head.task.absolute(f, names)
-            cells = {name: (..., *[0] * head.task.ndim) if name in head.task.series else ... for name in names}
-            options["forcing"] = {name: f[:, shown - 1 : later + 1, i][cells[name]]
+            told, cell = f[:, shown - 1 : later + 1], (..., *[0] * head.task.ndim)
+            options["forcing"] = {name: told[:, :, i][cell] if name in head.task.series else told[:, :, i]
                                   for i, name in enumerate(names)}
         if own is not None and not values and known["parameters"]:
             options["parameters"] = source.parameters[first:last]

@@ -14,7 +14,7 @@ FLOORS = [
      "precision", "solvers"},
     {"tasks", "metrics"}, {"config"},
     {"data", "training"}, {"models"}, {"generative"}, {"evaluation"},
-    {"forecaster", "forcing", "labelled", "chain", "dry_run", "setup", "machine", "devices", "travel", "remove"},
+    {"forecaster", "given", "labelled", "chain", "dry_run", "setup", "machine", "devices", "travel", "remove"},
 ]
 # who may import what of a floor below: rooms of one floor know nothing of each other, and these know less than their floor allows
 NARROW = {

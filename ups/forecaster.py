@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from ups.boundary import PERIODIC
-from ups.forcing import read_forcing
 from ups.generative.draws import WAYS, Sampler, block_size, load_sampler, sample_solutions, sample_states
 from ups.generative.judge import USUAL, serving, spending
 from ups.generative.observation import seen as observe_cells
+from ups.given import SAME, Values, check_parameters, read_forcing
 from ups.labelled import Field, as_tensor, label, unlabel
 from ups.models.head import HORIZON, TaskHead
 from ups.models.operator import Operator, load_operator
@@ -37,10 +37,6 @@ from ups.spectral import resample as on_grid
 from ups.tasks import in_unit
 from ups.training.folder import stage_of_run
 from ups.travel import HUB, fetch
-
-SAME = 1e-6   # relative: a time step or parameter that differs by less is the same number in float32
-# parameters by name, or raw in the task's order
-Values = Mapping[str, Any] | Sequence | Tensor | float | None
 
 
 def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_frames: int, *,
@@ -178,38 +174,6 @@ def _beyond(head: TaskHead, u_pred: Tensor) -> str:
             f"before that, or train on longer trajectories.")
 
 
-def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:
-    """Raw parameters (batch, P), float64; by name, one that had a single value in training need not be
-    given. Raises ValueError for what was not trained, in name, number or value."""
-    known = head.description["parameters"]
-    if parameters is None or isinstance(parameters, Mapping):
-        given = {name: low for name, (low, high) in known.items() if low == high} | dict(parameters or {})
-        if unknown := [name for name in given if name not in known]:
-            raise ValueError(f"{head.name} was given the parameter {unknown[0]!r:.80}; expected "
-                             f"{', '.join(known) or 'none'}, as it was trained. Give these, by name.")
-        if missing := [name for name in known if name not in given]:
-            name, (low, high) = missing[0], known[missing[0]]
-            raise ValueError(f"{head.name} was not given its parameter {name}; expected a value from {low:g} "
-                             f"to {high:g}, as it was trained. Pass parameters={{{name!r}: {high:g}}}, or "
-                             "another value in that range.")
-        columns = [as_tensor(given[name], f"{head.name}'s parameter {name}").double().cpu() for name in known]
-        parameters = torch.stack(torch.broadcast_tensors(*columns), -1) if columns else []
-    values = as_tensor(parameters, f"{head.name}'s parameters").double().cpu()
-    values = values.reshape(1, -1) if values.ndim < 2 else values
-    if values.shape[1:] != (len(known),) or len(values) not in (1, batch):
-        raise ValueError(f"{head.name} was given parameters of shape {tuple(values.shape)}; expected "
-                         f"({batch}, {len(known)}) or ({len(known)},): "
-                         f"{', '.join(known) or 'none, so None'}. Give these, in order.")
-    for (name, (low, high)), column in zip(known.items(), values.unbind(1), strict=True):
-        is_known = (column >= low - SAME * abs(low)) & (column <= high + SAME * abs(high))
-        is_right = ((column > 0) | (low <= 0)) & column.isfinite() & (is_known | extrapolate)
-        if not bool(is_right.all()):
-            raise ValueError(f"{head.name} was given {name} = {float(column[~is_right][0]):g}; expected "
-                             f"{low:g} to {high:g}, where the operator was trained. Train with such a value, "
-                             f"or ask for its guess with extrapolate=True (of numbers above zero).")
-    return values.expand(batch, -1)
-
-
 class Forecaster:
     """An operator and, of a run's folder, what samples its errors.
 
@@ -264,17 +228,18 @@ class Forecaster:
 
     @torch.no_grad()
     def forecast(self, task: str, u0: Field, parameters: Values = None, num_frames: int = 1, *,
-                 forcing: Any = None, dt: float | None = None, resample: bool = False, extrapolate: bool = False) -> Field:
+                 forcing: Any = None, dt: float | None = None, resample: bool = False,
+                 extrapolate: bool = False) -> Field:
         """The `num_frames` frames (batch, num_frames, C, *space) that follow u0, physical units.
 
         u0: the last frames (batch, history or more, C, *space), channels in the order of the task's fields;
         of a steady task the coefficient. parameters: by name, {"Nu": 0.01}, or (batch, P) or (P,), raw values
-        in the task's order; one that had a single value in training may be left out. forcing: of a task that
-        has some, by name, from the last frame of u0 to the last one predicted (`read_forcing`). dt: the time between the
-        frames that are wanted, compared with the trained one. resample: take a field on another grid to the
-        trained one and the forecast back, and warn what that left out. extrapolate: allow parameters and
-        starts outside the trained range. Raises ValueError, by name, for whatever was not trained; warns of a
-        forecast that blows up.
+        in the task's order; one that had a single value in training may be left out. forcing: what is known
+        in advance, by name, from the last frame of u0 to the last one predicted (`read_forcing`). dt: the
+        time between the frames that are wanted, compared with the trained one. resample: take a field on
+        another grid to the trained one and the forecast back, and warn what that left out. extrapolate: allow
+        parameters, forcing and starts outside the trained range. Raises ValueError, by name, for whatever was
+        not trained; warns of a forecast that blows up.
         """
         u, answer = self._read(task, u0, ("time",))
         z, values, finish = start(self.operator, task, u, parameters, num_frames, dt=dt, resample=resample,

@@ -81,15 +81,17 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[
 
 
 def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> np.ndarray:
-    """A labelled forcing as ([batch,] time, *space) of a field, ([batch,] time) of a series. u0: the start,
-    which its first time must be that of the last frame of, where both have times. Raises ValueError, by name.
+    """A labelled forcing as ([batch,] time, *space) of a field, ([batch,] time) of a series.
+
+    u0: the start; where both have times, the first one must be that of its last frame. Raises ValueError, by
+    name.
     """
     axes = () if name in task.series else task.axes
     batch = [dim for dim in values.dims if dim not in (*axes, "time")]
     if len(batch) > 1 or not {"time", *axes} <= {*values.dims}:
         raise ValueError(f"{task.name} was given forcing {name} with dimensions "
-                         f"{', '.join(map(str, values.dims))}; expected {', '.join(('time', *axes))}, and one "
-                         "more at most, the batch. Rename or select them.")
+                         f"{', '.join(map(str, values.dims))}; expected {', '.join(('time', *axes))}, and "
+                         "one more at most, the batch. Rename or select them.")
     values = values.isel({axis: slice(None, None, -1) for axis in _descending(values, task)})
     steps = {axis: (high - low) / values.sizes[axis] for axis, (low, high)
              in zip(task.axes, task.spans, strict=True) if axis in axes} | {"time": dt}

@@ -8,7 +8,7 @@ from ups.tasks import Place
 
 
 def check_forcing(key: str, forcing: Any, places: Sequence[Place]) -> None:
-    """Raise ValueError unless `forcing` names different fields that vary in time and leaves one to predict."""
+    """Raise ValueError unless `forcing` names fields that vary in time and leaves one to predict."""
     where, fields = f"{key}.forcing", [field for place in places for field in place.fields]
     if not isinstance(forcing, list) or not all(isinstance(name, str) for name in forcing) \
             or len({*forcing}) < len(forcing):

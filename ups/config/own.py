@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.boundary import BOUNDARIES, PERIODIC
-from ups.config.foreign import FOREIGN
 from ups.config.forcing import check_forcing
+from ups.config.foreign import FOREIGN
 from ups.config.grid import flipped, patch_for, span
 from ups.config.missing import missing_values
 from ups.config.offset import offsets
@@ -148,10 +148,9 @@ def facts(settings: Any) -> dict[str, Any]:
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
-            **({"forcing": settings.forcing} if settings.forcing else {}),
             **({"offset": settings.offset} if settings.offset else {}),
             **{name: value for name, value in (("flipped", settings.flipped), ("units", settings.units),
-                                               ("missing", settings.missing)) if value}}
+                                               ("missing", settings.missing), ("forcing", settings.forcing)) if value}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:

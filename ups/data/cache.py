@@ -52,7 +52,8 @@ class Cache:
     """An open cache. Picklable (reopens by path) and safe to use after a fork.
 
     task, settings, path, fingerprint. tokenizer, input_tokenizer (None unless steady), forcing_tokenizer
-    (None where nothing is known in advance). num_rows, num_frames, dt (time units). num_bytes: size of the latents; frame_bytes: of one frame of all fields.
+    (None where nothing is known in advance). num_rows, num_frames, dt (time units). num_bytes: size of the
+    latents; frame_bytes: of one frame of all fields.
     split: train, val, test -> row numbers, and reserved: training rows that the operator does not see
     (task.TASK.reserve), kept for what learns its errors. parameters (n, P) float64, parameter_values: empty
     where the task hides them; parameter_index (n,): which file; trajectory (n,). floor: split -> state or
@@ -174,7 +175,7 @@ class Cache:
 
     def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int,
                    device: torch.device | str) -> None:
-        """Read what `batch` (and `inputs` or `forcing` of such a task) will be asked for next, into pinned memory,
+        """Read what `batch` (and `inputs` or `forcing`) will be asked for next, into pinned memory,
         while a GPU computes; does nothing for other devices and for latents that lie there."""
         for part, _ in self._parts.values():
             part.read_ahead(rows, starts, length, torch.device(device))

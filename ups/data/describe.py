@@ -363,8 +363,8 @@ def _about(fields: list[str], is_forced: bool = False) -> list[str]:
     first = fields[0]
     return [f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
             f"    # conserved: [{first}]      # is its mean over space kept?",
-            *[f"    # forcing: [{fields[-1]}]        # which fields vary in time and are known in advance (heating, "
-              "a control)?"] * (len(fields) > 1 and not is_forced),
+            *[f"    # forcing: [{fields[-1]}]        # which fields vary in time and are known in advance "
+              "(heating, a control)?"] * (len(fields) > 1 and not is_forced),
             "    # symmetries: [shift, mirror]   # is a solution, shifted along periodic axes, a solution "
             "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
             f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "

@@ -298,16 +298,14 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
-    """Of what is known in advance the range over training trajectories and BEYOND of its width on both sides,
-    counted from the task's offsets."""
-    codec, ends = head.forcing_codec, []
-    for rows in cache.parts(cache.split["train"], cache.num_frames, NUM_ROLLOUTS):
+    """`bounds` of what is known in advance: name -> physical units counted from the task's offsets."""
+    codec, ends, every = head.forcing_codec, [], cache.split["train"]
+    for rows in cache.parts(every, cache.num_frames, NUM_ROLLOUTS):
         f = codec.denormalise(head.forced(cache, rows, 0, cache.num_frames)).transpose(0, 2).flatten(1)
         ends.append((f.amin(1), f.amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
-    slack = BEYOND * (high - low)
-    return {name: span for name, *span in zip(codec.fields, (low - slack).tolist(), (high + slack).tolist(),
-                                              strict=True)}
+    low, high = widened(low, high, len(every))
+    return dict(zip(codec.fields, map(list, zip(low.tolist(), high.tolist(), strict=True)), strict=True))
 
 
 def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,

@@ -13,7 +13,15 @@ from ups.models.backbone import zero_linear
 from ups.models.bases.base import Known
 from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, given
-from ups.models.described import CODEC, FORCING, HEAD, require_base, require_codec, require_forcing, require_kinds
+from ups.models.described import (
+    CODEC,
+    FORCING,
+    HEAD,
+    require_base,
+    require_codec,
+    require_forcing,
+    require_kinds,
+)
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import described_task
 from ups.transfer import send
@@ -144,9 +152,9 @@ class TaskHead(nn.Module):
         if forcing is None or not names or forcing.shape[1] < num_frames or (
                 [*forcing.shape[:1], *forcing.shape[2:]] != [*shape[:1], *shape[2:]]):
             given = "no forcing" if forcing is None else f"forcing of shape {tuple(forcing.shape)}"
-            expected = f"({', '.join(map(str, shape))}) of at least {num_frames} frames, of {', '.join(names)}"
-            raise ValueError(f"{self.name} was given {given}; expected {expected if names else 'none'}, as it "
-                             "was trained. Give the normalised values from the last frame shown on.")
+            expected = f"({', '.join(map(str, shape))}), {num_frames} frames or more of {', '.join(names)}"
+            raise ValueError(f"{self.name} was given {given}; expected {expected if names else 'none'}, as "
+                             "it was trained. Give the normalised values from the last frame shown on.")
 
     def forcing_tokens(self, known: Known) -> list[Tensor]:
         """What the network is told in advance of a call, one tensor (batch, *tokens, n): the forcing from the
@@ -289,10 +297,9 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 def describe_data(cache: Cache) -> dict[str, Any]:
     """What a task's weights are trained on, and hold for alone, JSON-able.
 
-    codec, input_codec (None unless steady) and, where something is known in advance, forcing_codec, with grid,
-    fields and patch; boundary; domain of every axis;
-    dt between frames (0 if steady); parameters: name -> smallest and largest value, empty where the task
-    hides or has none; parameter_values of the first.
+    codec, input_codec (None unless steady) and, where something is known in advance, forcing_codec, with
+    grid, fields and patch; boundary; domain of every axis; dt between frames (0 if steady); parameters: name
+    -> smallest and largest value, empty where the task hides or has none; parameter_values of the first.
     """
     return {"codec": describe_tokenizer(cache.tokenizer),
             "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer else None,

@@ -1,6 +1,7 @@
-"""What a user gives a forecast of the forcing: fields and series that vary in time and are known in advance."""
+"""What a forecast is given beside its start: parameters, and forcing, which varies in time and is known in
+advance."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,41 @@ from ups.labelled import as_tensor, unlabel_forcing
 from ups.models.head import FORCING_RANGE, TaskHead
 from ups.spectral import resample as on_grid
 
-SAME = 1e-6   # relative: of float32
+SAME = 1e-6   # relative: a time step or parameter that differs by less is the same number in float32
+# parameters by name, or raw in the task's order
+Values = Mapping[str, Any] | Sequence | Tensor | float | None
+
+
+def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:
+    """Raw parameters (batch, P), float64; by name, one that had a single value in training need not be
+    given. Raises ValueError for what was not trained, in name, number or value."""
+    known = head.description["parameters"]
+    if parameters is None or isinstance(parameters, Mapping):
+        given = {name: low for name, (low, high) in known.items() if low == high} | dict(parameters or {})
+        if unknown := [name for name in given if name not in known]:
+            raise ValueError(f"{head.name} was given the parameter {unknown[0]!r:.80}; expected "
+                             f"{', '.join(known) or 'none'}, as it was trained. Give these, by name.")
+        if missing := [name for name in known if name not in given]:
+            name, (low, high) = missing[0], known[missing[0]]
+            raise ValueError(f"{head.name} was not given its parameter {name}; expected a value from {low:g} "
+                             f"to {high:g}, as it was trained. Pass parameters={{{name!r}: {high:g}}}, or "
+                             "another value in that range.")
+        columns = [as_tensor(given[name], f"{head.name}'s parameter {name}").double().cpu() for name in known]
+        parameters = torch.stack(torch.broadcast_tensors(*columns), -1) if columns else []
+    values = as_tensor(parameters, f"{head.name}'s parameters").double().cpu()
+    values = values.reshape(1, -1) if values.ndim < 2 else values
+    if values.shape[1:] != (len(known),) or len(values) not in (1, batch):
+        raise ValueError(f"{head.name} was given parameters of shape {tuple(values.shape)}; expected "
+                         f"({batch}, {len(known)}) or ({len(known)},): "
+                         f"{', '.join(known) or 'none, so None'}. Give these, in order.")
+    for (name, (low, high)), column in zip(known.items(), values.unbind(1), strict=True):
+        is_known = (column >= low - SAME * abs(low)) & (column <= high + SAME * abs(high))
+        is_right = ((column > 0) | (low <= 0)) & column.isfinite() & (is_known | extrapolate)
+        if not bool(is_right.all()):
+            raise ValueError(f"{head.name} was given {name} = {float(column[~is_right][0]):g}; expected "
+                             f"{low:g} to {high:g}, where the operator was trained. Train with such a value, "
+                             f"or ask for its guess with extrapolate=True (of numbers above zero).")
+    return values.expand(batch, -1)
 
 
 def read_forcing(head: TaskHead, forcing: Any, u0: Any, batch: int, space: tuple[int, ...], num_frames: int,
@@ -28,10 +63,11 @@ def read_forcing(head: TaskHead, forcing: Any, u0: Any, batch: int, space: tuple
             raise ValueError(f"{name} was given forcing; expected none, as it was trained. Leave it out.")
         return None
     shapes = {key: (num_frames + 1, *(() if key in task.series else space)) for key in names}
+    units = "".join(f", {key} in {task.units[key]}" for key in names if key in task.units)
     wanted = ", ".join(f"{key!r}: {shape}" for key, shape in shapes.items())
-    expected = (f"expected forcing={{{wanted}}} or with the batch of {batch} before: the values in the frames "
-                f"from the start to the last one predicted, {head.description['dt']:g} apart, in the units of "
-                "the training data")
+    expected = (f"expected forcing={{{wanted}}}, or these with the batch of {batch} in front: the values in "
+                f"the frames from the start to the last one predicted, {head.description['dt']:g} apart, in "
+                f"the units of the training data{units}")
     if forcing is None:
         raise ValueError(f"{name} was not given its forcing {', '.join(names)}; {expected}. Pass them.")
     if not isinstance(forcing, Mapping):
@@ -39,9 +75,9 @@ def read_forcing(head: TaskHead, forcing: Any, u0: Any, batch: int, space: tuple
             raise ValueError(f"{name} was given forcing without names; {expected}. Pass them by name.")
         forcing = {names[0]: forcing}
     if strange := [key for key in forcing if key not in names]:
-        raise ValueError(f"{name} was given forcing {strange[0]!r:.80}; {expected}. Rename it or leave it out.")
+        raise ValueError(f"{name} was given forcing {strange[0]!r:.80}; {expected}. Rename it.")
     if missing := [key for key in names if key not in forcing]:
-        raise ValueError(f"{name} was not given its forcing {', '.join(missing)}; {expected}. Pass them, too.")
+        raise ValueError(f"{name} was not given its forcing {', '.join(missing)}; {expected}. Add it.")
     parts = []
     for key, shape in shapes.items():
         values = forcing[key]
@@ -77,5 +113,5 @@ def _check_range(head: TaskHead, f: Tensor) -> None:
         if not low - slack <= found[0] <= found[1] <= high + slack:
             shown = [f"{end + offset:.9g}" if offset else f"{end:.6g}" for end in (*found, low, high)]
             raise ValueError(f"{head.name} was given forcing {name} from {shown[0]} to {shown[1]}; expected "
-                             f"{shown[2]} to {shown[3]}: the range of its training data and half as much on "
-                             "both sides. Train with such values, or ask for extrapolate=True.")
+                             f"{shown[2]} to {shown[3]}: the range of its training data, widened. Train with "
+                             "such values, or ask for extrapolate=True.")
