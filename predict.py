@@ -23,7 +23,7 @@ import numpy as np
 
 import ups
 from ups.config import DRY_RUN, read_command, run_script
-from ups.data.arguments import parameters_of, rows_of
+from ups.data.arguments import by_name, parameters_of, require_forcing, rows_of
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.own import open_input
@@ -45,7 +45,7 @@ OPTIONS = {
     "--evaluations": {"type": int, "metavar": "N", "help": "of a network per call, in place of --by"},
     "--seed": {"type": int, "default": 0, "help": "of the members"},
     "--rows": {"default": ":", "metavar": "FIRST:LAST", "help": "trajectories of the input (all)"},
-    "--shown": {"type": int, "metavar": "N", "help": "use the first N frames of the input only (all)"},
+    "--shown": {"type": int, "metavar": "N", "help": "start from the first N frames of the input (all)"},
     "--parameters": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "in place of the input's"},
     "--space-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th cell of the input"},
     "--time-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th frame of the input"},
@@ -101,12 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.dry_run:
         return 0
 
-    names, later = head.task.forcing, shown - 1 + args.frames   # the last frame whose forcing is needed
-    if names and later >= source.num_frames:
-        raise ValueError(f"{args.input} holds the forcing {', '.join(names)} of {source.num_frames} "
-                         f"frames; expected {later + 1}: the {shown} that are shown and {args.frames} to "
-                         "forecast. Give a file with so many frames (the fields may hold anything in the last "
-                         "ones) and --shown.")
+    require_forcing(head.task, source, shown, args.frames)
 
     # ---- loop
     def predict(indices: np.ndarray, **_: object) -> np.ndarray:
@@ -114,14 +109,10 @@ def main(arguments: list[str] | None = None) -> int:
         float32."""
         first, last = rows[indices[0] // repeats], rows[indices[-1] // repeats] + 1
         u = source.read(first, last)
-        f = u[:, :, u.shape[2] - len(names) :]
+        u, f = np.split(u, [u.shape[2] - len(head.task.forcing)], 2)
+        f = head.task.absolute(f, head.task.forcing)[:, shown - context : shown + args.frames]
         u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, shown - context : shown]
-        u = u[:, :, : u.shape[2] - len(names)]
-        if names:
-            f = head.task.absolute(f, names)
-            told, cell = f[:, shown - 1 : later + 1], (..., *[0] * head.task.ndim)
-            options["forcing"] = {name: told[:, :, i][cell] if name in head.task.series else told[:, :, i]
-                                  for i, name in enumerate(names)}
+        options["forcing"] = by_name(head.task, f[:, context - 1 :])
         if own is not None and not values and known["parameters"]:
             options["parameters"] = source.parameters[first:last]
         if args.members:
@@ -131,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
         u_pred = (model.sample if args.members else model.forecast)(args.task, u, **options)
         u_pred = u_pred.reshape(-1, *u_pred.shape[2:]) if args.members else u_pred
         u = np.concatenate([u.repeat(repeats, 0), u_pred], 2 if is_steady else 1)
-        return np.concatenate([u, f[:, shown - context : later + 1].repeat(repeats, 0)], 2) if names else u
+        return np.concatenate([u, f.repeat(repeats, 0)], 2) if head.task.forcing else u
 
     with tempfile.TemporaryDirectory(dir=folder, prefix=".predict-") as temporary:
         path = Path(temporary) / output.name

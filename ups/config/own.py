@@ -148,9 +148,9 @@ def facts(settings: Any) -> dict[str, Any]:
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
-            **({"offset": settings.offset} if settings.offset else {}),
-            **{name: value for name, value in (("flipped", settings.flipped), ("units", settings.units),
-                                               ("missing", settings.missing), ("forcing", settings.forcing)) if value}}
+            **{name: value for name, value in (("offset", settings.offset), ("forcing", settings.forcing),
+                                               ("flipped", settings.flipped), ("units", settings.units),
+                                               ("missing", settings.missing)) if value}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:

@@ -3,7 +3,10 @@
 import re
 from typing import Any
 
+import numpy as np
+
 from ups.data.pdebench import Trajectories
+from ups.tasks import Task
 
 
 def rows_of(text: str, num: int) -> range:
@@ -27,3 +30,19 @@ def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories)
     if source.parameter is not None and known:
         values.setdefault(next(iter(known)), source.parameter)
     return values or None
+
+
+def require_forcing(task: Task, source: Trajectories, shown: int, num_frames: int) -> None:
+    """Raise ValueError unless the input holds the forcing of the frames that are to be forecast."""
+    if task.forcing and source.num_frames < shown + num_frames:
+        raise ValueError(f"{source.path} holds the forcing {', '.join(task.forcing)} of "
+                         f"{source.num_frames} frames; expected {shown + num_frames}: the {shown} that are "
+                         f"shown and {num_frames} to forecast. Give a file with so many frames, in the last "
+                         "of which the fields may hold anything, and --shown.")
+
+
+def by_name(task: Task, f: np.ndarray) -> dict[str, np.ndarray] | None:
+    """Forcing (n, time, K, *space) as a forecast takes it; None for a task without."""
+    cell = (..., *[0] * task.ndim)
+    return {name: f[:, :, i][cell] if name in task.series else f[:, :, i]
+            for i, name in enumerate(task.forcing)} or None

@@ -75,7 +75,7 @@ def _section(store: Store) -> list[str]:
                 axes[array] = ["time" if word == "trajectory" else word for word in axes[array]]
             sure &= is_sure
         series = series_of(store, axes)
-        axes |= series
+        axes = {array: words for array, words in axes.items() if array not in series} | series
     space = [axis for axis in dict.fromkeys(itertools.chain(*axes.values())) if axis not in WORDS]
     if not 1 <= len(space) <= 3:
         shown = ", ".join(f"{name} {dict(zip(words, store.array(name).shape, strict=True))}"

@@ -68,8 +68,9 @@ def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(some, device)), u
         known, calls = head.known_of(cache, some, context - 1, u_ref.shape[1] + 1), itertools.count()
-        u_pred = rollout(lambda window: head.next_frame(window, known.later(next(calls)))[:, None],  # noqa: B023
-                         given, u_ref.shape[1], head.history)
+        u_pred = rollout(
+            lambda window: head.next_frame(window, known.later(next(calls)))[:, None],  # noqa: B023
+            given, u_ref.shape[1], head.history)
         # in physical units, as the nRMSE of the report and of the log of training
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)

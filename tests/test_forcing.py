@@ -1,0 +1,301 @@
+"""What varies in time and is known in advance: heating and controls are given to every model, and predicted by none."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+import scipy.fft
+import torch
+import xarray
+import yaml
+from test_house import ROOT
+
+import predict
+from ups.config import load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
+from ups.data.describe import describe_file
+from ups.data.doctor import examine
+from ups.data.schedule import Batch
+from ups.data.sources import open_user
+from ups.evaluation.forecast import assess_forecasts
+from ups.evaluation.truth import open_truth
+from ups.forecaster import Forecaster
+from ups.generative.draws import draw_rollout
+from ups.generative.residuals import TransientResiduals
+from ups.models.bases.base import Samples
+from ups.models.choose import fit_base
+from ups.models.operator import Operator, over_bases
+from ups.models.windows import Windows
+
+CPU, DT = torch.device("cpu"), 0.2
+AXES = ["trajectory", "time", "x", "y"]
+
+
+def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0):
+    """u_t = 0.05 lap u - 0.5 u + f, f linear in time between frames, solved exactly in modes: u and f in a file, or
+    the series q of f = q s(x)."""
+    num, frames, *space = shape
+    draw, axes = np.random.default_rng(0), tuple(range(-len(space), 0))
+    forward, back = ((scipy.fft.fftn, scipy.fft.ifftn) if boundary == "periodic" else (scipy.fft.dctn, scipy.fft.idctn))
+    k = [2 * np.pi * np.fft.fftfreq(n, 1 / n) if boundary == "periodic" else np.pi * np.arange(n) for n in space]
+    rate = -0.5 - 0.05 * sum(np.meshgrid(*[one**2 for one in k], indexing="ij"))
+    grow = np.exp(rate * DT)
+    late = (grow - 1 - rate * DT) / (rate**2 * DT)
+    early = (grow - 1) / rate - late
+    x = np.meshgrid(*[(np.arange(n) + 0.5) / n for n in space], indexing="ij")
+    s = [np.exp(-sum(((one - at) / 0.15) ** 2 for one in x)) for at in (0.4, 0.6)]
+    q = draw.standard_normal((2, 1 if kind == "shared" else num, frames)) + mean
+    f = np.stack([np.multiply.outer(q[0], s[0]), np.multiply.outer(q[1], s[1])])[: 2 if kind == "field" else 1].sum(0)
+    f_hat = forward(f, axes=axes) + np.zeros((num, 1, *[1] * len(space)))
+    u = [forward(np.multiply.outer(draw.standard_normal(num), s[1]) + mean, axes=axes)]
+    for i in range(frames - 1):
+        u.append(grow * u[-1] + early * f_hat[:, i] + late * f_hat[:, i + 1])
+    u = np.real(back(np.stack(u, 1), axes=axes))
+    with h5py.File(folder / "heat.h5", "w") as file:
+        file["u"] = u[0] if num == 1 else u
+        file["f"] = (f if kind == "field" else q[0])[0] if num == 1 or kind == "shared" else f if kind == "field" else q[0]
+    words = AXES[num == 1: 2 + len(space)]
+    return {"files": str(folder / "heat.h5"), "boundary": boundary, "domain": [0, 1], "dt": DT, "forcing": ["f"],
+            "layout": {"u": words, "f": words if kind == "field" else ["time"] if kind == "shared" or num == 1 else
+                       ["trajectory", "time"]}, "base": ["persistence", "propagator"], "degree": 1}
+
+
+def configured(folder, said, *overrides):
+    given = {"include": str(ROOT / "configs" / "small.yaml"), "data": {"tasks": ["heat"], "source": "own"},
+             "cache": {"root": str(folder / "cache")}, "task": {"heat": said}}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    return load_config(folder / "mine.yaml", ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=50",
+                                              "operator.model.kernel_size=3", *overrides])
+
+
+def fitted(folder, said, *overrides):
+    """Configuration, cache, operator over its fitted base and the base's validation error."""
+    config = configured(folder, said, *overrides)
+    build_cache(config, "heat", progress=False)
+    cache = open_cache(config, "heat")
+    facts, weights = fit_base(cache, 1, config.context("heat"), 0, CPU)
+    operator = over_bases({"heat": (facts, weights)}, config.operator.model, "no").eval()
+    return config, cache, operator, facts["validation_nrmse"][facts["description"]["base"]["name"]]
+
+
+def stirred(operator):
+    """With a network that says something."""
+    torch.manual_seed(0)
+    for parameter in operator.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    return operator
+
+
+# ---------------------------------------------------------------- the known answer
+
+CASES = {
+    "a field": {},
+    "a series for each": {"kind": "series"},
+    "a series for all": {"kind": "shared"},
+    "a series with a mean between walls": {"kind": "series", "boundary": "no_flux", "mean": 3.0},
+    "a field in two dimensions": {"shape": (24, 6, 8, 12)},
+    "a long run that is cut": {"shape": (1, 480, 16), "said": {"cut": 8}},
+    "a mean that is subtracted": {"said": {"offset": {"f": 2.0, "u": 1.0}}},
+    "two frames shown and two predicted": {"said": {"history": 2, "bundle": 2}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, case):
+    settings = dict(CASES[case])
+    more = settings.pop("said", {})
+    said = heat(tmp_path, **settings) | more
+    config, cache, operator, error = fitted(tmp_path, said)
+    task = cache.task
+    assert task.fields == task.moving == ("u",) and task.forcing == ("f",)
+    assert error < 2e-5, error
+    entry, _ = assess_forecasts(operator, open_truth(config, "heat"), config.evaluate, 0, CPU)
+    assert entry["fields"] == ["u"] and entry["given"] == ["f"]
+    assert entry["models"]["base"]["nrmse"]["value"] < 5e-5
+    # the public interface: the same from a start of its own, frames counted from there
+    source = open_user(config, "heat")
+    u = source.read(0, 3).astype(np.float64)
+    f, u = task.absolute(u[:, :, 1:], ["f"])[:, :, 0], task.absolute(u[:, :, :1], ["u"])
+    first = config.context("heat")
+    told = f[:, first - 1:] if not task.series else f[(slice(None), slice(first - 1, None), *[0] * task.ndim)]
+    u_pred = Forecaster(operator).forecast("heat", u[:, :first], num_frames=u.shape[1] - first, forcing={"f": told})
+    scale = np.abs(u - u.mean()).max()
+    assert np.abs(u_pred - u[:, first:]).max() < 1e-4 * scale
+
+
+def test_without_the_key_the_same_data_cannot_be_predicted(tmp_path):
+    said = heat(tmp_path, kind="series")
+    del said["forcing"], said["layout"]["f"]
+    assert fitted(tmp_path, said)[-1] > 0.2
+
+
+# ---------------------------------------------------------------- training, draws
+
+
+def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
+    """The fake: forcing of another frame, or that stays where it was when the state is shifted or mirrored."""
+    said = heat(tmp_path) | {"symmetries": ["shift", "mirror"], "reserve": 0.3, "history": 2}
+    config, cache, operator, _ = fitted(tmp_path, said)
+    head = operator.heads["heat"]
+    head.description["network_share"] = 0.0
+    windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, config.sampling, 0)
+    batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]), slice(0, 6))
+    for step in (0, config.operator.train.steps - 1):   # one call, and several in a row
+        z, z_ref, known = windows.draw(head, batch, step, slice(None))
+        for frame in range(z_ref.shape[1]):
+            z_pred = operator.predict(z, "heat", known.later(frame))[0]
+            assert (z_pred - z_ref[:, frame:frame + 1]).abs().max() < 1e-3
+            z = torch.cat([z[:, 1:], z_ref[:, frame:frame + 1]], 1)
+    residuals = TransientResiduals(operator, cache)
+    for seed in range(3):
+        drawn = residuals.draw("reserved", torch.arange(4), torch.tensor([0, 1, 2, 3]), torch.Generator().manual_seed(seed))
+        assert drawn.r.abs().max() < 1e-3
+        led = drawn.tokens[..., 4 * cache.tokenizer.dim: 5 * cache.tokenizer.dim]   # what was left of the last frame
+        assert led[1:].abs().max() < 1e-3
+
+
+def test_members_are_drawn_about_the_forecast_with_the_same_forcing(tmp_path):
+    for bundle in (1, 2):
+        _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"bundle": bundle})
+        stirred(operator)
+        rows, parameters, head = torch.arange(3), torch.zeros(3, 0), operator.heads["heat"]
+        forcing = head.forced(cache, rows, 1, 5)
+        states = TransientResiduals(operator, cache)
+        zero = torch.zeros(6, *cache.tokenizer.tokens, bundle * cache.tokenizer.dim)
+        members = draw_rollout(states, lambda tokens, facts, noise, second: noise, cache.batch(rows, 0, 2), parameters, 4,
+                               2, lambda lead, zero=zero: (zero, zero), forcing=forcing)
+        alone = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing)
+        torch.testing.assert_close(members, alone[:, None].expand_as(members), rtol=1e-4, atol=1e-5)
+        other = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing.flip(1))
+        assert (other - alone).abs().max() > 0.01
+
+
+def test_the_network_is_told_and_weights_travel_as_plain_values(tmp_path):
+    _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"base": ["persistence"]})
+    stirred(operator)
+    again = Operator(json.loads(json.dumps(operator.description)))
+    again.load_state_dict(operator.state_dict())
+    z, none = cache.batch([0, 1], 0, 1), torch.zeros(2, 0)
+    forcing = again.heads["heat"].forced(cache, torch.arange(2), 0, 2)
+    told = again.predict(z, "heat", again.heads["heat"].known(none, forcing))[0]
+    torch.testing.assert_close(told, operator(z, "heat", none, forcing))
+    assert (told - operator(z, "heat", none, -forcing)).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="was given no forcing; expected"):
+        operator(z, "heat", none)
+    bad = json.loads(json.dumps(operator.description))
+    bad["tasks"][0]["forcing_codec"]["space"] = [32]
+    with pytest.raises(ValueError, match="of the space of their forcing"):
+        Operator(bad)
+    assert not [key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key]   # as before
+
+
+def fitted_without(folder):
+    said = heat(folder)
+    del said["forcing"], said["layout"]["f"]
+    return fitted(folder, said)[2]
+
+
+# ---------------------------------------------------------------- the public interface
+
+REFUSED = {
+    "None": (lambda f: None, "was not given its forcing f.*expected forcing={'f': \\(4, 16\\)}, .*frames from the start"),
+    "frames": (lambda f: f[:3], "forcing f of shape \\(3, 16\\)"),
+    "cells": (lambda f: f[:, :8], "forcing f of shape \\(4, 8\\)"),
+    "name": (lambda f: {"g": f}, "forcing 'g'"),
+    "nan": (lambda f: np.where(f == f[0, 0], np.nan, f), "forcing f with NaN"),
+    "range": (lambda f: 100 + f, "forcing f from 9.*widened"),
+    "late": (lambda f: xarray.DataArray(f, {"time": DT * (2 + np.arange(4))}, ("time", "x")), "from 0.4 on; expected it from 0"),
+    "step": (lambda f: xarray.DataArray(f, {"time": np.arange(4.0)}, ("time", "x")), "time with steps of 1"),
+}
+
+
+def test_forecasts_take_forcing_of_every_kind_and_refuse_what_does_not_fit(tmp_path):
+    config, cache, operator, _ = fitted(tmp_path, heat(tmp_path))
+    model, u = Forecaster(operator), open_user(config, "heat").read(0, 2)
+    f, start, frames = u[:, :4, 1], u[:, :1, :1], 3
+    right = model.forecast("heat", start, num_frames=frames, forcing={"f": f})
+    assert "forcing f" in repr(model) and model.tasks["heat"]["forcing"] == ["f"]
+    labelled = xarray.DataArray(f.transpose(0, 2, 1)[:, ::-1], {"time": DT * np.arange(4), "x": cells()[::-1]},
+                                ("run", "x", "time"))
+    for given in (f, torch.from_numpy(f), labelled, {"f": labelled}, xarray.Dataset({"f": labelled})):
+        assert np.allclose(model.forecast("heat", start, num_frames=frames, forcing=given), right, atol=1e-6)
+    shared = model.forecast("heat", start, num_frames=frames, forcing=f[0])
+    assert np.allclose(shared[0], right[0], atol=1e-6) and np.abs(shared[1] - right[1]).max() > 0.01
+    u0 = xarray.DataArray(start[:, :, 0], {"time": [0.0], "x": cells()}, ("run", "time", "x"), "u")
+    for change, message in REFUSED.values():
+        with pytest.raises(ValueError, match=message):
+            model.forecast("heat", u0, num_frames=frames, forcing=change(f[0]))
+    model.forecast("heat", u0, num_frames=frames, forcing=100 + f[0], extrapolate=True)
+    with pytest.raises(ValueError, match="was given forcing; expected none"):
+        Forecaster(fitted_without(tmp_path)).forecast("heat", start, num_frames=1, forcing=f[0, :2])
+
+
+def cells(n=16):
+    return (np.arange(n) + 0.5) / n
+
+
+def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
+    config, cache, operator, _ = fitted(tmp_path, heat(tmp_path, kind="series"))
+    operator.record = {"model_sha256": "0"}
+    monkeypatch.setattr(predict.ups, "load", lambda *_: Forecaster(operator))
+    with h5py.File(tmp_path / "heat.h5", "r+") as file:
+        u = file["u"][:]
+        file["u"][:, 4:] = np.nan   # not known yet
+    arguments = ["--run", "none", "--task", "heat", "--input", str(tmp_path / "heat.h5"), "--output",
+                 str(tmp_path / "out.h5"), "--rows", "2:4"]
+    assert predict.main([*arguments, "--shown", "4", "--frames", "4"]) == 0
+    with h5py.File(tmp_path / "out.h5") as file, h5py.File(tmp_path / "heat.h5") as given:
+        assert np.abs(file["u"][:] - u[2:4, 3:]).max() < 1e-4
+        assert np.allclose(file["f"][:], given["f"][2:4, 3:])
+    (tmp_path / "out.h5").unlink()
+    with pytest.raises(ValueError, match="holds the forcing f of 8 frames; expected 9"):
+        predict.main([*arguments, "--shown", "4", "--frames", "5"])
+
+
+# ---------------------------------------------------------------- declarations
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"forcing": "f"}, "a list of different names"), ({"forcing": ["g"]}, "it names 'g'; expected fields of the layout"),
+    ({"forcing": ["u", "f"]}, "so nothing is predicted"),
+    ({"layout": {"u": AXES[:3], "f": ["trajectory", "x"]}}, "f, whose array has no time axis"),
+    ({"layout": {"u": ["trajectory", "x", "y"], "f": ["trajectory", "x", "y"]}}, "the task is steady.*inputs: \\[f\\]"),
+    ({"layout": {"u": AXES[:3], "short": AXES[:3]}, "forcing": ["short"]}, "time is 8 long in u .* and 7 in short"),
+])
+def test_wrong_declarations_are_refused(tmp_path, changes, message):
+    said = heat(tmp_path)
+    with h5py.File(tmp_path / "heat.h5", "r+") as file:
+        file["short"] = file["f"][:, :7]
+        if "x" == changes.get("layout", {}).get("f", [""])[-1]:
+            file["f2"] = file["f"][:, 0]
+            del file["f"]
+            file.move("f2", "f")
+    with pytest.raises(ValueError, match=message):
+        configured(tmp_path, said | changes)
+
+
+def test_a_series_beside_a_field_is_described_as_a_question_and_the_doctor_looks_at_it(tmp_path):
+    said = heat(tmp_path, kind="series", shape=(24, 12, 16))
+    text = describe_file(said["files"])
+    assert "f: [trajectory, time]" in text and "forcing: [f]   # known in advance, and so not predicted?" in text
+    (tmp_path / "mine.yaml").write_text(text.replace("configs/small", str(ROOT / "configs/small")), encoding="utf-8")
+    assert load_config(tmp_path / "mine.yaml").spec("heat").series == ("f",)
+    with h5py.File(tmp_path / "heat.h5", "r+") as file:
+        file["f"][3, 2] = np.nan
+    config = configured(tmp_path, said)
+    [(_, findings)] = examine([("heat", tmp_path / "heat.h5")], val_fraction=0.2, test_fraction=0.2,
+                              declared={"heat": lambda: open_user(config, "heat")})
+    assert any(found.severity == "error" and "trajectory 3, frame 2, f" in found.what for found in findings), findings
+
+
+def test_bases_are_fitted_to_the_values_of_the_same_frames(tmp_path):
+    _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"history": 2})
+    head = operator.heads["heat"]
+    rows, starts = torch.tensor([1, 5]), torch.tensor([0, 3])
+    _, known, _ = Samples(head, cache, 0).read(rows, starts)
+    every = head.forced(cache, rows, 0, cache.num_frames)
+    torch.testing.assert_close(known.forcing, torch.stack([every[0, 1:3], every[1, 4:6]]))
+    again = head.forced(cache, rows, cache.num_frames - 1, 2)   # beyond the data from the first frame on
+    torch.testing.assert_close(again, every[:, [-1, 0]])
