@@ -140,7 +140,8 @@ def facts_of(config: Config, name: str) -> SimpleNamespace:
         task=task, settings=settings, dt=0.0 if task.is_steady else 0.01, parameter_values=values,
         parameters=values[:, None].expand(-1, len(task.parameters)) if len(values) else torch.zeros(1, 0, dtype=torch.float64),
         tokenizer=codec(task.fields, planned["shapes"]["state"][-1]),
-        input_tokenizer=codec(task.inputs, planned["shapes"]["input"][-1]) if task.is_steady else None)
+        input_tokenizer=codec(task.inputs, planned["shapes"]["input"][-1]) if task.is_steady else None,
+        forcing_tokenizer=None)
 
 
 def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = None) -> Operator:

@@ -131,6 +131,19 @@ def test_without_the_key_the_same_data_cannot_be_predicted(tmp_path):
     assert fitted(tmp_path, said)[-1] > 0.2
 
 
+@pytest.mark.parametrize("masked", [("u", "f"), ("u",)])
+def test_cells_without_a_value_have_none_in_the_forcing_either(tmp_path, masked):
+    said = heat(tmp_path, boundary="no_flux")
+    with h5py.File(tmp_path / "heat.h5", "r+") as file:
+        for name in masked:
+            file[name][..., :2] = np.nan
+    config, _, operator, error = fitted(tmp_path, said)
+    assert error < 0.1, error
+    u = open_user(config, "heat").read(0, 3)
+    u_pred = Forecaster(operator).forecast("heat", u[:, :1, :1], num_frames=7, forcing=u[:, :, 1])
+    assert np.isnan(u_pred[..., :2]).all() and np.abs(u_pred - u[:, 1:, :1])[..., 2:].max() < 0.1 * np.nanmax(np.abs(u[:, :, 0]))
+
+
 # ---------------------------------------------------------------- training, draws
 
 

@@ -87,17 +87,21 @@ def read_forcing(head: TaskHead, forcing: Any, u0: Any, batch: int, space: tuple
         if tuple(f.shape) not in (shape, (1, *shape), (batch, *shape)):
             raise ValueError(f"{name} was given forcing {key} of shape {tuple(f.shape)}; {expected}. Give as "
                              "many frames and cells.")
-        if not bool(f.isfinite().all()):
-            raise ValueError(f"{name} was given forcing {key} with NaN, infinity or masked values; expected "
-                             "finite numbers. Fill or repair it.")
         f = f if f.ndim > len(shape) else f[None]
         f = f.view(*f.shape, *[1] * task.ndim) if key in task.series else f
         parts.append(f.expand(batch, num_frames + 1, *space))
     dtype = torch.promote_types(torch.float32, parts[0].dtype)
     f = task.counted(torch.stack([part.to(dtype) for part in parts], 2), names)
+    codec = head.forcing_codec
+    if codec.valid is not None and space != codec.space:
+        raise ValueError(f"{name} was given forcing on the grid {space}; expected {codec.space}, as cells of "
+                         "it have no value. Put the forcing on that grid.")
+    is_finite = codec.held(f).isfinite().transpose(0, 2).flatten(1).all(1)
+    if not bool(is_finite.all()):
+        raise ValueError(f"{name} was given forcing {names[int(is_finite.int().argmin())]} with NaN, "
+                         "infinity or masked values; expected finite numbers. Fill or repair it.")
     if not extrapolate:
         _check_range(head, f)
-    codec = head.forcing_codec
     f = f if space == codec.space else on_grid(f, codec.space, task.boundary)
     return codec.normalise(f.to(head.scale.device, torch.float32))
 
@@ -108,7 +112,9 @@ def _check_range(head: TaskHead, f: Tensor) -> None:
     spans = head.description.get(FORCING_RANGE, {})
     for channel, name in enumerate(head.task.forcing):
         low, high = spans.get(name, (-torch.inf, torch.inf))
-        found = float(f[:, :, channel].min()), float(f[:, :, channel].max())
+        values = f[:, :, channel]
+        values = values[~values.isnan()]   # but for the cells of a mask
+        found = float(values.min()), float(values.max())
         slack, offset = SAME * max(abs(low), abs(high)), head.task.offsets.get(name, 0.0)
         if not low - slack <= found[0] <= found[1] <= high + slack:
             shown = [f"{end + offset:.9g}" if offset else f"{end:.6g}" for end in (*found, low, high)]

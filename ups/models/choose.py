@@ -301,11 +301,12 @@ def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
     """`bounds` of what is known in advance: name -> physical units counted from the task's offsets."""
     codec, ends, every = head.forcing_codec, [], cache.split["train"]
     for rows in cache.parts(every, cache.num_frames, NUM_ROLLOUTS):
-        f = codec.denormalise(head.forced(cache, rows, 0, cache.num_frames)).transpose(0, 2).flatten(1)
-        ends.append((f.amin(1), f.amax(1)))
+        w = head.forced(cache, rows, 0, cache.num_frames).transpose(0, 2).flatten(1)
+        ends.append((w.amin(1), w.amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
-    low, high = widened(low, high, len(every))
-    return dict(zip(codec.fields, map(list, zip(low.tolist(), high.tolist(), strict=True)), strict=True))
+    low, high = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist()
+                 for end in widened(low, high, len(every)))
+    return dict(zip(codec.fields, map(list, zip(low, high, strict=True)), strict=True))
 
 
 def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,

@@ -126,6 +126,8 @@ class TaskHead(nn.Module):
         serve: a propagator knows the fitted values only.
         """
         names, device = list(self.description["parameters"]), self.scale.device
+        if self.forcing_codec is not None and forcing is not None:
+            forcing = self.forcing_codec.bridged(forcing)
         if parameters.ndim != 2 or parameters.shape[1] != len(names):
             raise ValueError(f"{self.name} was given parameters of shape {tuple(parameters.shape)}; expected "
                              f"(batch, {len(names)}): {', '.join(names) or 'none'}. Give these, in order.")

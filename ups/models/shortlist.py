@@ -225,11 +225,11 @@ class Growth:
         noise and free of all bounds, in words; "" if it does not."""
         device, num_fields = head.scale.device, len(self.fields)
         u = head.codec.decode(self.cache.batch(rows, 0, context, device))
-        start, known = u[:, :1, :num_fields], head.known(self.cache.parameters[rows])
+        start, known = u[:, :1, :num_fields], head.known_of(self.cache, rows, 0, self.num_frames)
+        forcing = known.forcing   # the same again after the last frame
         noise = torch.randn(u[:, :, :num_fields].shape, generator=generator(seed, head.name, "growth"))
         u[:, :, :num_fields] += NOISE * noise.to(device)
         u, base, empty = u[:, -head.history :], head.base.unbounded(), torch.zeros(num_fields, device=device)
-        forcing = head.forced(self.cache, rows, 0, self.num_frames)   # again and again
         for frame in range(context, LONG * self.num_frames):
             beat()
             if forcing is not None:
