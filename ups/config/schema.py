@@ -95,7 +95,6 @@ class TaskConfig:
     reserve: Annotated[float, Bound(lambda value: 0 <= value < 1,
         "a share in [0, 1)", "Use 0.5, or 0 for a task that is not corrected.")]
 
-
     def spec(self, name: str) -> Task:
         """The task that the section is of."""
         return get_task(name)
