@@ -110,8 +110,9 @@ def _section(store: Store) -> list[str]:
                      f"    dt: 1.0   # between stored frames, or the name of what holds it"
                      f"{numbers and f' ({numbers})'}?")
     if series:
+        rest = [field_of(array) for array in [*axes][1:] if array not in series and "time" in axes[array]]
         lines.append(f"    forcing: [{', '.join(map(field_of, series))}]   # known in advance, and so not "
-                     "predicted?")
+                     f"predicted? {', '.join(rest)}{', too?' * bool(rest)}".rstrip())
     lines += lengths(store, axes, cut) + asked
     if cut:
         lines.append(f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time")
@@ -130,7 +131,8 @@ def _step_of(place: str, times: np.ndarray) -> list[str]:
     """What to write of the step where the times do not rise evenly, as months do not."""
     steps = np.diff(times)
     if jumps := len(jumps_in(times)):
-        return [f"    # {place} has {jumps} steps other than {np.median(steps):g}: no window crosses these gaps"]
+        return [f"    # {place} has {jumps} steps other than {np.median(steps):g}: no window crosses these "
+                "gaps"]
     if is_even(times) or steps.min() <= 0:
         return []
     return [f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "
