@@ -513,6 +513,25 @@ def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, 
     assert not said or re.search(said, " ".join(cautions))
 
 
+def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
+    u = waves((20, T, X, Y))
+    closed = np.concatenate([u, u[:, :, :1]], 2)
+    for name, x in {"rising": np.arange(X + 1.0), "falling": np.arange(X, -1.0, -1)}.items():
+        path = write(tmp_path / f"{name}.h5", u=closed if name == "rising" else closed[:, :, ::-1], x=x, t=DT * np.arange(T))
+        assert yaml.safe_load(describe_file(str(path)))["task"][name]["repeated"] == ["x"]
+        said = section(tmp_path, files=str(path), layout={"u": ["trajectory", "time", "x", "y"]}, domain={"y": [0, 1]}, dt=None)
+        config, source, found = read(tmp_path, {**said, "repeated": ["x"]})
+        turned = int(name == "falling")   # the last cell that is stored is the first one then
+        assert config.task["ks"].domain["x"] == [turned, X + turned]
+        assert np.array_equal(found[:, :, 0], np.roll(u, -turned, 2))
+        write_own(tmp_path / "w.hdf5", config.spec("ks"), lambda indices, u=found: u[indices], 20, T, (X, Y), chunk=7,
+                  times=DT * np.arange(T), parameters=source.parameters)
+        assert np.array_equal(open_own(config.spec("ks"), [tmp_path / "w.hdf5"]).read(0, 20), found)
+        (tmp_path / "w.hdf5").unlink()
+    with pytest.raises(ValueError, match="task.ks.repeated: it is .*; expected a list of periodic axes, of x"):
+        read(tmp_path, {**said, "repeated": ["y"], "boundary": {"x": "periodic", "y": "no_flux"}})
+
+
 def test_no_window_crosses_a_gap_in_time(tmp_path):
     times, run = np.delete(np.arange(40.0), [7, 8, 22]), waves((1, 40, X))[0]
     write(tmp_path / "a.h5", u=np.delete(run, [7, 8, 22], 0), t=times * DT)
@@ -626,7 +645,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
 @pytest.mark.parametrize(("u", "severity", "what", "do"), [
     (waves() + np.linspace(0, 9, X, dtype=np.float32), "error", "the field jumps where its ends meet",
      "write task.ks.boundary: no_flux"),
-    (np.concatenate([waves(), waves()[..., :1]], -1), "warning", "a periodic grid has one point twice", "leave the last"),
+    (np.concatenate([waves(), waves()[..., :1]], -1), "warning", "a periodic grid has one point twice", "write task.ks.repeated: [x]"),
     (np.where(waves() == waves()[3, 2, 4], np.nan, waves()), "error", "hold NaN or Inf .first: trajectory 3, frame 2", ""),
     (GROWING, "error", r"the mean of u moves by \d.* of its RMS, and is said to be conserved", "out of task.ks.conserved"),
     (waves() + 1e-4 * np.arange(T)[:, None], "warning", "conserved: forecasts are held to it up to 1e-05 only",

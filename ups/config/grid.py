@@ -41,6 +41,7 @@ def span(key: str, said: Any, axis: str, end: str, size: int, store: "Store",
                                          f"that name", "where the axis begins and ends", example)
         return [float(x) for x in given]
     place, x = found
+    x = x[:size] if end == PERIODIC and len(x) == size + 1 else x   # the last is the first again
     if len(x) != size:
         raise wrong(f"{key}.layout", f"the axis called {axis} has {size} cells and the array {place} in "
                                      f"{store.path} {len(x)} numbers", "as many",

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "files": "", "layout": {}, "inputs": [], "forcing": [], "boundary": "", "domain": [], "coordinates": {},
     "dt": 0.0, "times": "", "parameters": None, "positive": [], "conserved": [], "bounded": [],
-    "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [], "units": {}, "cut": 0,
-    "missing": [], "skip_missing": False,
+    "symmetries": [], "vector": [], "hidden": False, "offset": {}, "flipped": [], "repeated": [], "units": {},
+    "cut": 0, "missing": [], "skip_missing": False,
     "split": "auto", "num_trajectories": 0, "resolution": [], "num_frames": 0, "t_end": 0.0,
     "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0, "patch": 0, "dim": 0,
     "energy": 1.0, "history": 1, "bundle": 1, "degree": 3, "reach": 0, "reserve": 0.0, "base": [],
@@ -90,6 +90,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         fields = [field for place in places for field in place.fields]
         said["boundary"] = _boundary(key, said["boundary"], axes)
         ends = said["boundary"].split(",") * (len(axes) if "," not in said["boundary"] else 1)
+        sizes = _without_repeated(key, said["repeated"], sizes, dict(zip(axes, ends, strict=True)))
         if isinstance(said["domain"], Mapping):
             said["coordinates"] = said["coordinates"] | {
                 axis: name for axis, name in said["domain"].items() if isinstance(name, str)}
@@ -148,9 +149,8 @@ def facts(settings: Any) -> dict[str, Any]:
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
-            **{name: value for name, value in (("offset", settings.offset), ("forcing", settings.forcing),
-                                               ("flipped", settings.flipped), ("units", settings.units),
-                                               ("missing", settings.missing)) if value}}
+            **{name: value for name in ("offset", "forcing", "flipped", "repeated", "units", "missing")
+               if (value := getattr(settings, name))}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:
@@ -202,6 +202,16 @@ def _check_axes(key: str, path: Path, axes: Sequence[str]) -> None:
         raise wrong(f"{key}.layout", f"it names {len(axes)} axes of space ({', '.join(axes) or 'none'})",
                     f"1 to 3 besides {', '.join(WORDS)}", "Name them, such as x, y, z; an axis of another "
                     "meaning is trajectory, time, channel or component.")
+
+
+def _without_repeated(key: str, said: Any, sizes: dict[str, int], ends: dict[str, str]) -> dict[str, int]:
+    """The sizes without the last cells of periodic axes where those are the first again."""
+    periodic = [axis for axis, end in ends.items() if end == PERIODIC]
+    if not isinstance(said, list) or not {*said} <= {*periodic}:
+        raise wrong(f"{key}.repeated", f"it is {said!r:.80}", "a list of periodic axes"
+                    + f", of {', '.join(periodic)}" * bool(periodic),
+                    "Name those whose last cell is the first again, or leave it out.")
+    return sizes | {axis: sizes[axis] - 1 for axis in said}
 
 
 def _named(key: str, places: Sequence[Place], axes: Sequence[str], store: "Store") -> list[Place]:

@@ -141,6 +141,7 @@ class OwnTaskConfig(TaskConfig):
     hidden: bool
     offset: dict[str, float]
     flipped: list[str]
+    repeated: list[str]
     units: dict[str, str]
     cut: Annotated[int, Bound(lambda value: value >= 0, "0 (none) or the frames of a window")]
     missing: list[str]

@@ -130,9 +130,8 @@ def _names_of_times(store: Store, axes: dict[str, list[str]]) -> list[str]:
 def _step_of(place: str, times: np.ndarray) -> list[str]:
     """What to write of the step where the times do not rise evenly, as months do not."""
     steps = np.diff(times)
-    if jumps := len(jumps_in(times)):
-        return [f"    # {place} has {jumps} steps other than {np.median(steps):g}: no window crosses these "
-                "gaps"]
+    if gaps := len(jumps_in(times)):
+        return [f"    # {place} has {gaps} steps other than {np.median(steps):g}: no window crosses them"]
     if is_even(times) or steps.min() <= 0:
         return []
     return [f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "
@@ -286,6 +285,7 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str], absent: li
     array, words = next(iter(axes.items()))
     u = without(_sample(store, array, words), absent)
     u, ends, domain, uneven = averaged(u, u.ndim), {}, {}, []
+    repeated: list[str] = []
     for axis in space:
         at = words.index(axis) if axis in words else None
         if at is None:
@@ -295,6 +295,8 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str], absent: li
         walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
         ends[axis] = _end(store, axis, u.shape[at]) or (
             DIRICHLET if walls < SMALL * spread else PERIODIC if jumps(u, at) < JUMP else NO_FLUX)
+        if ends[axis] == PERIODIC and u.shape[at] > 2 and np.array_equal(u.take(0, at), u.take(-1, at)):
+            repeated.append(axis)
         place = coordinate(store, [], [axis])
         if place is None:
             domain[axis] = [0.0, 1.0]
@@ -317,6 +319,8 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str], absent: li
         lines.append(f"    domain: {{{spans}}}" + ("" if len(uneven) == len(domain) else "   # " + (
             "the arrays of the coordinates" if {*named} == {*domain} else
             f"the file holds no such coordinates{numbers and f' ({numbers})'}: from where to where?")))
+    if repeated:
+        lines.append(f"    repeated: [{', '.join(repeated)}]   # the last cell is the first again")
     return lines
 
 

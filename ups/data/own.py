@@ -212,9 +212,11 @@ class OwnTrajectories:
                 at = {"trajectory": slice(number, number + len(out)),
                       "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
                       **dict.fromkeys(("channel", "component"), slice(None)), "single": 0}
-                index = tuple(at.get(axis, slice((n - 1) % self.space_stride if axis in file.flipped else 0,
-                                                 None, self.space_stride))
-                              for axis, n in zip(place.axes, size, strict=True))
+                repeated = self.task.own.get("repeated", ())
+                kept = {axis: n - (axis in repeated) for axis, n in zip(place.axes, size, strict=True)}
+                index = tuple(at.get(axis, slice((kept[axis] - 1) % self.space_stride if axis in file.flipped
+                                                 else 0, kept[axis], self.space_stride))
+                              for axis in place.axes)
                 block = without(np.asarray(store.read(array, index)), self.task.own.get("missing", ()))
                 block = self._ordered(block, place, file.flipped)
                 target[:, into:into + count, names] = self.task.counted(block, place.fields)
@@ -270,6 +272,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     for path in paths:
         with open_store(path) as store:
             sizes = measure(key, store, task.arrays)
+            sizes |= {axis: sizes[axis] - 1 for axis in task.own.get("repeated", ())}
             space, frames = tuple(sizes[axis] for axis in task.axes), sizes.get("time", 1)
             resolution, num_frames = resolution or space, num_frames or frames
             if space != resolution:

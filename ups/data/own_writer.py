@@ -61,6 +61,8 @@ def _store(file: h5py.File, task: Task, place: Place, u: np.ndarray, indices: np
     block = block.reshape(len(u), num_frames, *counts, *space)
     block = np.flip(block, [axis - task.ndim for axis, name in enumerate(task.axes)
                             if name in task.own.get("flipped", ())])
+    closed = [(0, int(axis in task.own.get("repeated", ()))) for axis in task.axes]
+    block = np.pad(block, [(0, 0)] * (block.ndim - task.ndim) + closed, mode="wrap")
     have = ["trajectory", "time", *inner, *task.axes]
     lacking = [axis for axis, word in enumerate(have) if word not in place.axes]
     block = block[tuple(0 if axis in lacking and axis else slice(None) for axis in range(block.ndim))]

@@ -114,9 +114,8 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
                           "{" + f"{axis}: no_flux" + "}), or cut the data where they repeat")
         elif end == PERIODIC and u.shape[number - task.ndim] > 2 and np.array_equal(*ends):
             yield Finding("warning", f"the first and the last cell of {axis} hold the same numbers, so a "
-                                     f"periodic grid has "
-                                     f"one point twice", where, f"leave the last cell of {axis} out when "
-                                                                        "the file is written")
+                                     "periodic grid has one point twice", where,
+                          f"write task.{task.name}.repeated: [{axis}]")
 
 
 def orders(data: Any, scan: Any) -> Iterator[Finding]:
