@@ -645,7 +645,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
 @pytest.mark.parametrize(("u", "severity", "what", "do"), [
     (waves() + np.linspace(0, 9, X, dtype=np.float32), "error", "the field jumps where its ends meet",
      "write task.ks.boundary: no_flux"),
-    (np.concatenate([waves(), waves()[..., :1]], -1), "warning", "a periodic grid has one point twice", "write task.ks.repeated: [x]"),
+    (np.concatenate([waves(), waves()[..., :1]], -1), "warning", "a periodic grid has one point twice", "ks.repeated: [x]"),
     (np.where(waves() == waves()[3, 2, 4], np.nan, waves()), "error", "hold NaN or Inf .first: trajectory 3, frame 2", ""),
     (GROWING, "error", r"the mean of u moves by \d.* of its RMS, and is said to be conserved", "out of task.ks.conserved"),
     (waves() + 1e-4 * np.arange(T)[:, None], "warning", "conserved: forecasts are held to it up to 1e-05 only",
