@@ -1,6 +1,7 @@
 """What varies in time and is known in advance: heating and controls are given to every model, and predicted by none."""
 
 import json
+import sys
 
 import h5py
 import numpy as np
@@ -28,6 +29,7 @@ from ups.models.bases.base import Samples
 from ups.models.choose import fit_base
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
+from ups.solvers import solvers_of
 
 CPU, DT = torch.device("cpu"), 0.2
 AXES = ["trajectory", "time", "x", "y"]
@@ -76,7 +78,7 @@ def fitted(folder, said, *overrides):
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
     facts, weights = fit_base(cache, 1, config.context("heat"), 0, CPU)
-    operator = over_bases({"heat": (facts, weights)}, config.operator.model, "no").eval()
+    operator = over_bases({"heat": (facts, weights)}, config.operator.model, "no", solvers_of(config)).eval()
     return config, cache, operator, facts["validation_nrmse"][facts["description"]["base"]["name"]]
 
 
@@ -142,6 +144,25 @@ def test_cells_without_a_value_have_none_in_the_forcing_either(tmp_path, masked)
     u = open_user(config, "heat").read(0, 3)
     u_pred = Forecaster(operator).forecast("heat", u[:, :1, :1], num_frames=7, forcing=u[:, :, 1])
     assert np.isnan(u_pred[..., :2]).all() and np.abs(u_pred - u[:, 1:, :1])[..., 2:].max() < 0.1 * np.nanmax(np.abs(u[:, :, 0]))
+
+
+@pytest.mark.parametrize(("kind", "mean"), [("series", 0.0), ("field", 50.0)])
+def test_a_solver_of_the_user_is_given_the_forcing_in_its_units(tmp_path, monkeypatch, kind, mean):
+    said = heat(tmp_path, kind=kind, mean=mean)
+    with h5py.File(tmp_path / "heat.h5") as file:
+        np.savez(tmp_path / "known.npz", f=file["f"][:], u=file["u"][:])
+    (tmp_path / f"forced_{kind}.py").write_text(f"""
+import numpy as np
+known = np.load({str(tmp_path / "known.npz")!r})
+starts, frames = known["f"][:, :-1].reshape(-1, *known["f"].shape[2:]), known["u"][:, 1:].reshape(-1, 1, 16)
+def step(u, forcing):   # by looking up which frame it is
+    at = [np.abs(starts - one).reshape(len(starts), -1).sum(1).argmin() for one in forcing["f"][:, 0]]
+    assert forcing["f"].shape == (len(u), 2, *starts.shape[1:])
+    return frames[at]
+""", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fitted(tmp_path, said | {"base": {"solver": f"forced_{kind}:step"}})[-1] < 1e-5
+    sys.modules.pop(f"forced_{kind}")
 
 
 # ---------------------------------------------------------------- training, draws
@@ -295,8 +316,12 @@ def test_a_series_beside_a_field_is_described_as_a_question_and_the_doctor_looks
     assert "f: [trajectory, time]" in text and "forcing: [f]   # known in advance, and so not predicted?" in text
     (tmp_path / "mine.yaml").write_text(text.replace("configs/small", str(ROOT / "configs/small")), encoding="utf-8")
     assert load_config(tmp_path / "mine.yaml").spec("heat").series == ("f",)
-    with h5py.File(tmp_path / "heat.h5", "r+") as file:
+    with h5py.File(tmp_path / "heat.h5", "r+") as file, h5py.File(tmp_path / "runs.h5", "w") as runs:
+        for i in range(24):
+            runs[f"run_{i}/u"], runs[f"run_{i}/f"] = file["u"][i], file["f"][i]
         file["f"][3, 2] = np.nan
+    text = describe_file(str(tmp_path / "runs.h5"))   # a group for each run
+    assert '"*/f": [time]' in text and "forcing: [f]" in text and "parameters: {" not in text
     config = configured(tmp_path, said)
     [(_, findings)] = examine([("heat", tmp_path / "heat.h5")], val_fraction=0.2, test_fraction=0.2,
                               declared={"heat": lambda: open_user(config, "heat")})

@@ -345,7 +345,8 @@ def _shown(numbers: dict[str, float]) -> str:
 def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     """What differs from trajectory to trajectory: lists of numbers that are no coordinates, and attributes
     that are not the same in the other files."""
-    known, numbers = {*_coordinates(store, axes).values(), *axes}, _numbers(store)
+    known, numbers = {*_coordinates(store, axes).values()}, _numbers(store)
+    known |= {array.replace("*", group) for array in axes for group in store.groups(array) or [""]}
     for name in store.names():   # coordinates, and what varies along a named axis
         known |= {*store.array(name).axes, *[name] * (meant(" ".join(store.array(name).axes)) in WORDS[1:])}
     lists = [name for name in _lists(store) if name not in known and not _is_place(name)

@@ -2,6 +2,7 @@
 
 from ups.config.shown import TIMES, is_even
 from ups.config.words import WORDS, meant
+from ups.data.patterns import in_groups
 from ups.lazy import np
 from ups.stored import Store
 
@@ -10,21 +11,21 @@ def series_of(store: Store, axes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Array -> its words, [time] or [trajectory, time], of those that are as long as the fields in `axes`
     have frames, and no coordinate. Of lengths alone those count that no axis of space has."""
     main = max(axes, key=lambda name: len(axes[name]))
-    shape = store.array(main.replace("*", (store.groups(main) or [""])[0])).shape
-    sizes = dict(zip(axes[main], shape, strict=True))
+    sizes = dict(zip(axes[main], store.array(store.first(main)).shape, strict=True))
     space = {size for axis, size in sizes.items() if axis not in WORDS}
-    if "time" not in sizes or not space or "*" in main:
+    if "time" not in sizes or not space:
         return {}
     found = {}
-    for name in store.names():
-        array = store.array(name)
+    for name in in_groups(store, list(store.names())):
+        array = store.array(store.first(name))
         if name == main or array.dtype.kind != "f" or name.rsplit("/", 1)[-1] in (*TIMES, *array.axes):
             continue
         words = [meant(axis) for axis in array.axes] or ["trajectory", "time"][2 - len(array.shape):]
-        lengths = {"trajectory": sizes.get("trajectory"), "time": sizes["time"]}
-        fits = words in (["time"], ["trajectory", "time"]) and len(words) == len(array.shape) and all(
-            lengths[word] == size for word, size in zip(words, array.shape, strict=True))
+        is_series = words in (["time"], ["trajectory", "time"]) and len(words) == len(array.shape)
+        fits = is_series and all(
+            sizes.get(word) == size for word, size in zip(words, array.shape, strict=True))
         is_sure = array.axes or sizes["time"] not in {*space, sizes.get("trajectory")}
-        if fits and is_sure and not (words == ["time"] and is_even(np.asarray(store.read(name)))):
+        values = np.asarray(store.read(store.first(name))) if fits and is_sure else np.zeros(0)
+        if values.size and not (words == ["time"] and is_even(values)):
             found[name] = words
     return found

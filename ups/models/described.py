@@ -77,6 +77,7 @@ BASE: Rows = {
     "frame": NUMBER, "terms": (is_tree, "whole numbers in lists"), "positive": CHANNELS,
     "vorticity": CHANNELS, "driven": CHANNELS, "vectors": (each(each(is_whole)), "lists of channels"),
     "walls": (each(each(is_number)), "lists of numbers"), "num_forcing": WHOLE, "series": CHANNELS,
+    "forcing": NAMES, "forcing_positive": CHANNELS, "forcing_offsets": (each(is_number), "numbers"),
 }
 CORRECTOR_HEAD: Rows = {"drawn_error": (is_size, "a size"), "dim": COUNT, "num_conditions": COUNT,
                         "num_features": WHOLE, "tokens": CELLS, "fields": CELLS}

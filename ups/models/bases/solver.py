@@ -20,8 +20,9 @@ class Solver(Base):
     """u_next = step(u), physical units, of a function of the user's (task.TASK.solver is MODULE:FUNCTION).
 
     step(u (batch, channel, *space)) -> u_next of that shape, a frame later: tensors if its module imports
-    torch, else NumPy float64. What else it names, it is given: dt; parameters (name -> (batch,)); or
-    parameter, the first one as a number, called for the rows of each value. No gradient goes through NumPy.
+    torch, else NumPy float64. What else it names, it is given: dt; forcing, now and in the next frame (name
+    -> (batch, 2, *space), of a series (batch, 2)); parameters (name -> (batch,)); or parameter, the first
+    one as a number, called for the rows of each value. No gradient goes through NumPy.
     The weights carry its name for messages alone: whoever loads them passes the function (`use`).
     """
 
@@ -29,13 +30,20 @@ class Solver(Base):
     is_users = True
 
     def __init__(self, num_channels: int, solver: str, task: str, positive: Sequence[int],
-                 names: Sequence[str], dt: float, offsets: Sequence[float] = (), **_: Any):
+                 names: Sequence[str], dt: float, offsets: Sequence[float] = (),
+                 forcing: Sequence[str] = (), forcing_positive: Sequence[int] = (),
+                 forcing_offsets: Sequence[float] = (), series: Sequence[int] = (), **_: Any):
         super().__init__()
         self.step, self.dt, self.task, self.solver = None, dt, task, str(solver)
         self.positive, self.names = list(positive), list(names)
         self.offsets = list(offsets)   # of fields that are counted from one; the solver's are not
         self.register_buffer("mean", torch.zeros(num_channels))
         self.register_buffer("std", torch.ones(num_channels))
+        self.forcing, self.series = list(forcing), list(series)
+        self.forcing_positive, self.forcing_offsets = list(forcing_positive), list(forcing_offsets)
+        if self.forcing:
+            self.register_buffer("forcing_mean", torch.zeros(len(forcing)))
+            self.register_buffer("forcing_std", torch.ones(len(forcing)))
 
     def use(self, step: Callable[..., Any]) -> Self:
         """With the function that is called."""
@@ -52,9 +60,9 @@ class Solver(Base):
         physical = self._across(torch.exp, w * std + mean)
         if any(self.offsets):
             offset = torch.tensor(self.offsets, dtype=torch.float64, device=w.device).view(column)
-            physical = self._next(physical.double() + offset, known.raw) - offset
+            physical = self._next(physical.double() + offset, known) - offset
         else:
-            physical = self._next(physical, known.raw)
+            physical = self._next(physical, known)
         return ((self._across(torch.log, physical) - mean) / std).to(w)
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
@@ -62,20 +70,35 @@ class Solver(Base):
         return torch.stack([function(part) if channel in self.positive else part
                             for channel, part in enumerate(u.unbind(1))], 1) if self.positive else u
 
-    def _next(self, u: Tensor, raw: Tensor | None) -> Tensor:
+    def _told(self, known: Known) -> dict[str, Tensor]:
+        """What is known in advance in physical units, now and in the next frame, by name."""
+        told = {}
+        for channel, name in enumerate(self.forcing):
+            f = known.forcing[:, :2, channel].double()
+            f = f * self.forcing_std[channel] + self.forcing_mean[channel]
+            f = (f.exp() if channel in self.forcing_positive else f) + self.forcing_offsets[channel]
+            told[name] = f.flatten(2)[..., 0] if channel in self.series else f
+        return told
+
+    def _next(self, u: Tensor, known: Known) -> Tensor:
+        raw, told = known.raw, self._told(known)
         if "parameter" not in self.accepts or raw is None or not raw.shape[1]:
-            return self._call(u, raw)
+            return self._call(u, raw, told)
         out = torch.empty_like(u)
         for value in raw[:, 0].unique():
             rows = raw[:, 0] == value
-            out[rows] = self._call(u[rows], raw[rows], parameter=float(value))
+            out[rows] = self._call(u[rows], raw[rows], {name: f[rows] for name, f in told.items()},
+                                   parameter=float(value))
         return out
 
-    def _call(self, u: Tensor, raw: Tensor | None, **more: Any) -> Tensor:
+    def _call(self, u: Tensor, raw: Tensor | None, told: dict[str, Tensor], **more: Any) -> Tensor:
         given = u if self.is_torch else u.detach().cpu().numpy().astype(np.float64)
         columns = {} if raw is None else dict(zip(self.names, raw.unbind(1), strict=False))
-        offered = {"dt": self.dt, "parameter": None, "parameters": columns if self.is_torch else {
-            name: column.cpu().numpy() for name, column in columns.items()}} | more
+        named = {"parameters": columns, "forcing": {name: f.to(u) for name, f in told.items()}}
+        if not self.is_torch:
+            named = {key: {name: one.cpu().numpy() for name, one in some.items()}
+                     for key, some in (("parameters", columns), ("forcing", told))}
+        offered = {"dt": self.dt, "parameter": None} | named | more
         found = self.step(given, **{name: value for name, value in offered.items() if name in self.accepts})
         if tuple(getattr(found, "shape", ())) != tuple(u.shape):
             raise ValueError(f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a "
@@ -91,7 +114,15 @@ class Solver(Base):
                  "names": [] if cache.task.hides else list(cache.task.parameters),
                  "offsets": [cache.task.offsets.get(name, 0.0) for name in codec.fields],
                  "positive": [codec.fields.index(name) for name in codec.positive]}
+        if cache.task.forcing:
+            told = samples.head.forcing_codec
+            named |= {"forcing": list(told.fields),
+                      "forcing_positive": [told.fields.index(name) for name in told.positive],
+                      "forcing_offsets": [cache.task.offsets.get(name, 0.0) for name in told.fields]}
         base = cls(**named).use(load_step(named["solver"], named["task"])).to(samples.device)
         base.mean.copy_(codec.mean)
         base.std.copy_(codec.std)
+        if base.forcing:
+            base.forcing_mean.copy_(told.mean)
+            base.forcing_std.copy_(told.std)
         yield f"solver {named['solver']}", named, base
