@@ -149,8 +149,10 @@ def facts(settings: Any) -> dict[str, Any]:
             "parameters": settings.parameters, "times": settings.times, "positive": settings.positive,
             "conserved": settings.conserved, "bounded": settings.bounded, "symmetries": settings.symmetries,
             "vector": settings.vector, "hidden": settings.hidden,
-            **{name: value for name in ("offset", "forcing", "flipped", "repeated", "units", "missing")
-               if (value := getattr(settings, name))}}
+            **{name: value for name, value in (
+                ("offset", settings.offset), ("forcing", settings.forcing), ("flipped", settings.flipped),
+                ("repeated", settings.repeated), ("units", settings.units), ("missing", settings.missing))
+               if value}}
 
 
 def _foreign(key: str, said: dict[str, Any], store: "Store") -> dict[str, Any]:

@@ -119,7 +119,6 @@ class PlaceConfig:
 @dataclass(frozen=True)
 class OwnTaskConfig(TaskConfig):
     """A task that its section declares; `ups.config.own.complete` fills what is left out."""
-
     num_trajectories: Annotated[int, Bound(lambda value: value == 0 or value >= 3,
         "0 (all) or at least 3 (training, validation, test)", "Raise it.")]
     resolution: list[int]
