@@ -145,7 +145,7 @@ class CoarseWindows(Windows):
         coarse = head.codec.encode(head.codec.normalise(coarse[:, None]))
         window, coarse = augment(head.task, [(window, head.codec), (coarse, head.codec)],
                                  generator(self.seed, step, "augment"))
-        head.predict_base = lambda z, known: coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, known)
+        head.predict_base = lambda z, *known: coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, *known)
         return window[:, :head.history], window[:, head.history:], head.known(cache.parameters[rows])
 
 

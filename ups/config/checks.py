@@ -18,10 +18,10 @@ class Rules(NamedTuple):
     """What a configuration may say of a base predictor of ups/models/bases/: whom it serves, with which
     settings. Here because a configuration is checked before torch is there.
 
-    is_steady: it serves steady tasks and no others, or the reverse; needs(key, settings, cells along an
-    axis)."""
+    is_steady: it serves steady tasks and no others, or the reverse; None: both. needs(key, settings, cells
+    along an axis)."""
 
-    is_steady: bool
+    is_steady: bool | None
     needs: Callable[[str, TaskConfig, int], Iterable[Requirement]] = lambda *_: ()
 
 
@@ -36,6 +36,7 @@ BASES = {
          f"Set {key}.reach={cells * 3 // 8}, or drop transport from {key}.base.")]),
     "flow": Rules(is_steady=False),
     "equation": Rules(is_steady=False),
+    "linear": Rules(is_steady=None),
     "elliptic": Rules(is_steady=True),
     "mean": Rules(is_steady=True),
     "solver": Rules(False, lambda key, settings, _: [
@@ -124,7 +125,7 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
     cells = min(axes)
     width = settings.patch**task.ndim * len(task.fields)
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride) - settings.train_from
-    serving = [name for name, rules in BASES.items() if rules.is_steady == task.is_steady]
+    serving = [name for name, rules in BASES.items() if rules.is_steady in (None, task.is_steady)]
     return [
         (bool(settings.parameters) == bool(task.parameters), f"{key}.parameters is {settings.parameters}",
          f"a value for {task.parameters[0]}" if task.parameters

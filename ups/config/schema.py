@@ -87,8 +87,8 @@ class TaskConfig:
     train_from: Annotated[int, NotNegative]
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
-    base: list[Literal["persistence", "propagator", "transport", "flow", "equation", "elliptic", "mean",
-                       "solver"]]
+    base: list[Literal["persistence", "propagator", "transport", "flow", "equation", "elliptic", "linear",
+                       "mean", "solver"]]
     solver: str
     degree: int
     reach: int

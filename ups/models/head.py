@@ -263,17 +263,19 @@ class TaskHead(nn.Module):
     def _kept(self, w: Tensor, z_start: Tensor) -> Tensor:
         return self.codec.encode(self.keep(w, self.codec.decode(z_start)))
 
-    def next_frame(self, u: Tensor, known: Known) -> Tensor:
-        """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space)."""
+    def next_frame(self, u: Tensor, known: Known, is_alone: bool = False) -> Tensor:
+        """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space); `is_alone`:
+        no network corrects it."""
         bridged = self.input_codec.bridged(u)
-        return self.keep(self._clamp(self.base(bridged, known))[:, None], u[:, -1])[:, 0]
+        answer = self.base.alone(bridged, known) if is_alone else self.base(bridged, known)
+        return self.keep(self._clamp(answer)[:, None], u[:, -1])[:, 0]
 
-    def predict_base(self, z: Tensor, known: Known) -> Tensor:
-        """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim)."""
+    def predict_base(self, z: Tensor, known: Known, is_alone: bool = False) -> Tensor:
+        """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim), as `next_frame`."""
         u = self.input_codec.decode(z)
         frames = []
         for frame in range(self.bundle):
-            frames.append(self.next_frame(u, known.later(frame)))
+            frames.append(self.next_frame(u, known.later(frame), is_alone))
             u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
         return self.codec.encode(torch.stack(frames, 1))
 

@@ -100,8 +100,9 @@ class Operator(TaskNetwork):
         grid or number of frames that is not the trained one; by shapes alone: nothing waits for the device.
         """
         head = self._checked(z, task, known)
-        z_base = head.predict_base(z, known)
-        if part == "base" or not head.is_network_used:
+        is_alone = part == "base" or not head.is_network_used
+        z_base = head.predict_base(z, known, is_alone)
+        if is_alone:
             return z_base, z_base
         return self._changed(head, z, z_base, known, self._features(head, z, z_base, known)), z_base
 
@@ -109,7 +110,7 @@ class Operator(TaskNetwork):
         """The prediction (batch, bundle, *tokens, dim), as `predict` gives it, and what the trunk makes of
         the state, (batch, *tokens, width): also where the base serves alone."""
         head = self._checked(z, task, known)
-        z_base = head.predict_base(z, known)
+        z_base = head.predict_base(z, known, not head.is_network_used)
         features = self._features(head, z, z_base, known)
         full = self._changed(head, z, z_base, known, features) if head.is_network_used else z_base
         return full, features.float()

@@ -69,7 +69,7 @@ def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -
             given, u_ref = head.input_codec.decode(cache.inputs(some, device)), u
         known, calls = head.known_of(cache, some, context - 1, u_ref.shape[1] + 1), itertools.count()
         u_pred = rollout(
-            lambda window: head.next_frame(window, known.later(next(calls)))[:, None],  # noqa: B023
+            lambda window: head.next_frame(window, known.later(next(calls)), True)[:, None],  # noqa: B023
             given, u_ref.shape[1], head.history)
         # in physical units, as the nRMSE of the report and of the log of training
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
@@ -235,7 +235,7 @@ class Growth:
             if forcing is not None:
                 now = [(frame - 1) % self.num_frames, frame % self.num_frames]
                 known = replace(known, forcing=forcing[:, now])
-            new = head.keep(base(u, known)[:, None], u[:, -1])
+            new = head.keep(base.alone(u, known)[:, None], u[:, -1])
             u = torch.cat([u, new], 1)[:, -head.history :]
             moved = rms(new[:, :, :num_fields] - start).amax((0, 1))
             allowed = self.allowed(frame + 1)

@@ -10,9 +10,10 @@ from ups.models.bases.base import Base, Mean, Persistence
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.equation import Equation
 from ups.models.bases.flow import Flow
+from ups.models.bases.linear import Linear
 from ups.models.bases.propagator import Propagator
 from ups.models.bases.solver import Solver
 from ups.models.bases.transport import Transport
 
-_ALL = (Persistence, Mean, Propagator, Transport, Flow, Equation, Elliptic, Solver)
+_ALL = (Persistence, Mean, Propagator, Transport, Flow, Equation, Elliptic, Linear, Solver)
 BASES: dict[str, type[Base]] = {base.kind: base for base in _ALL}

@@ -137,6 +137,10 @@ class Base(nn.Module):
     def num_fitted(self) -> int:
         return sum(value.numel() for value in self.parameters())
 
+    def alone(self, u: Tensor, known: Known) -> Tensor:
+        """A call that no network corrects, where that may differ from one that a network is trained over."""
+        return self(u, known)
+
     def unbounded(self) -> "Base":
         """The base without bounds of its own on the state."""
         return self

@@ -47,10 +47,16 @@ class PerField(Base):
         return base.to(next((value.device for part in parts for value in part.base.buffers()), "cpu"))
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
+        return self._joined(u, known, Base.__call__)
+
+    def alone(self, u: Tensor, known: Known) -> Tensor:
+        return self._joined(u, known, lambda base, *window: base.alone(*window))
+
+    def _joined(self, u: Tensor, known: Known, call: Callable[..., Tensor]) -> Tensor:
         answers = {}
         for number, (base, part) in enumerate(zip(self.parts, self.described, strict=True)):
             every, reads = part["reads"] is None, getattr(self, f"reads{number}")
-            answer = base(u if every else u.index_select(2, reads), known)
+            answer = call(base, u if every else u.index_select(2, reads), known)
             answers |= {channel: answer[:, channel if every else part["reads"].index(channel)]
                         for channel in part["fields"]}
         count = 1 + max(*answers, u.shape[2] - 1)

@@ -1,0 +1,173 @@
+"""The linear map of reduced rank: every cell of the next frame from every cell of the last ones, fitted by
+ridge regression."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.models.bases.base import Base, Fit, Known, Samples
+from ups.models.bases.reduced_rank import Directions, FoldSums, Map, choose
+from ups.progress import beat
+
+FOLDS = 4           # of the windows, in the order of initial conditions and time
+GROWTH = 1e-4       # per frame, from which a map without it is tried, too
+STEPS, STATES = 64, 8   # of the power iteration that finds it
+BATCH = 32          # windows that are read at a time
+
+
+class Linear(Base):
+    """u_next = mean' + kept * (u - mean) + (x - mean) U V^T, x the last `lags` frames and the standardised
+    parameters, kept one number per cell: 0, 1 or the autocorrelation of the cell.
+
+    It needs no symmetry, so it serves walls, masks and coefficients that vary in space. A map of few windows
+    fits these far better than others, and what it leaves of them would teach a network nothing. So it comes
+    twice where that is so: `alone` is the map of the least error on other windows, and a call, over which a
+    network is trained, has more ridge, so that its errors on both are alike. firm_rank: of that one.
+    """
+
+    kind, degree, fits_some = "linear", 1, True
+    MOST_BYTES = 2**29       # of windows
+    MOST_WEIGHTS = 2**24     # numbers in U and V
+    MOST_WINDOWS = 4000, 20  # in all or, if that is more, per number that the map reads
+
+    def __init__(self, num_channels: int, num_parameters: int, space: Sequence[int], num_inputs: int = 0,
+                 lags: int = 1, rank: int = 0, firm_rank: int | None = None, **_: Any):
+        super().__init__()
+        self.space, self.lags, self.num_channels = tuple(space), lags, num_channels
+        self.is_steady, self.has_firm = num_inputs > 0, firm_rank is not None
+        cells = math.prod(space)
+        num_out, num_in = num_channels * cells, (num_inputs or num_channels * lags) * cells + num_parameters
+        for name, size in (("mean_in", num_in), ("mean", num_out), ("kept", num_out)):
+            self.register_buffer(name, torch.zeros(size))
+        for name, size in (("", rank), *[("firm_", firm_rank)] * self.has_firm):
+            self.register_buffer(f"{name}reads", torch.zeros(num_in, size))
+            self.register_buffer(f"{name}gives", torch.zeros(num_out, size))
+
+    @property
+    def num_fitted(self) -> int:
+        return sum(value.numel() for value in (self.mean, self.kept, self.reads, self.gives))
+
+    def inputs(self, u: Tensor, known: Known) -> Tensor:
+        """What the map reads of u (batch, history, C, *space), (batch, numbers): the newest frame first."""
+        frames = u[:, -self.lags :].flip(1).flatten(1).float()
+        return torch.cat([frames, known.standard.float()], 1)
+
+    def forward(self, u: Tensor, known: Known) -> Tensor:
+        return self._mapped(u, known, "firm_" if self.has_firm else "")
+
+    def alone(self, u: Tensor, known: Known) -> Tensor:
+        return self._mapped(u, known, "")
+
+    def _mapped(self, u: Tensor, known: Known, which: str) -> Tensor:
+        x = self.inputs(u, known) - self.mean_in
+        out = self.mean + x @ getattr(self, f"{which}reads") @ getattr(self, f"{which}gives").T
+        if not self.is_steady:
+            out = out + self.kept * x[:, : len(self.kept)]
+        return out.view(-1, self.num_channels, *self.space)
+
+    @torch.no_grad()
+    def growth(self, seed: int) -> float:
+        """By which factor a deviation grows in a frame, at most and in the long run: the spectral radius of
+        the map, by power iteration."""
+        num, draw = len(self.mean), torch.Generator().manual_seed(seed)
+        x, logs = torch.randn(STATES, self.lags * num, generator=draw).to(self.mean), []
+        reads = self.reads[: self.lags * num]
+        for _ in range(2 * STEPS):
+            new = x @ reads @ self.gives.T + self.kept * x[:, :num]
+            x = torch.cat([new, x[:, : (self.lags - 1) * num]], 1)
+            size = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
+            x = x / size
+            logs.append(size.log())
+        return float(torch.stack(logs[STEPS:]).mean(0).max().exp())
+
+    @torch.no_grad()
+    def shrunk(self, growth: float) -> "Linear":
+        """This map with every rate over `growth`: what it reads of n frames ago over the power n + 1."""
+        powers, num = torch.ones_like(self.mean_in), len(self.mean)
+        for lag in range(self.lags):
+            powers[lag * num : (lag + 1) * num] = growth ** -(lag + 1)
+        self.kept /= growth
+        self.reads *= powers[:, None]
+        if self.has_firm:
+            self.firm_reads *= powers[:, None]
+        return self
+
+    @torch.no_grad()
+    def filled(self, mean_in: Tensor, mean: Tensor, kept: Tensor, best: Map, firm: Map | None) -> "Linear":
+        """This base with fitted numbers."""
+        self.mean_in.copy_(mean_in)
+        self.mean.copy_(mean)
+        self.kept.copy_(kept)
+        for which, found in (("", best), ("firm_", firm)):
+            if found is not None:
+                getattr(self, f"{which}reads").copy_(found.reads)
+                getattr(self, f"{which}gives").copy_(found.gives)
+        return self
+
+    @classmethod
+    @torch.no_grad()
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Linear"]:
+        """Of every start (see `starts`) and number of frames the map that is best on windows held out, and
+        where that one grows, one that does not."""
+        is_steady = samples.head.task.is_steady
+        for lags in sorted({1} if is_steady else {1, settings["history"]}):
+            x, y = cls(**{**settings, "lags": lags}).windows(samples)
+            if len(y) < 2 * FOLDS:
+                return f"{len(y)} training windows are too few; it takes {2 * FOLDS}"
+            means = [part.mean(0, dtype=torch.float64).float() for part in (x, y)]
+            x, y = x - means[0], y - means[1]
+            read, held = Directions.of(x), torch.arange(len(x), device=x.device).chunk(FOLDS)
+            folds = [FoldSums.of(read.scores, some) for some in held]
+            most = cls.MOST_WEIGHTS // (x.shape[1] + y.shape[1])
+            for start, kept in starts(x, y, 0 if is_steady else settings["num_moving"] * y.shape[1]
+                                      // settings["num_channels"]):
+                beat()
+                target = y if is_steady else y - kept * x[:, : len(kept)]
+                best, firm = choose(read, folds, Directions.of(target), held, most)
+                if best.rank == 0 and start == "persistence":
+                    continue   # a base of its own
+                fitted = {**settings, "lags": lags, "rank": best.rank}
+                fitted |= {} if firm is None else {"firm_rank": firm.rank}
+                name = f"linear from {start}, {lags} frame{'s' * (lags > 1)}, rank {best.rank}"
+                base = cls(**fitted).to(samples.device).filled(*means, kept, best, firm)
+                yield name, fitted, base
+                if not is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
+                    base = cls(**fitted).to(samples.device).filled(*means, kept, best, firm)
+                    yield f"{name}, without its growth of {growth:.4g}", fitted, base.shrunk(growth)
+        return None
+
+    def windows(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """What the map reads (n, numbers) and the next frames (n, numbers) of training windows, in the order of
+        initial conditions and time: all, or as many as there is room for, evenly."""
+        num_in, num_out = len(self.mean_in), len(self.mean)
+        rows = samples.rows(None)
+        rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]
+        total, (most, each) = len(rows) * samples.num_starts, self.MOST_WINDOWS
+        count = min(total, max(most, each * num_in), max(1, self.MOST_BYTES // (4 * (num_in + num_out))))
+        picked = torch.linspace(0, max(0, total - 1), count, dtype=torch.float64).round().long()
+        x, y = torch.empty(count, num_in, device=samples.device), torch.empty(count, num_out,
+                                                                              device=samples.device)
+        for first in range(0, count, BATCH):
+            some = picked[first : first + BATCH]
+            row, start = rows[some // samples.num_starts], samples.first + some % samples.num_starts
+            u, known, u_next = samples.read(row, start)
+            x[first : first + BATCH], y[first : first + BATCH] = self.inputs(u, known), u_next.flatten(1)
+        return x, y
+
+
+def starts(x: Tensor, y: Tensor, num_moving: int) -> Iterator[tuple[str, Tensor]]:
+    """(name, what is kept of a cell's deviation (numbers,)) for each that the map may change: nothing, all,
+    and as much as its autocorrelation says; all of fields that are fixed in time, whose numbers come last.
+    num_moving: numbers of the other fields; 0: a steady task."""
+    if not num_moving:
+        yield "the mean", torch.zeros_like(y[0])
+        return
+    x = x[:, : y.shape[1]]
+    alike = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-12)
+    for name, kept in (("the mean", torch.zeros_like(y[0])), ("persistence", torch.ones_like(y[0])),
+                       ("damped persistence", alike.clamp(-1, 1))):
+        kept[num_moving:] = 1.0
+        yield name, kept

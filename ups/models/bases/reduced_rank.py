@@ -1,0 +1,167 @@
+"""Reduced-rank ridge regression (Izenman 1975, doi 10.1016/0047-259X(75)90042-1; Mukherjee and Zhu 2011,
+doi 10.1002/sam.10138): of y on x, both of many numbers, Y ~ X U V^T, ridge and rank by cross-validation.
+
+All is computed in the principal directions of x and y, of which there are no more than windows, so that
+neither memory nor time grows with the square of the number of cells.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RIDGES = tuple(10.0**power for power in range(-13, 2))   # over the largest variance of a direction of x
+SMALLER = 1.0, 1e-2, 1e-4   # times the best ridge of full rank: fewer directions need less of it
+AS_GOOD = 1.01      # times the least error: of these the largest ridge, then the smallest rank
+FIRM = 0.5          # of the error on other windows that a firm map leaves on those it was fitted to
+TINY = 1e-15        # of the largest variance: rounding in float64
+ROUNDING = 1e-13    # of the squares of y, below which errors are alike
+MOST = 1024         # directions
+BLOCK = 2**16       # columns that are summed in float64 at a time
+
+
+class Map(NamedTuple):
+    """y = x reads gives^T; reads (numbers of x, rank), gives (numbers of y, rank), float32."""
+
+    reads: Tensor
+    gives: Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.reads.shape[1]
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Principal directions of centred windows x (n, numbers), float32: scores (n, k) and variances (k,),
+    float64, largest first. axes: the directions themselves (numbers, k), or the vectors (n, k) of which x
+    makes them, whichever are fewer."""
+
+    x: Tensor
+    scores: Tensor
+    variances: Tensor
+    axes: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Directions":
+        is_tall = x.shape[0] >= x.shape[1]
+        blocks = x.split(max(1, BLOCK * 64 // x.shape[1])) if is_tall else x.T.split(BLOCK)
+        values, vectors = torch.linalg.eigh(sum((block := part.double()).T @ block for part in blocks))
+        kept = (values.flip(0) > TINY * values[-1].clamp_min(1e-300)).nonzero()[:MOST, 0]
+        values, vectors = values.flip(0)[kept], vectors.flip(1)[:, kept]
+        if is_tall:
+            scores = torch.cat([block.double() @ vectors for block in blocks])
+            return cls(x, scores, values, vectors)
+        return cls(x, vectors * values.sqrt(), values, vectors / values.sqrt())
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """Vectors (numbers, m), float32, of their components (k, m) along the directions."""
+        columns = self.axes @ weights
+        if self.axes.shape[0] == self.x.shape[1] and self.x.shape[0] >= self.x.shape[1]:
+            return columns.float()
+        return torch.cat([(block.double() @ columns).float() for block in self.x.T.split(BLOCK)])
+
+
+@dataclass(frozen=True)
+class FoldSums:
+    """The windows held out of a fit, by their scores of x: the mean of the others, and centred by it the
+    products of the others, by their eigenvectors (values, vectors), and of those held out."""
+
+    mean: Tensor
+    values: Tensor
+    vectors: Tensor
+    held: Tensor
+
+    @classmethod
+    def of(cls, scores: Tensor, held: Tensor) -> "FoldSums":
+        others = len(scores) - len(held)
+        mean = (scores.sum(0) - scores[held].sum(0)) / others
+        away = scores[held] - mean
+        every = scores.T @ scores - scores[held].T @ scores[held] - others * torch.outer(mean, mean)
+        values, vectors = torch.linalg.eigh(every)
+        return cls(mean, values.clamp_min(0), vectors, vectors.T @ (away.T @ away) @ vectors)
+
+
+class Errors:
+    """Squared errors of fits to all windows but those of a fold: on those held out and on the others."""
+
+    def __init__(self, x: Tensor, y: Tensor, fold: FoldSums, held: Tensor):
+        others, self.values, self.held = len(y) - len(held), fold.values, fold.held
+        mean = (y.sum(0) - y[held].sum(0)) / others
+        away = y[held] - mean
+        cross = fold.vectors.T @ (x.T @ y - x[held].T @ y[held] - others * torch.outer(fold.mean, mean))
+        cross_held = fold.vectors.T @ ((x[held] - fold.mean).T @ away)
+        self.square = cross @ cross.T                # k, k
+        self.square_held = cross_held @ cross.T
+        squares = y.square().sum() - y[held].square().sum() - others * mean.square().sum()
+        self.sizes = torch.stack([away.square().sum(), squares])
+        self.least = ROUNDING * self.sizes
+
+    def of_ridge(self, ridge: float) -> Tensor:
+        """(2,): of full rank."""
+        inverse = 1 / (self.values + ridge * self.values.max())
+        gain = self.square.diagonal(), self.square_held.diagonal()
+        held = 2 * inverse @ gain[1] - inverse @ (self.held * self.square) @ inverse
+        own = (2 * inverse - inverse.square() * self.values) @ gain[0]
+        return torch.maximum(self.sizes - torch.stack([held, own]), self.least)
+
+    def of_rank(self, ridge: float) -> Tensor:
+        """(2, 1 + k): of rank 0, 1, ..."""
+        root = (1 / (self.values + ridge * self.values.max())).sqrt()
+        power, vectors = torch.linalg.eigh(root[:, None] * self.square * root)
+        power, vectors = power.flip(0).clamp_min(0), root[:, None] * vectors.flip(1)
+        gains = [2 * (vectors * (square @ vectors)).sum(0) - power * (vectors * other).sum(0)
+                 for square, other in ((self.square_held, self.held @ vectors),
+                                       (self.square, self.values[:, None] * vectors))]
+        total = torch.stack(gains).cumsum(1)
+        total = torch.cat([torch.zeros_like(total[:, :1]), total], 1)
+        return torch.maximum(self.sizes[:, None] - total, self.least[:, None])
+
+
+def choose(read: Directions, folds: Sequence[FoldSums], give: Directions, held: Sequence[Tensor],
+           most: int) -> tuple[Map, Map | None]:
+    """The map of the least error on windows held out, and a firm one (see FIRM) where that one is not; of
+    rank `most` at most."""
+    if not len(read.variances) or not len(give.variances):   # nothing varies
+        return Map(*(part.combined(part.scores.new_zeros(len(part.variances), 0)) for part in (read, give))), None
+    errors = [Errors(read.scores, give.scores, fold, rows) for fold, rows in zip(folds, held, strict=True)]
+    by_ridge = {ridge: sum(error.of_ridge(ridge) for error in errors) for ridge in RIDGES}
+    best = largest_as_good({ridge: float(found[0]) for ridge, found in by_ridge.items()})
+    by_rank = {ridge: sum(error.of_rank(ridge) for error in errors)[:, : most + 1]
+               for ridge in {max(best * factor, RIDGES[0]) for factor in SMALLER}}
+    ridge = largest_as_good({ridge: float(found[0].min()) for ridge, found in by_rank.items()})
+    rank = smallest_as_good(by_rank[ridge][0])
+    found = fitted(read, give, ridge, rank)
+    if is_firm(by_rank[ridge][:, rank], len(folds)):
+        return found, None
+    firm = next((ridge for ridge in RIDGES if ridge > best and is_firm(by_ridge[ridge], len(folds))), None)
+    if firm is None:
+        return found, fitted(read, give, RIDGES[-1], 0)
+    rank = smallest_as_good(sum(error.of_rank(firm) for error in errors)[0, : most + 1])
+    return found, fitted(read, give, firm, rank)
+
+
+def is_firm(errors: Tensor, num_folds: int) -> bool:
+    """Whether the errors (2,) on windows held out, and on the others, num_folds - 1 times as many, are alike,
+    or both are rounding."""
+    return bool(errors[1] / (num_folds - 1) >= FIRM**2 * errors[0])
+
+
+def largest_as_good(errors: dict[float, float]) -> float:
+    """The largest ridge that is as good as the best."""
+    return max(ridge for ridge, error in errors.items() if error <= AS_GOOD**2 * min(errors.values()))
+
+
+def smallest_as_good(errors: Tensor) -> int:
+    """The smallest rank that is as good as the best."""
+    return int((errors <= AS_GOOD**2 * errors.min()).nonzero()[0])
+
+
+def fitted(read: Directions, give: Directions, ridge: float, rank: int) -> Map:
+    """The map of all windows."""
+    cross = read.scores.T @ give.scores
+    root = (1 / (read.variances + ridge * read.variances.max())).sqrt()
+    left, size, right = torch.linalg.svd(root[:, None] * cross, full_matrices=False)
+    return Map(read.combined(root[:, None] * left[:, :rank] * size[:rank]), give.combined(right[:rank].T))
