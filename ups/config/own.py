@@ -134,7 +134,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     cells = [-(-size // max(1, said["space_stride"])) for size in said["resolution"]]
     said["patch"] = said["patch"] or patch_for(cells)
     usual = ["mean", "elliptic"] if is_steady else ["persistence", "propagator", "equation"]
-    usual.append("linear")
+    usual += ["linear"] * (not said["symmetries"])
     usual += ["flow"] * (len(axes) > 1 and bool(said["vector"]) and not is_steady)
     said["base"] = said["base"] or usual
     return said

@@ -1,6 +1,7 @@
 """The linear map of reduced rank: every cell of the next frame from every cell of the last ones, fitted by
 ridge regression."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Base, Fit, Known, Samples
 from ups.models.bases.reduced_rank import Directions, FoldSums, Map, choose
 from ups.progress import beat
@@ -95,24 +97,15 @@ class Linear(Base):
             self.firm_reads *= powers[:, None]
         return self
 
-    @torch.no_grad()
-    def filled(self, mean_in: Tensor, mean: Tensor, kept: Tensor, best: Map, firm: Map | None) -> "Linear":
-        """This base with fitted numbers."""
-        self.mean_in.copy_(mean_in)
-        self.mean.copy_(mean)
-        self.kept.copy_(kept)
-        for which, found in (("", best), ("firm_", firm)):
-            if found is not None:
-                getattr(self, f"{which}reads").copy_(found.reads)
-                getattr(self, f"{which}gives").copy_(found.gives)
-        return self
-
     @classmethod
     @torch.no_grad()
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Linear"]:
-        """Of every start (see `starts`) and number of frames the map that is best on windows held out, and
-        where that one grows, one that does not."""
-        is_steady = samples.head.task.is_steady
+        """Of every start (see `starts`) and number of frames the start itself, the map that is best on windows
+        held out and, where that one grows, one that does not."""
+        task = samples.head.task
+        if task.is_symmetric or (task.is_shifted and PERIODIC in along(task.boundary, task.ndim)):
+            return f"{task.name} is shifted or mirrored in training, which a map between cells cannot follow"
+        is_steady = task.is_steady
         for lags in sorted({1} if is_steady else {1, settings["history"]}):
             x, y = cls(**{**settings, "lags": lags}).windows(samples)
             if len(y) < 2 * FOLDS:
@@ -127,17 +120,28 @@ class Linear(Base):
                 beat()
                 target = y if is_steady else y - kept * x[:, : len(kept)]
                 best, firm = choose(read, folds, Directions.of(target), held, most)
-                if best.rank == 0 and start == "persistence":
-                    continue   # a base of its own
-                fitted = {**settings, "lags": lags, "rank": best.rank}
-                fitted |= {} if firm is None else {"firm_rank": firm.rank}
-                name = f"linear from {start}, {lags} frame{'s' * (lags > 1)}, rank {best.rank}"
-                base = cls(**fitted).to(samples.device).filled(*means, kept, best, firm)
-                yield name, fitted, base
-                if not is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
-                    base = cls(**fitted).to(samples.device).filled(*means, kept, best, firm)
-                    yield f"{name}, without its growth of {growth:.4g}", fitted, base.shrunk(growth)
+                numbers = *means, kept
+                if lags == 1 and start != "persistence":   # which is a base of its own
+                    yield cls.made(samples, settings, start, 1, *numbers, Map.none(x, y), None)
+                if best.rank:
+                    name, fitted, base = cls.made(samples, settings, start, lags, *numbers, best, firm)
+                    yield name, fitted, base
+                    if not is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
+                        yield (f"{name}, without its growth of {growth:.4g}", fitted,
+                               copy.deepcopy(base).shrunk(growth))
         return None
+
+    @classmethod
+    def made(cls, samples: Samples, settings: dict[str, Any], start: str, lags: int, mean_in: Tensor,
+             mean: Tensor, kept: Tensor, best: Map, firm: Map | None) -> tuple[str, dict[str, Any], "Linear"]:
+        """A candidate of fitted numbers: name, settings and base."""
+        settings = {**settings, "lags": lags, "rank": best.rank}
+        settings |= {} if firm is None else {"firm_rank": firm.rank}
+        base = cls(**settings).to(samples.device)
+        found = {"mean_in": mean_in, "mean": mean, "kept": kept, "reads": best.reads, "gives": best.gives}
+        found |= {} if firm is None else {"firm_reads": firm.reads, "firm_gives": firm.gives}
+        base.load_state_dict(found)
+        return f"linear from {start}, {lags} frame{'s' * (lags > 1)}, rank {best.rank}", settings, base
 
     def windows(self, samples: Samples) -> tuple[Tensor, Tensor]:
         """What the map reads (n, numbers) and the next frames (n, numbers) of training windows, in the order of

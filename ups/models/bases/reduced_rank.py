@@ -14,10 +14,11 @@ from torch import Tensor
 
 RIDGES = tuple(10.0**power for power in range(-13, 2))   # over the largest variance of a direction of x
 SMALLER = 1.0, 1e-2, 1e-4   # times the best ridge of full rank: fewer directions need less of it
-AS_GOOD = 1.01      # times the least error: of these the largest ridge, then the smallest rank
+AS_GOOD = 1.005     # times the least error: of these the largest ridge, then the smallest rank
 FIRM = 0.5          # of the error on other windows that a firm map leaves on those it was fitted to
+NEARLY = 0.75       # of the ranks
 TINY = 1e-15        # of the largest variance: rounding in float64
-ROUNDING = 1e-13    # of the squares of y, below which errors are alike
+ROUNDING = 1e-14    # of the squares of y, below which errors are alike
 MOST = 1024         # directions
 BLOCK = 2**16       # columns that are summed in float64 at a time
 
@@ -31,6 +32,11 @@ class Map(NamedTuple):
     @property
     def rank(self) -> int:
         return self.reads.shape[1]
+
+    @classmethod
+    def none(cls, x: Tensor, y: Tensor) -> "Map":
+        """The map of rank 0, of windows x and y."""
+        return cls(x.new_zeros(x.shape[1], 0), y.new_zeros(y.shape[1], 0))
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def choose(read: Directions, folds: Sequence[FoldSums], give: Directions, held: 
     """The map of the least error on windows held out, and a firm one (see FIRM) where that one is not; of
     rank `most` at most."""
     if not len(read.variances) or not len(give.variances):   # nothing varies
-        return Map(*(part.combined(part.scores.new_zeros(len(part.variances), 0)) for part in (read, give))), None
+        return Map.none(read.x, give.x), None
     errors = [Errors(read.scores, give.scores, fold, rows) for fold, rows in zip(folds, held, strict=True)]
     by_ridge = {ridge: sum(error.of_ridge(ridge) for error in errors) for ridge in RIDGES}
     best = largest_as_good({ridge: float(found[0]) for ridge, found in by_ridge.items()})
@@ -133,12 +139,14 @@ def choose(read: Directions, folds: Sequence[FoldSums], give: Directions, held: 
                for ridge in {max(best * factor, RIDGES[0]) for factor in SMALLER}}
     ridge = largest_as_good({ridge: float(found[0].min()) for ridge, found in by_rank.items()})
     rank = smallest_as_good(by_rank[ridge][0])
-    found = fitted(read, give, ridge, rank)
+    every = min(len(read.variances), len(give.variances), len(read.scores) - max(map(len, held)) - 1)
+    # a fit of all windows has more directions than that of a fold: nearly all of these are all of those
+    found = fitted(read, give, ridge, rank if rank < NEARLY * every else most)
     if is_firm(by_rank[ridge][:, rank], len(folds)):
         return found, None
     firm = next((ridge for ridge in RIDGES if ridge > best and is_firm(by_ridge[ridge], len(folds))), None)
     if firm is None:
-        return found, fitted(read, give, RIDGES[-1], 0)
+        return found, Map.none(read.x, give.x)
     rank = smallest_as_good(sum(error.of_rank(firm) for error in errors)[0, : most + 1])
     return found, fitted(read, give, firm, rank)
 
