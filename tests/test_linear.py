@@ -29,9 +29,8 @@ FLOAT32 = 2e-5   # nRMSE of a rollout that rounding makes: least squares here ar
 def fields(num: int, *cells: int, seed: int = 0) -> np.ndarray:
     """Random smooth fields (num, *cells)."""
     waves = np.stack(np.meshgrid(*[np.fft.fftfreq(n, 1 / n) for n in cells], indexing="ij"))
-    power = 1 / ((waves**2).sum(0) + 4)
-    u = np.fft.ifftn(np.fft.fftn(np.random.default_rng(seed).standard_normal((num, *cells)), axes=range(1, len(cells) + 1)) * power,
-                     axes=range(1, len(cells) + 1)).real
+    noise, axes = np.random.default_rng(seed).standard_normal((num, *cells)), range(1, len(cells) + 1)
+    u = np.fft.ifftn(np.fft.fftn(noise, axes=axes) / ((waves**2).sum(0) + 4), axes=axes).real
     return u / u.std()
 
 
@@ -108,7 +107,8 @@ def by_least_squares(cache: Cache, context: int) -> float:
 
     tried_out = [np.linalg.lstsq(x - mean, y - mean_next, rcond=None)[0]]
     for ridge in [10.0**-power for power in range(1, 12)]:
-        full = right.T @ ((size / (size**2 + ridge * size[0] ** 2))[:, None] * (right @ ((x - mean).T @ (y - mean_next)) / size[:, None]))
+        cross = right @ ((x - mean).T @ (y - mean_next))
+        full = right.T @ (cross / (size**2 + ridge * size[0] ** 2)[:, None])
         out = np.linalg.svd((x - mean) @ full, full_matrices=False)[2]
         tried_out += [full, *[full @ out[:rank].T @ out[:rank] for rank in (2, 4, 8, 16)]]
     best = min(tried_out, key=lambda weights: error(weights, "val"))

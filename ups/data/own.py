@@ -17,6 +17,7 @@ from ups.config.foreign import FOREIGN, is_well
 from ups.config.grid import flipped
 from ups.config.missing import without
 from ups.config.shown import NO_TIMES, matches, measure, wrong
+from ups.data.dates import years_of
 from ups.data.missing import averaged, find_mask, whole_windows
 from ups.data.own_checks import parameter_values, require_domain, run_lengths, step_of
 from ups.data.pdebench import Trajectories, split_sizes
@@ -100,6 +101,19 @@ class OwnTrajectories:
                   for u in self.read(i, min(i + count, self.num_trajectories), range(1)))
         out = [first.setdefault(hashlib.sha256(u.tobytes()).digest(), i) for i, u in enumerate(frames)]
         return np.array(out) if len(first) > 2 else np.arange(self.num_trajectories)
+
+    @cached_property
+    def years(self) -> np.ndarray | None:
+        """The dates (n, num_frames) of all frames, in years; None where a file has none for each."""
+        dates = []
+        for file in self.files:
+            with open_store(file.path) as store:
+                dates.append(years_of(store, self.task))
+        index = self.rows[:, 2, None] + self.time_stride * np.arange(self.num_frames)
+        last = [index[self.rows[:, 0] == file].max(initial=0) for file in range(len(dates))]
+        if any(years is None or len(years) <= end for years, end in zip(dates, last, strict=True)):
+            return None
+        return np.stack([dates[file][frames] for file, frames in zip(self.rows[:, 0], index, strict=True)])
 
     @property
     def _by_run(self) -> bool:

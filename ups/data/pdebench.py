@@ -105,6 +105,7 @@ class Trajectories:
     groups: tuple[str, ...]
 
     mask = None   # every cell has a value
+    years = None   # no published frames have dates
 
     def place(self, row: int, frame: int) -> tuple[Path, str]:
         """The file in which a frame of a trajectory lies, and where, in words."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ups.evaluation.bench_rows import NETWORKS
 from ups.evaluation.figures_ensemble import case_name
-from ups.evaluation.gates import BASELINES
+from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.selected import in_words
 from ups.evaluation.tables import is_interval, label, markdown, number, ordered
 from ups.files import remove, write_atomic
@@ -118,17 +118,16 @@ def _text(value: Any) -> str:
 
 
 def _forecasts(_: str, results: Mapping[str, Any]) -> list[str]:
-    """nRMSE of the operator beside its base, the trivial forecast and what else was trained."""
-    others = [name for name in NETWORKS if any(name in task["models"] for task in results["tasks"].values())]
+    """nRMSE of the operator beside its base, trivial forecasts and what else was trained."""
+    tasks = results["tasks"].values()
+    others = [name for name in (*TRIVIAL, *NETWORKS) if any(name in task["models"] for task in tasks)]
     rows = []
     for name, task in results["tasks"].items():
-        trivial = BASELINES["train_mean" in task["models"]]
-        models = ["operator", "base", trivial, *others]
+        models = ["operator", "base", *others]
         rows.append([name, task["num_frames_predicted"], task["num_trajectories"],
                      *[task["models"].get(model, {}).get("nrmse") for model in models],
                      "on" if task["network_is_used"] else "off"])
-    return [*_table(["task", "frames", "trajectories", "nRMSE", "base alone", "persistence or mean",
-                     *map(label, others), "network"], rows), "",
+    return [*_table(["task", "frames", "trajectories", "nRMSE", "base alone", *map(label, others), "network"], rows), "",
             *[f"- {name}: {in_words(task['selection'])}" for name, task in results["tasks"].items()
               if task.get("selection")]]
 

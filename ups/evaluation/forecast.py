@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ups.config import EvaluateConfig
-from ups.evaluation.gates import BASELINES
+from ups.evaluation.gates import TRIVIAL
+from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
 from ups.metrics.intervals import Scores, compare, merge
@@ -19,7 +20,7 @@ from ups.models.operator import Operator, Part
 from ups.tasks import Task
 
 COMPARED = ("nrmse", "crmse")
-SPECTRA = ("operator", *BASELINES)   # models whose energy spectra are kept
+SPECTRA = ("operator", "persistence", "train_mean")   # models whose energy spectra are kept
 
 
 @torch.no_grad()
@@ -30,14 +31,13 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     head = operator.serve(cache, any_codec=bool(settings.weights))
     parts: dict[str, list[Scores]] = {}
     seconds = []
-    constant = truth.future(cache.split["train"]).mean(0, keepdim=True) if task.is_steady else None
+    trivial = Trivial(truth, settings.batch_size)
     for some in cache.parts(rows, cache.num_frames, settings.batch_size):
         u_ref = truth.future(some)
         predictions, took = forecasts(operator, truth, some, device)
         seconds.append(took / (len(some) * truth.num_frames))
         start = None if task.is_steady else truth.frames(some, truth.context - 1, 1)
-        trivial = truth.task.predicted(start) if constant is None else constant
-        predictions[BASELINES[task.is_steady]] = trivial.expand_as(u_ref)
+        predictions |= trivial.forecasts(some, u_ref, start)
         for model, u_pred in predictions.items():
             parts.setdefault(model, []).append({**score(u_pred, u_ref, task.boundary),
                                                 **drift(task, u_pred, start)})
@@ -52,7 +52,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     comparisons = {f"operator / {other}": {name: compare(ERROR[name], scores["operator"], scores[other],
                                                          count, seed, groups)
                                            for name in COMPARED}
-                   for other in ("base", *BASELINES) if other in scores}
+                   for other in ("base", *TRIVIAL) if other in scores}
     entry = {
         "num_initial_conditions": len(groups.unique()), "comparisons": comparisons, "models": models,
         "num_trajectories": len(rows), "num_frames_predicted": truth.num_frames, "times": times.tolist(),

@@ -13,7 +13,8 @@ ups/evaluation/claims.py, with the fakes that it refuses; of the operator:
 
     made             every stage that was asked for is there       a stage deleted, or never run
     finite           no forecast holds NaN or inf                  a diverged network
-    trivial, base    the operator beats persistence or the training mean, and its base but for a margin
+    trivial, base    the operator beats every trivial forecast (ups/evaluation/trivial.py), and its base but
+                     for a margin
 
 tests/test_fakes.py puts each fake, and exact draws, in the place of the stages. evaluate.quality=false leaves
 the claims that hold of what was trained for seconds.
@@ -30,8 +31,10 @@ from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 
-BASELINES = ("persistence", "train_mean")  # the trivial forecast of a time-dependent and of a steady task
-OTHERS = (*BASELINES, "codec_floor", "fno", "unet")   # models of an entry that no stage of ours made
+TRIVIAL = {   # forecasts that take no model (ups/evaluation/trivial.py), in words
+    "persistence": "the last known frame", "train_mean": "the mean", "climatology": "the climatology",
+    "seasonal_climatology": "the seasonal climatology"}
+OTHERS = (*TRIVIAL, "codec_floor", "fno", "unet")   # models of an entry that no stage of ours made
 # of the stages
 MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}
 BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
@@ -47,9 +50,9 @@ NETWORK = {   # what a verdict says of it, by `network_share`
 
 
 
-def trivial_of(task: dict[str, Any]) -> str:
-    """The trivial forecast of a task's entry."""
-    return next(name for name in BASELINES if name in task["models"])
+def trivial_of(task: dict[str, Any]) -> list[str]:
+    """The trivial forecasts of a task's entry."""
+    return [name for name in TRIVIAL if name in task["models"]]
 
 
 def gate(stage: str, name: str, what: str, found: Interval, above: float | None = None,
@@ -83,11 +86,13 @@ def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[d
     for model in [model for model in models if model not in OTHERS]:
         yield gate("operator", f"finite/{name}/{model}", "the number of trajectories with NaN or inf",
                    point(models[model].get("nonfinite_trajectories")), below=1, bound="none")
-    limits = {**dict.fromkeys(BASELINES, ("trivial", settings.max_ratio_to_persistence)),
-              "base": ("base", settings.max_ratio_to_base)}
+    first, *others = trivial_of(task)
+    limits = {first: (f"trivial/{name}", settings.max_ratio_to_persistence),
+              **{other: (f"trivial/{name}/{other}", settings.max_ratio_to_persistence) for other in others},
+              "base": (f"base/{name}", settings.max_ratio_to_base)}
     for other, (claim, limit) in limits.items() if settings.quality else ():
         if other in models:
-            yield gate("operator", f"{claim}/{name}", f"nRMSE of the operator over that of {other}",
+            yield gate("operator", claim, f"nRMSE of the operator over that of {other}",
                        task["comparisons"][f"operator / {other}"]["nrmse"], below=limit)
     if name in settings.max_nrmse:
         yield gate("operator", f"nrmse/{name}", "nRMSE of the operator", models["operator"]["nrmse"],
@@ -173,7 +178,7 @@ def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any
     (within BEST_MEAN), neither a large error nor lost correlation is its fault.
     """
     models, versus = task["models"], task["comparisons"]
-    error, trivial = models["operator"]["nrmse"], trivial_of(task)
+    error = models["operator"]["nrmse"]
     until, faults = models["operator"].get("correlation_time", point(None)), []
     best = ensembles.get("comparisons", {}).get("operator / bayes_mean", {}).get("nrmse_mean", point(None))
     is_best = best["high"] is not None and best["high"] <= BEST_MEAN
@@ -186,10 +191,9 @@ def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any
         if error["high"] > LARGEST_ERROR and not is_best:
             faults.append(f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter "
                           "of the field's energy is wrong")
-        ratio = versus[f"operator / {trivial}"]["nrmse"]
-        if ratio["high"] is None or ratio["high"] >= 1:
-            faults.append("it is not clearly better than "
-                          f"{'the last known frame' if trivial == 'persistence' else 'the mean'}")
+        ratios = {name: versus[f"operator / {name}"]["nrmse"]["high"] for name in trivial_of(task)}
+        if beaten_by := [TRIVIAL[name] for name, high in ratios.items() if high is None or high >= 1]:
+            faults.append(f"it is not clearly better than {' or '.join(beaten_by)}")
         if until["high"] is not None and until["high"] < SHORTEST * task["times"][-1] and not is_best:
             faults.append(f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
                           f"{task['times'][-1]:.3g} time units only")

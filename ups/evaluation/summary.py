@@ -144,7 +144,8 @@ def overview(results: dict) -> str:
     rows = []
     for name, task in results["tasks"].items():
         models, text, (kind, shares) = task["models"], html.escape(name), network_share(task)
-        base, other, trivial = models.get("base", {}), best_other(task), trivial_of(task)
+        base, other = models.get("base", {}), best_other(task)
+        trivial = "".join(f"{cell(models[name]['nrmse'])}<i>{label(name)}</i>" for name in trivial_of(task))
         share = f"<span>{SHARE[kind].format(*map(number, shares))}</span>"
         share += f"<small>{number(shares[1])} – {number(shares[2])} %</small>" if shares else ""
         beside = f"{cell(models[other]['nrmse'])}<i>{_origin(other, models[other])}</i>" if other else (
@@ -154,7 +155,7 @@ def overview(results: dict) -> str:
                 if drift else "")
         rows.append([f'<a href="#{text}">{text}</a>', cell(models["operator"]["nrmse"]),
                      cell(base.get("nrmse")),
-                     share, beside, f"{cell(models[trivial]['nrmse'])}<i>{label(trivial)}</i>",
+                     share, beside, trivial,
                      cell(models["operator"].get("crmse")) + kept, cell(base.get("crmse")),
                      cell(models.get("codec_floor", {}).get("nrmse")), number(task["num_trajectories"])])
     return table(head, rows)

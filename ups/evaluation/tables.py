@@ -30,6 +30,7 @@ NAMES = {   # of the models, in the order in which they are shown
     "normal_analogs": "+ noise of analogs", "exact": "exact draws", "bayes_mean": "mean of exact draws",
     "rival": "rival, no teacher", "corrector": "corrector", "student_1": "student, 1 step",
     "student_2": "student, 2 steps", "fno": "FNO", "unet": "U-Net", "persistence": "persistence",
+    "climatology": "climatology", "seasonal_climatology": "seasonal climatology",
     "train_mean": "training mean", "codec_floor": "codec floor",
 }
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -55,6 +55,13 @@ class Truth:
         return torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1)[0])
                             for file, i in places])[where]
 
+    def years(self, rows: Tensor) -> Tensor | None:
+        """The dates (n, T) of all frames, in years; None where the files say none."""
+        num, found = self.cache.num_rows // len(self.sources), [source.years for source in self.sources]
+        if any(years is None for years in found):
+            return None
+        return torch.stack([torch.from_numpy(found[row // num][row % num]) for row in rows.tolist()])
+
     def inputs(self, rows: Tensor) -> Tensor:
         """The coefficient of a steady task (n, 1, C_in, *space)."""
         return self._read(rows)[:, :, : len(self.task.inputs)]

@@ -72,7 +72,8 @@ CODEC: Rows = {"space": CELLS, "patch": COUNT, "fields": NAMES, "positive": NAME
                "mask": (is_text, "the lengths of the runs of a mask")}
 BASE: Rows = {
     "num_values": WHOLE, "num_parameters": WHOLE, "num_channels": WHOLE, "num_inputs": WHOLE, "degree": WHOLE,
-    "history": WHOLE, "lags": COUNT, "rank": WHOLE, "firm_rank": WHOLE, "reach": WHOLE, "num_moving": WHOLE, "num_steps": WHOLE, "space": CELLS,
+    "history": WHOLE, "reach": WHOLE, "lags": COUNT, "rank": WHOLE, "firm_rank": WHOLE,
+    "num_moving": WHOLE, "num_steps": WHOLE, "space": CELLS,
     "lengths": (each(is_number), "numbers"), "cell": (each(is_number), "numbers"), "dt": NUMBER,
     "frame": NUMBER, "terms": (is_tree, "whole numbers in lists"), "positive": CHANNELS,
     "vorticity": CHANNELS, "driven": CHANNELS, "vectors": (each(each(is_whole)), "lists of channels"),

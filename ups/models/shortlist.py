@@ -58,9 +58,10 @@ class Candidate:
 
 
 @torch.no_grad()
-def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -> Candidate:
+def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor,
+          is_rolled_out: bool = True) -> Candidate:
     """The candidate after rollouts of the base alone from the first `context` frames of `rows` (single calls
-    for a steady task)."""
+    for a steady task), or after calls from the truth before each of the frames that follow."""
     device, predicted, found = head.scale.device, cache.task.predicted, []
     for some in cache.parts(rows, cache.num_frames, len(rows)):
         u = head.codec.decode(cache.batch(some, 0, cache.num_frames, device))
@@ -68,9 +69,15 @@ def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(some, device)), u
         known, calls = head.known_of(cache, some, context - 1, u_ref.shape[1] + 1), itertools.count()
-        u_pred = rollout(
-            lambda window: head.next_frame(window, known.later(next(calls)), True)[:, None],  # noqa: B023
-            given, u_ref.shape[1], head.history)
+
+        def step(window: Tensor) -> Tensor:
+            return head.next_frame(window, known.later(next(calls)), is_alone=True)[:, None]  # noqa: B023
+
+        if is_rolled_out:
+            u_pred = rollout(step, given, u_ref.shape[1], head.history)
+        else:
+            u_pred = torch.cat([step(u[:, frame - head.history : frame])
+                                for frame in range(context, cache.num_frames)], 1)
         # in physical units, as the nRMSE of the report and of the log of training
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
@@ -143,6 +150,7 @@ class Shortlist:
         self.scores: dict[str, float] = {}
         self._growth: Growth | None = None
         self._unstable: dict[str, str] = {}
+        self._next_frames: dict[str, Candidate] = {}
 
     def add(self, name: str, head: TaskHead) -> None:
         """Try a base for all fields."""
@@ -169,7 +177,24 @@ class Shortlist:
         """The simplest candidate that is stable beyond the data, if none is the best in twice its sub-steps
         where that makes it stable, else the best."""
         ranked = sorted(ties.kept, key=lambda one: (*one.head.base.complexity, ties.error(one)))
+        ranked = [one for place, one in enumerate(ranked)
+                  if not any(self.beats(other, one, ties) for other in ranked[place + 1 :])]
         return next((one for one in ranked if not self.unstable(one)), None) or self.steadied(ties)
+
+    def beats(self, one: Candidate, simpler: Candidate, ties: Ties) -> bool:
+        """Whether next frames from every start of the validation trajectories show that a map of cells is
+        better than a base that their rollouts cannot tell from it: where noise decides, these are few."""
+        if not one.head.base.is_of_cells or self.cache.task.is_steady:
+            return False
+        scores = []
+        for each in (one, simpler):
+            if each.name not in self._next_frames:
+                self._next_frames[each.name] = tried(each.name, each.head, self.cache, self.context,
+                                                     self.rows, is_rolled_out=False)
+            found = self._next_frames[each.name].of(ties.fields)
+            scores.append({"rmse": found.rmse, "ref_rms": found.ref_rms})
+        high = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, self.seed, ties.groups)["high"]
+        return high is not None and high < 1
 
     def steadied(self, ties: Ties) -> Candidate:
         """The best candidate, in twice its sub-steps if it is stable then and no worse but for rounding."""

@@ -121,6 +121,7 @@ class Base(nn.Module):
     is_learnt = False           # whether it has weights that gradient steps train, rather than a closed form
     is_users = False            # whether it calls a function of the user's, which weights do not hold
     lr_factor = 1.0             # of the rate, once it trains beside the network
+    is_of_cells = False         # whether it has numbers for every cell
     fits_some = False           # whether it may be fitted to some of the fields alone
     degree = math.inf           # of the next frame as a polynomial of the last ones; inf: it is none
 

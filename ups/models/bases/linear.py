@@ -30,7 +30,7 @@ class Linear(Base):
     network is trained, has more ridge, so that its errors on both are alike. firm_rank: of that one.
     """
 
-    kind, degree, fits_some = "linear", 1, True
+    kind, degree, fits_some, is_of_cells = "linear", 1, True, True
     MOST_BYTES = 2**29       # of windows
     MOST_WEIGHTS = 2**24     # numbers in U and V
     MOST_WINDOWS = 4000, 20  # in all or, if that is more, per number that the map reads
@@ -100,7 +100,7 @@ class Linear(Base):
     @classmethod
     @torch.no_grad()
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Linear"]:
-        """Of every start (see `starts`) and number of frames the start itself, the map that is best on windows
+        """Of every start (see `starts`) and number of frames the start, the map that is best on windows
         held out and, where that one grows, one that does not."""
         task = samples.head.task
         if task.is_symmetric or (task.is_shifted and PERIODIC in along(task.boundary, task.ndim)):
@@ -144,8 +144,8 @@ class Linear(Base):
         return f"linear from {start}, {lags} frame{'s' * (lags > 1)}, rank {best.rank}", settings, base
 
     def windows(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """What the map reads (n, numbers) and the next frames (n, numbers) of training windows, in the order of
-        initial conditions and time: all, or as many as there is room for, evenly."""
+        """What the map reads (n, numbers) and the next frames (n, numbers) of training windows, in the order
+        of initial conditions and time: all, or as many as there is room for, evenly."""
         num_in, num_out = len(self.mean_in), len(self.mean)
         rows = samples.rows(None)
         rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]
