@@ -39,8 +39,8 @@ def opened(folder, unit: str | None = "days since 2001-03-01", **said):
             file["time"] = np.arange(DAYS, dtype=float)
             file["time"].attrs["units"] = unit
     said = {"layout": {"u": ["time", "x"]}, "cut": CUT, "boundary": "no_flux", "dt": 1.0, "base": ["persistence"], **said}
-    config = load_config(overlay(folder, section(folder, **said)),
-                         ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"])
+    config = load_config(overlay(folder, section(folder, **said)), [
+        "operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"])
     build_cache(config, "ks", progress=False)
     return config, open_truth(config, "ks"), u
 
@@ -49,7 +49,8 @@ def errors(truth: Truth) -> dict[str, float]:
     """RMS of the test errors of every trivial forecast."""
     rows = truth.rows
     u_ref, start = truth.future(rows), truth.frames(rows, truth.context - 1, 1)
-    return {name: float((u - u_ref).square().mean().sqrt()) for name, u in Trivial(truth, 4).forecasts(rows, u_ref, start).items()}
+    found = Trivial(truth, 4).forecasts(rows, u_ref, start)
+    return {name: float((u - u_ref).square().mean().sqrt()) for name, u in found.items()}
 
 
 def test_climatology_is_the_mean_of_training_frames_per_cell_and_the_season_is_known_from_dates(tmp_path):

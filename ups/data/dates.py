@@ -11,8 +11,8 @@ from ups.tasks import Task
 CALENDARS = {"360_day": 360.0, "noleap": 365.0, "365_day": 365.0, "julian": 365.25, "all_leap": 366.0,
              "366_day": 366.0}   # days of a year, where that is not GREGORIAN
 GREGORIAN = 365.2425
-DAYS = {"s": 1 / 86400, "sec": 1 / 86400, "second": 1 / 86400, "min": 1 / 1440, "minute": 1 / 1440, "h": 1 / 24,
-        "hr": 1 / 24, "hour": 1 / 24, "d": 1.0, "day": 1.0, "week": 7.0}
+DAYS = {"s": 1 / 86400, "sec": 1 / 86400, "second": 1 / 86400, "min": 1 / 1440, "minute": 1 / 1440,
+        "h": 1 / 24, "hr": 1 / 24, "hour": 1 / 24, "d": 1.0, "day": 1.0, "week": 7.0}
 SINCE = re.compile(r"(\w+)\s+since\s+(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T ]+(\d{1,2}))?", re.IGNORECASE)
 
 

@@ -127,7 +127,8 @@ def _forecasts(_: str, results: Mapping[str, Any]) -> list[str]:
         rows.append([name, task["num_frames_predicted"], task["num_trajectories"],
                      *[task["models"].get(model, {}).get("nrmse") for model in models],
                      "on" if task["network_is_used"] else "off"])
-    return [*_table(["task", "frames", "trajectories", "nRMSE", "base alone", *map(label, others), "network"], rows), "",
+    head = ["task", "frames", "trajectories", "nRMSE", "base alone", *map(label, others), "network"]
+    return [*_table(head, rows), "",
             *[f"- {name}: {in_words(task['selection'])}" for name, task in results["tasks"].items()
               if task.get("selection")]]
 
