@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ups.boundary import PERIODIC, along
 from ups.models.bases.base import Base, Fit, Known, Samples
-from ups.models.bases.reduced_rank import Directions, FoldSums, Map, choose
+from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, choose
 from ups.progress import beat
 
 FOLDS = 4           # of the windows, in the order of initial conditions and time
 GROWTH = 1e-4       # per frame, from which a map without it is tried, too
-STEPS, STATES = 64, 8   # of the power iteration that finds it
+STEPS, STATES = 40, 4   # of the power iteration that finds it
 BATCH = 32          # windows that are read at a time
 
 
@@ -33,7 +33,7 @@ class Linear(Base):
     kind, degree, fits_some, is_of_cells = "linear", 1, True, True
     MOST_BYTES = 2**29       # of windows
     MOST_WEIGHTS = 2**24     # numbers in U and V
-    MOST_WINDOWS = 4000, 20  # in all or, if that is more, per number that the map reads
+    MOST_WINDOWS = 1500, 8   # in all or, if that is more, per number that the map reads, if these are few
 
     def __init__(self, num_channels: int, num_parameters: int, space: Sequence[int], num_inputs: int = 0,
                  lags: int = 1, rank: int = 0, firm_rank: int | None = None, **_: Any):
@@ -150,7 +150,8 @@ class Linear(Base):
         rows = samples.rows(None)
         rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]
         total, (most, each) = len(rows) * samples.num_starts, self.MOST_WINDOWS
-        count = min(total, max(most, each * num_in), max(1, self.MOST_BYTES // (4 * (num_in + num_out))))
+        most = max(most, each * num_in) if num_in <= MOST else most
+        count = min(total, most, max(1, self.MOST_BYTES // (4 * (num_in + num_out))))
         picked = torch.linspace(0, max(0, total - 1), count, dtype=torch.float64).round().long()
         x, y = torch.empty(count, num_in, device=samples.device), torch.empty(count, num_out,
                                                                               device=samples.device)

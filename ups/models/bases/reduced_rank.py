@@ -19,7 +19,8 @@ FIRM = 0.5          # of the error on other windows that a firm map leaves on th
 NEARLY = 0.75       # of the ranks
 TINY = 1e-15        # of the largest variance: rounding in float64
 ROUNDING = 1e-14    # of the squares of y, below which errors are alike
-MOST = 1024         # directions
+MOST = 1024         # directions of so many numbers
+MANY = 512          # of more numbers; beyond so many, one ridge is tried with all ranks
 BLOCK = 2**16       # columns that are summed in float64 at a time
 
 
@@ -55,7 +56,8 @@ class Directions:
         is_tall = x.shape[0] >= x.shape[1]
         blocks = x.split(max(1, BLOCK * 64 // x.shape[1])) if is_tall else x.T.split(BLOCK)
         values, vectors = torch.linalg.eigh(sum((block := part.double()).T @ block for part in blocks))
-        kept = (values.flip(0) > TINY * values[-1].clamp_min(1e-300)).nonzero()[:MOST, 0]
+        kept = (values.flip(0) > TINY * values[-1].clamp_min(1e-300)).nonzero()[:, 0]
+        kept = kept[: MOST if x.shape[1] <= MOST else MANY]
         values, vectors = values.flip(0)[kept], vectors.flip(1)[:, kept]
         if is_tall:
             scores = torch.cat([block.double() @ vectors for block in blocks])
@@ -91,13 +93,14 @@ class FoldSums:
 
 
 class Errors:
-    """Squared errors of fits to all windows but those of a fold: on those held out and on the others."""
+    """Squared errors of fits to all windows but those of a fold: on those held out and on the others. products:
+    x^T y of all windows."""
 
-    def __init__(self, x: Tensor, y: Tensor, fold: FoldSums, held: Tensor):
+    def __init__(self, x: Tensor, y: Tensor, fold: FoldSums, held: Tensor, products: Tensor):
         others, self.values, self.held = len(y) - len(held), fold.values, fold.held
         mean = (y.sum(0) - y[held].sum(0)) / others
-        away = y[held] - mean
-        cross = fold.vectors.T @ (x.T @ y - x[held].T @ y[held] - others * torch.outer(fold.mean, mean))
+        away, of_held = y[held] - mean, x[held].T @ y[held]
+        cross = fold.vectors.T @ (products - of_held - others * torch.outer(fold.mean, mean))
         cross_held = fold.vectors.T @ ((x[held] - fold.mean).T @ away)
         self.square = cross @ cross.T                # k, k
         self.square_held = cross_held @ cross.T
@@ -132,11 +135,14 @@ def choose(read: Directions, folds: Sequence[FoldSums], give: Directions, held: 
     rank `most` at most."""
     if not len(read.variances) or not len(give.variances):   # nothing varies
         return Map.none(read.x, give.x), None
-    errors = [Errors(read.scores, give.scores, fold, rows) for fold, rows in zip(folds, held, strict=True)]
+    products = read.scores.T @ give.scores
+    errors = [Errors(read.scores, give.scores, fold, rows, products)
+              for fold, rows in zip(folds, held, strict=True)]
     by_ridge = {ridge: sum(error.of_ridge(ridge) for error in errors) for ridge in RIDGES}
     best = largest_as_good({ridge: float(found[0]) for ridge, found in by_ridge.items()})
     by_rank = {ridge: sum(error.of_rank(ridge) for error in errors)[:, : most + 1]
-               for ridge in {max(best * factor, RIDGES[0]) for factor in SMALLER}}
+               for ridge in {max(best * factor, RIDGES[0])
+                             for factor in (SMALLER if len(read.variances) <= MANY else SMALLER[:1])}}
     ridge = largest_as_good({ridge: float(found[0].min()) for ridge, found in by_rank.items()})
     rank = smallest_as_good(by_rank[ridge][0])
     every = min(len(read.variances), len(give.variances), len(read.scores) - max(map(len, held)) - 1)
