@@ -180,3 +180,14 @@ def test_cells_fixed_in_time_stay_and_parameters_shift_the_answer():
     base.reads[2, 0], base.gives[0, 0] = 3.0, 1.0
     known = Known(torch.tensor([[0.5]]), torch.zeros(1, dtype=torch.long))
     assert base(torch.tensor([[[[7.0, 9.0]]]]), known).tolist() == [[[2.0 + 1.5, 9.0]]]
+
+
+def test_masked_cells_take_no_part(tmp_path):
+    """Cells without a value hold NaN in the files and what their neighbours say in the windows."""
+    arrays = temperatures()
+    arrays["u"][:, 8:14] = np.nan
+    config, cache = prepared(tmp_path, {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12, "base": ["persistence", "linear"]}, **arrays)
+    head, scores = choose.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < scores["persistence"]
+    for part in (head.base.reads, head.base.gives):
+        assert part[8:14].abs().max() < 1e-6 * part.abs().max()

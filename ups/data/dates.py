@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from ups.config.shown import NO_TIMES, TIMES, coordinate
+from ups.config.shown import NO_TIMES, coordinate, names_of_times
 from ups.stored import Store
 from ups.tasks import Task
 
@@ -22,7 +22,7 @@ def years_of(store: Store, task: Task) -> np.ndarray | None:
     if any("*" in place.array for place in task.arrays):
         return None
     named = [task.own["times"]] if task.own["times"] not in ("", NO_TIMES) else []
-    found = coordinate(store, task.arrays, [*named, *TIMES])
+    found = coordinate(store, task.arrays, [*named, *names_of_times(store, task.arrays)])
     return None if found is None else in_years(found[1], store.attributes(found[0]))
 
 

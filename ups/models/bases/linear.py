@@ -160,6 +160,11 @@ class Linear(Base):
             row, start = rows[some // samples.num_starts], samples.first + some % samples.num_starts
             u, known, u_next = samples.read(row, start)
             x[first : first + BATCH], y[first : first + BATCH] = self.inputs(u, known), u_next.flatten(1)
+        reads = samples.head.input_codec if self.is_steady else samples.head.codec
+        for values, valid, times in ((x, reads.valid, self.lags), (y, samples.head.codec.valid, 1)):
+            if valid is not None:   # what masked cells are filled with is no data
+                known = valid.flatten().repeat(times)
+                values[:, : len(known)] *= known
         return x, y
 
 

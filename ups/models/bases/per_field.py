@@ -149,6 +149,7 @@ class _SomeFields:
         self.codec, self.channels = codec, torch.tensor(channels, device=codec.mean.device)
         self.ndim, self.space, self.num_channels = codec.ndim, codec.space, len(channels)
         self.mean, self.std = codec.mean[self.channels], codec.std[self.channels]
+        self.valid = None if codec.valid is None else codec.valid[self.channels]
         self.fields = tuple(codec.fields[channel] for channel in channels)
         self.positive = tuple(name for name in self.fields if name in codec.positive)
 

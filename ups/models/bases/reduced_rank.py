@@ -93,8 +93,8 @@ class FoldSums:
 
 
 class Errors:
-    """Squared errors of fits to all windows but those of a fold: on those held out and on the others. products:
-    x^T y of all windows."""
+    """Squared errors of fits to all windows but those of a fold: on those held out and on the others.
+    products: x^T y of all windows."""
 
     def __init__(self, x: Tensor, y: Tensor, fold: FoldSums, held: Tensor, products: Tensor):
         others, self.values, self.held = len(y) - len(held), fold.values, fold.held
