@@ -186,8 +186,22 @@ def test_masked_cells_take_no_part(tmp_path):
     """Cells without a value hold NaN in the files and what their neighbours say in the windows."""
     arrays = temperatures()
     arrays["u"][:, 8:14] = np.nan
-    config, cache = prepared(tmp_path, {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12, "base": ["persistence", "linear"]}, **arrays)
+    said = {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12, "base": ["persistence", "linear"]}
+    config, cache = prepared(tmp_path, said, **arrays)
     head, scores = choose.choose_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < scores["persistence"]
     for part in (head.base.reads, head.base.gives):
         assert part[8:14].abs().max() < 1e-6 * part.abs().max()
+
+
+def test_forcing_that_is_known_is_read(tmp_path):
+    """Heated by a number that differs from frame to frame, at places that differ from cell to cell."""
+    draw, where, u = np.random.default_rng(3), np.linspace(0, 2, 16), [np.zeros((30, 16))]
+    heat = draw.standard_normal((30, 12))
+    for frame in range(11):
+        u.append(0.8 * u[-1] + where * heat[:, frame, None] + 0.5 * where[::-1] * heat[:, frame + 1, None])
+    layout = {"u": ["trajectory", "time", "x"], "q": ["trajectory", "time"]}
+    said = {**TRANSIENT, "layout": layout, "forcing": ["q"], "base": ["persistence", "linear"]}
+    config, cache = prepared(tmp_path, said, u=np.stack(u, 1), q=heat)
+    head, scores = choose.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < 1e-4 < 0.5 < scores["persistence"]

@@ -21,8 +21,8 @@ BATCH = 32          # windows that are read at a time
 
 
 class Linear(Base):
-    """u_next = mean' + kept * (u - mean) + (x - mean) U V^T, x the last `lags` frames and the standardised
-    parameters, kept one number per cell: 0, 1 or the autocorrelation of the cell.
+    """u_next = mean' + kept * (u - mean) + (x - mean) U V^T, x the last `lags` frames, the forcing and
+    the standardised parameters, kept one number per cell: 0, 1 or the autocorrelation of the cell.
 
     It needs no symmetry, so it serves walls, masks and coefficients that vary in space. A map of few windows
     fits these far better than others, and what it leaves of them would teach a network nothing. So it comes
@@ -36,12 +36,15 @@ class Linear(Base):
     MOST_WINDOWS = 1500, 8   # in all or, if that is more, per number that the map reads, if these are few
 
     def __init__(self, num_channels: int, num_parameters: int, space: Sequence[int], num_inputs: int = 0,
-                 lags: int = 1, rank: int = 0, firm_rank: int | None = None, **_: Any):
+                 lags: int = 1, rank: int = 0, firm_rank: int | None = None, num_forcing: int = 0,
+                 series: Sequence[int] = (), **_: Any):
         super().__init__()
+        self.series, self.forcing_fields = list(series), [*set(range(num_forcing)) - set(series)]
         self.space, self.lags, self.num_channels = tuple(space), lags, num_channels
         self.is_steady, self.has_firm = num_inputs > 0, firm_rank is not None
         cells = math.prod(space)
         num_out, num_in = num_channels * cells, (num_inputs or num_channels * lags) * cells + num_parameters
+        num_in += 2 * (len(self.forcing_fields) * cells + len(self.series))
         for name, size in (("mean_in", num_in), ("mean", num_out), ("kept", num_out)):
             self.register_buffer(name, torch.zeros(size))
         for name, size in (("", rank), *[("firm_", firm_rank)] * self.has_firm):
@@ -53,9 +56,13 @@ class Linear(Base):
         return sum(value.numel() for value in (self.mean, self.kept, self.reads, self.gives))
 
     def inputs(self, u: Tensor, known: Known) -> Tensor:
-        """What the map reads of u (batch, history, C, *space), (batch, numbers): the newest frame first."""
-        frames = u[:, -self.lags :].flip(1).flatten(1).float()
-        return torch.cat([frames, known.standard.float()], 1)
+        """What the map reads, (batch, numbers): of u (batch, history, C, *space), the newest frame first, of
+        the forcing now and then, and of parameters."""
+        read = [u[:, -self.lags :].flip(1).flatten(1), known.standard]
+        if known.forcing is not None:
+            w = known.forcing[:, :2].flatten(3)
+            read += [w[:, :, self.forcing_fields].flatten(1), w[:, :, self.series, 0].flatten(1)]
+        return torch.cat([part.float() for part in read], 1)
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         return self._mapped(u, known, "firm_" if self.has_firm else "")
