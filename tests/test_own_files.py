@@ -532,6 +532,20 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
         read(tmp_path, {**said, "repeated": ["y"], "boundary": {"x": "periodic", "y": "no_flux"}})
 
 
+def test_longer_test_trajectories_are_judged_to_their_end(tmp_path):
+    for name, frames in (("train", T), ("val", T), ("test", T + 9)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        write(tmp_path / "data" / name / "a.h5", u=waves((8, frames, X), seed=len(name)))
+    said = section(tmp_path, files=str(tmp_path / "data" / "*" / "*.h5"))
+    with pytest.raises(ValueError, match=f"holds {T} frames; expected {T + 9} .* Write task.ks.num_frames: {T} "):
+        read(tmp_path, said)
+    config, cache, operator = operator_on(tmp_path, {**said, "num_frames": T}, network=False)
+    truth = open_truth(config, "ks")
+    entry, [sample, _] = assess_forecasts(operator, truth, config.evaluate, 0, torch.device("cpu"))
+    assert (cache.num_frames, truth.num_frames, entry["num_frames_beyond"]) == (T, T + 8, 9) and len(sample["u_ref"]) == T + 8
+    assert np.array_equal(truth.future(truth.rows[:1]).numpy()[0, :, 0], waves((8, T + 9, X), seed=4)[0, 1:])
+
+
 def test_no_window_crosses_a_gap_in_time(tmp_path):
     times, run = np.delete(np.arange(40.0), [7, 8, 22]), waves((1, 40, X))[0]
     write(tmp_path / "a.h5", u=np.delete(run, [7, 8, 22], 0), t=times * DT)

@@ -34,14 +34,15 @@ MOST_VALUES = 8   # of parameters, for each of which there are trajectories enou
 
 @dataclass(frozen=True)
 class OwnFile:
-    """One file: its trajectories, the names of their groups (or ()), the parameters (trajectories, P), and
-    the axes along which it stores the cells from the last to the first."""
+    """One file: its trajectories, the names of their groups (or ()), the parameters (trajectories, P), the
+    axes along which it stores the cells from the last to the first, and the frames of every trajectory."""
 
     path: Path
     num_trajectories: int
     groups: tuple[str, ...]
     parameters: np.ndarray
     flipped: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,13 @@ class OwnTrajectories:
                 for place in self.task.arrays:
                     self._fill(store, self.files[file], place, number, begin, out[start:stop], frames)
         return out
+
+    def frames_of(self, rows: Sequence[int]) -> int:
+        """How many frames each of these trajectories has: more than num_frames where all are longer."""
+        if self.is_cut or self.task.forcing:
+            return self.num_frames
+        ends = [(self.files[file].lengths[number], begin) for file, number, begin in self.rows[rows].tolist()]
+        return max(self.num_frames, min(len(range(begin, end, self.time_stride)) for end, begin in ends))
 
     def precision(self, name: str) -> float:
         """The relative rounding of a field as the first file holds it; 0 of whole numbers."""
@@ -318,10 +326,12 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                       for name, place in task.own["parameters"].items()]
             table = np.stack(values, 1) if values else np.zeros((num, 0))
             lengths.append(own_lengths if groups else own_lengths * num)
+            is_broken = skip_missing or len(jumps)   # then later frames may not follow
             breaks += [jumps] * num
             turned = flipped(key, task.own.get("flipped", []), task.axes, store, task.arrays,
                              task.own.get("coordinates", {}))
-            files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned)))
+            files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned),
+                                 (num_frames,) * num if is_broken else tuple(lengths[-1])))
     steps = {path: step for path, step in found.items() if step}
     for path, step in steps.items():
         expected = dt or next(iter(steps.values()))

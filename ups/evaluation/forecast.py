@@ -48,6 +48,7 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
     groups, count = cache.trajectory[rows], settings.num_bootstrap
     models = {model: summarise_errors(part, count, seed, times, legacy, groups)
               for model, part in scores.items()}
+    beyond = truth.context + truth.num_frames - cache.num_frames
     models["operator"] |= {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle}
     comparisons = {f"operator / {other}": {name: compare(ERROR[name], scores["operator"], scores[other],
                                                          count, seed, groups)
@@ -55,7 +56,8 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
                    for other in ("base", *TRIVIAL) if other in scores}
     entry = {
         "num_initial_conditions": len(groups.unique()), "comparisons": comparisons, "models": models,
-        "num_trajectories": len(rows), "num_frames_predicted": truth.num_frames, "times": times.tolist(),
+        "num_trajectories": len(rows), "num_frames_predicted": truth.num_frames,
+        **({"num_frames_beyond": beyond} if beyond > 0 else {}), "times": times.tolist(),
         "parameters": cache.parameter_values.tolist(), "fields": list(task.moving),
         "grid": list(cache.tokenizer.space), "axes": list(task.axes),
         "boundary": task.boundary, "domain": [list(span) for span in task.spans], "dt": cache.dt,

@@ -8,7 +8,8 @@ shown:
     environment: {"command", "git_revision", "device", ...: text, number, list}; shown under Reproduce
     protocol: {"split": "test" or "val", "context_frames": 10, "seed": 0, "legacy": false, ...}
     tasks: TASK -> {
-        "num_trajectories", "num_frames_predicted": counts; "parameters": list; "fields": names of
+        "num_trajectories", "num_frames_predicted", "num_frames_beyond" (where test trajectories are longer
+        than those of training): counts; "parameters": list; "fields": names of
         those scored; "grid": cells per axis; "times": [T] time since the last context frame ([0.0] for a
         steady task); "models": {"operator": ROW, "persistence": ROW (steady tasks: "train_mean"),
         "codec_floor": ROW, "fno", "unet", ...: ROW}; "spectra": ups.metrics.errors.summarise_spectra(...) or
@@ -196,7 +197,9 @@ def _task_section(name: str, task: dict, samples: list[dict],
              task.get("offset") and f"errors relative to the {task['measure']}, as the mean dominates",
              task.get("given") and f"given {', '.join(task['given'])}",
              not is_steady and (f"{len(times)} frame{'s' * is_rollout} predicted, up to lead time "
-                                f"{number(float(times[-1]))} {units.get('time', '')}".rstrip()),
+                                f"{number(float(times[-1]))} {units.get('time', '')}".rstrip()
+                                + f", {task.get('num_frames_beyond')} of them beyond the length of training "
+                                  "trajectories" * ("num_frames_beyond" in task)),
              task["parameters"] and f"parameters {_parameters(task)}")
     out = [f"<h2>{html.escape(name)}</h2><p class=note>{html.escape('; '.join(filter(None, facts)))}.</p>"]
     if found := task.get("found"):

@@ -71,7 +71,7 @@ class Errors:
         self.rows = reserved[order[:max(1, min(BANK, BANK_BYTES // each))]]
         self.shown = torch.cat([self._shown(some) for some in self._parts(self.rows, num_frames)])
         self.left = torch.cat([
-            self.truth.scored(some, self.codec, self.device)[:, :num_frames] - self._rollout(some, num_frames)
+            self.truth.scored(some, self.codec, self.device, num_frames) - self._rollout(some, num_frames)
             for some in self._parts(self.rows, num_frames)])
 
     def _parts(self, rows: Tensor, num_frames: int) -> tuple[Tensor, ...]:

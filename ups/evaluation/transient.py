@@ -49,7 +49,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
                             count, settings.truth_members)
 
     rows = cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
-    num_frames = min(settings.ensemble_frames, truth.num_frames)
+    num_frames = min(settings.ensemble_frames, truth.num_frames, cache.num_frames - truth.context)
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     u_ref = truth.future(rows, num_frames)
     law = draw_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)

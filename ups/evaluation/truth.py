@@ -14,6 +14,7 @@ from torch import Tensor
 from ups.config import Config
 from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
+from ups.data.own import OwnTrajectories
 from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
 from ups.models.head import TaskHead
@@ -41,18 +42,23 @@ class Truth:
         self.split, self.context, self.rows = split, context, cache.split[split]
         if most:
             self.rows = self.rows[torch.argsort(cache.trajectory[self.rows], stable=True)[:most]]
-        self.num_frames = cache.num_frames - context
+        # of the user's files, trajectories of this split may go on beyond those of training
+        is_own = isinstance(sources[0], OwnTrajectories) and not self.task.is_steady
+        total = sources[0].frames_of(self.rows.tolist()) if is_own else cache.num_frames
+        self.num_frames = total - context
         if context and self.num_frames < 1:
             raise ValueError(f"{self.task.name} has {cache.num_frames} frames; expected more than "
                              f"evaluate.context_frames = {context}. Lower evaluate.context_frames or keep "
                              "more frames.")
 
-    def _read(self, rows: Tensor) -> Tensor:
-        """Whole trajectories (n, T, channels, *space), float32; each is read once."""
+    def _read(self, rows: Tensor, count: int = 0) -> Tensor:
+        """Trajectories (n, T, channels, *space), float32, of `count` frames or as long as training's; each is
+        read once."""
         unique, where = rows.unique(return_inverse=True)
         num = self.cache.num_rows // len(self.sources)   # rows: source x trajectory
         places = [divmod(row, num) for row in unique.tolist()]
-        return torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1)[0])
+        frames = range(count) if count > self.cache.num_frames else None
+        return torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1, frames)[0])
                             for file, i in places])[where]
 
     def years(self, rows: Tensor) -> Tensor | None:
@@ -68,7 +74,8 @@ class Truth:
 
     def frames(self, rows: Tensor, first: Tensor | int, count: int) -> Tensor:
         """Frames first .. first + count - 1 (n, count, C, *space); first: one of each row, or one for all."""
-        u, index = self._read(rows), torch.arange(len(rows))[:, None]
+        u = self._read(rows, int(torch.as_tensor(first).max()) + count)
+        index = torch.arange(len(rows))[:, None]
         first_field, end = len(self.task.inputs), len(self.task.inputs + self.task.fields)
         return u[index, torch.as_tensor(first).expand(len(rows))[:, None] + torch.arange(count),
                  first_field:end]
@@ -111,11 +118,12 @@ class Truth:
         frames = (self.context - 1 + torch.arange(count)) % self.cache.num_frames
         return codec.normalise(self._read(rows)[:, frames, -len(self.task.forcing) :].to(head.scale.device))
 
-    def scored(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
-        """The latents of what is scored, likewise."""
-        if codec.is_same(self.cache.tokenizer):
-            return self.cache.batch(rows, self.context, self.num_frames, device)
-        return codec.encode(codec.normalise(self.frames(rows, self.context, self.num_frames).to(device)))
+    def scored(self, rows: Tensor, codec: Tokenizer, device: torch.device, count: int = 0) -> Tensor:
+        """The latents of the first `count` (0: all) frames that are scored, likewise."""
+        count = count or self.num_frames
+        if codec.is_same(self.cache.tokenizer) and self.context + count <= self.cache.num_frames:
+            return self.cache.batch(rows, self.context, count, device)
+        return codec.encode(codec.normalise(self.frames(rows, self.context, count).to(device)))
 
     def one_of_each(self, count: int) -> Tensor:
         """`count` positions (all, if fewer) in the split, each of another initial condition, parameter values
