@@ -2,6 +2,7 @@
 loads, and each wrong description gets the line that says what to write where."""
 
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -289,6 +290,32 @@ def test_no_object_of_a_torch_file_is_made(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a.pt holds more than tensors, or is cut off"):
         open_store("a.pt")
     assert not Path("was_run").exists()
+
+
+class Unwritten:
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor_v2, (..., 0, (2**28,), (1,), False, None)
+
+
+class Old(pickle.Pickler):
+    """As torch wrote before 1.6."""
+
+    def persistent_id(self, found):
+        return ("storage", torch.FloatStorage, "key", "cpu", 2**28, None) if found is ... else None
+
+
+def test_torch_files_are_no_larger_than_what_was_written(tmp_path):
+    with (tmp_path / "old.pt").open("wb") as file:
+        for part in (torch.serialization.MAGIC_NUMBER, torch.serialization.PROTOCOL_VERSION, {"little_endian": True}):
+            pickle.dump(part, file, 2)
+        Old(file, 2).dump({"u": Unwritten()})
+        pickle.dump([], file, 2)
+    torch.save({"u": torch.zeros(1).expand(2**20, 2**20)}, tmp_path / "wide.pt")
+    torch.save({"u": torch.zeros(3).to_sparse()}, tmp_path / "sparse.pt")
+    for name, words in (("old", "speaks of more bytes of tensors than it holds"), ("wide", "holds u of 4194304 MiB in 3.81e-06"),
+                        ("sparse", "holds more than tensors")):
+        with pytest.raises(ValueError, match=f"{name}.pt {words}"):
+            open_store(tmp_path / f"{name}.pt")
 
 
 def test_a_well_file_says_all_of_itself(tmp_path):
@@ -618,6 +645,10 @@ def test_a_description_guesses_walls_and_vectors(tmp_path):
     ({"domain": "xx"}, r"domain: .* holds no array 'xx' of coordinates; expected two numbers.*domain: \{x: x, ..\}"),
     ({"resolution": [8]}, r"resolution: it is \[8\]; expected \[16\], as the files show. Leave it out; .*space_stride"),
     ({"first_frame": -1}, "first_frame is -1; expected 0 or more"),
+    ({"first_frame": "two", "cut": 2}, "task.ks.first_frame is 'two'; expected a whole number"),
+    ({"inputs": 3}, "task.ks.inputs is 3; expected a list"), ({"times": 3}, "task.ks.times is 3; expected text"),
+    ({"coordinates": ["x"]}, "task.ks.coordinates is .*; expected a mapping"),
+    ({"boundary": [[1]]}, r"boundary: it is \[\[1\]\]; expected one of periodic"),
     ({"parameters": {"Re": "t"}}, "holds 5 values; expected 1, or 6 .*correct the words for the axes"),
     ({"inputs": ["u"]}, "some array has a time axis; expected none.*Leave it out"),
     ({"num_frames": 7}, "a.h5 holds 5 frames; expected 7"),

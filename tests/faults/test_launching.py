@@ -186,7 +186,7 @@ def test_what_the_machine_refuses_is_one_line_with_a_remedy(error, status, capsy
         run_script(failing(error), "x")
     code = ending.value.code
     assert code == status or (str(code).startswith(str(status)) and "\n" not in code)
-    assert code != 130 or capsys.readouterr().err == "x: interrupted; the same command continues\n"
+    assert code != 130 or capsys.readouterr().err == "x: interrupted; run the same command again\n"
 
 
 def test_a_bug_keeps_its_traceback():

@@ -43,6 +43,7 @@ SHOW_CONFIG = {"--show-config": {"action": "store_true",
 MOST_BYTES = 2**17    # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
 MOST_DIGITS = 1000    # of a whole number, which PyYAML reads in quadratic time
 MOST_PROBLEMS = 20    # that a message lists
+OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped")   # of what declares a task, beside numbers
 
 
 class _Loader(yaml.SafeLoader):
@@ -251,6 +252,15 @@ def _without_solver(section: Any) -> Any:
     return section | {"solver": ""}
 
 
+def _declaration(section: dict[str, Any], where: str) -> dict[str, Any]:
+    """A section that declares a task, with the types of what has one way to be written, as the files are read
+    by it; null: left out."""
+    section = {key: DEFAULTS[key] if value is None else value for key, value in section.items()}
+    kinds = typing.get_type_hints(OwnTaskConfig)
+    return section | _convert_all((key, value, kinds[key], where + key) for key, value in section.items()
+                                  if key in OF_ONE_KIND or (kinds[key] in (int, float, bool) and key != "dt"))
+
+
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
     """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as
     "run.seed=1".
@@ -277,8 +287,9 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     for text in overrides:
         _override(data, text)
     for name in declared:   # the files of one that is not asked for need not be there
-        section, is_asked = data["task"].pop(name), name in data["data"]["tasks"]
-        data["task"] |= {name: complete(str(name), section)} if is_asked else {}
+        section = data["task"].pop(name)
+        if name in data["data"]["tasks"]:
+            data["task"][name] = complete(str(name), _declaration(section, f"task.{name}."))
     for name, section in data["task"].items() if isinstance(data["task"], dict) else ():
         _name_solver(section)
         if is_of_run and isinstance(section, dict) and "solver" in section["base"] and not section["solver"]:
@@ -324,7 +335,7 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; the same command continues", file=sys.stderr)
+        print(f"{name}: interrupted; run the same command again", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, (RuntimeError, MemoryError)) and not is_out_of_memory(error):

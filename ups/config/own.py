@@ -247,7 +247,7 @@ def _boundary(key: str, said: Any, axes: Sequence[str]) -> str:
     """One name for all axes, or one per axis, joined."""
     per_axis = [said.get(axis, "") for axis in axes] if isinstance(said, Mapping) else \
         list(said) if isinstance(said, list) else str(said).split(",")
-    if len(per_axis) not in (1, len(axes)) or not {*per_axis} <= {*BOUNDARIES} \
+    if len(per_axis) not in (1, len(axes)) or not {*map(str, per_axis)} <= {*BOUNDARIES} \
             or (isinstance(said, Mapping) and {*said} != {*axes}):
         raise wrong(f"{key}.boundary", f"it is {said!r:.80}" if said else "it is missing",
                     f"one of {', '.join(BOUNDARIES)}, or one per axis ({', '.join(axes)})",

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from ups.files import DamagedError
 from ups.stored.store import Store, Stored, checked, library, require_unpackable
 
 MOST_HEADER_BYTES = 10_000   # of an array, as NumPy takes at most
@@ -76,28 +77,50 @@ class Torch(Arrays):
     def __init__(self, path: Path):
         import torch
 
+        room = path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                room = sum(entry.file_size for entry in archive.infolist())
                 for entry in archive.infolist():
                     require_unpackable(path, entry.filename, 0, entry.file_size, entry.compress_size)
+
+        def placed(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+            """Memory of a tensor, which is asked for before the file is read and touched by that alone."""
+            nonlocal room
+            room -= storage.nbytes()
+            if room < 0:   # files of torch before 1.6 are not compared with their length by torch
+                raise DamagedError(f"{path} speaks of more bytes of tensors than it holds; expected those that "
+                                   "it speaks of. Copy or write it again.")
+            return storage
+
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:
-            raise ValueError(f"{path} holds more than tensors, or is cut off ({type(error).__name__}); "
-                             "expected a tensor, or dicts and lists of tensors: nothing else is unpickled. "
-                             "Save these alone with torch.save.") from None
-        self.is_single = isinstance(found, torch.Tensor)
-        super().__init__(path, dict(_tensors(found, path.stem if self.is_single else "")))
+            found = torch.load(path, placed, weights_only=True)
+            self.is_single = isinstance(found, torch.Tensor)
+            parts = dict(_tensors(path, found, path.stem if self.is_single else "", set()))
+        except DamagedError:
+            raise
+        except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError,
+                AttributeError) as error:
+            cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(f"{path} holds more than tensors, or is cut off ({cause:.100}); expected a "
+                             "tensor, or dicts and lists of tensors: nothing else is unpickled. Save these "
+                             "alone with torch.save.") from None
+        super().__init__(path, parts)
 
 
-def _tensors(found: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of a tensor, or of dicts and lists of them, by their places."""
+def _tensors(path: Path, found: Any, name: str, seen: set[int]) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a tensor, or of dicts and lists of them, by their places; a dict or list that is in
+    several places goes by the first."""
     if hasattr(found, "detach"):
+        num_bytes, stored = found.numel() * found.element_size(), found.untyped_storage().nbytes()
+        require_unpackable(path, name, 0, num_bytes, stored)   # one number may stand for many
         wide = found.float() if str(found.dtype) == "torch.bfloat16" else found   # NumPy has none
-        yield name, wide.detach().numpy()
-    inner = enumerate(found) if isinstance(found, list | tuple) else getattr(found, "items", tuple)()
-    for key, part in inner:
-        yield from _tensors(part, f"{name}/{key}".strip("/"))
+        yield name, wide.numpy(force=True)
+    elif id(found) not in seen:
+        seen.add(id(found))
+        inner = enumerate(found) if isinstance(found, list | tuple) else getattr(found, "items", tuple)()
+        for key, part in inner:
+            yield from _tensors(path, part, f"{name}/{key}".strip("/"), seen)
 
 
 def _members(path: Path) -> Iterator[tuple[str, np.ndarray]]:

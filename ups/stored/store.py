@@ -13,6 +13,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from ups.files import DamagedError
+
 MOST_CHUNK_BYTES = 2**28
 MOST_RATIO = 500   # of an array to what is stored of it; fields have 1 to 20, zeros 1000
 # attributes that say which numbers the stored ones stand for
@@ -30,14 +32,14 @@ class Stored:
 
 
 def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored: int = 0) -> None:
-    """Raise ValueError for a compressed array of which one chunk, which is read whole, or all of them are far
+    """Raise DamagedError for a compressed array of which one chunk, which is read whole, or all of them are far
     more bytes than a field needs."""
     if chunk > MOST_CHUNK_BYTES:
-        raise ValueError(f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected at "
+        raise DamagedError(f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected at "
                          f"most {MOST_CHUNK_BYTES // 2**20}, as a chunk is read whole. Write it in smaller "
                          "ones.")
     if whole > max(MOST_CHUNK_BYTES, MOST_RATIO * stored):
-        raise ValueError(f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; expected "
+        raise DamagedError(f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; expected "
                          f"a field, which compresses to no less than 1/{MOST_RATIO}. Write what varies.")
 
 
