@@ -5,14 +5,14 @@
 #   NUM_GPUS                         GPUs of this machine (0: one process on the CPU)
 #   PORT                             first of the ports used between the machines, one per stage
 #   JOB                              a word that all machines share and no other job has
-#   PATIENCE_S                       for which the others wait for a sign of life of the first
+#   PATIENCE_S, COMPANY_S            for which the others wait for a sign of life of the first, and it, prepared, for theirs
 #   CONFIG RUN RUNS ARGS STAGES PYTHON   as for make; RUNS and cache.root lie on a file system that all machines see
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 : "${CONFIG:=configs/small.yaml}" "${RUNS:=runs}" "${ARGS:=}" "${STAGES:=}"
 : "${RUN:=$(basename "$CONFIG" .yaml)}" "${NUM_NODES:=1}" "${NODE_RANK:=0}" "${FIRST_NODE:=127.0.0.1}" "${NUM_GPUS:=0}" "${JOB:=1}"
-: "${PATIENCE_S:=300}"
+: "${PATIENCE_S:=300}" "${COMPANY_S:=45}"
 : "${PORT:=$((20000 + $(cksum <<<"$JOB" | cut -d ' ' -f 1) % 12000))}" "${PYTHON:=.venv/bin/python}"
 read -ra arguments <<<"--config $CONFIG run.name=$RUN run.root=$RUNS $ARGS"
 read -ra asked <<<"$STAGES"
@@ -22,26 +22,51 @@ settings=(CONFIG="$CONFIG" RUN="$RUN" RUNS="$RUNS" ARGS="$ARGS" STAGES="$STAGES"
 
 # ---- data and caches, by the first machine
 mkdir -p "$RUNS/$RUN"
-ready=$RUNS/$RUN/.prepared
+ready=$RUNS/$RUN/.prepared here=$(hostname)
+refuse() { # what is wrong, what was expected
+  echo "node.sh: $1; expected $2. Mend that, then start all machines again." >&2
+  exit 1
+}
+host() { # of a machine, once it wrote that it is there
+  local said
+  said=$(cat "$RUNS/$RUN/.node$1" 2>/dev/null || true)
+  [[ $said != "$JOB "* ]] || echo "${said#"$JOB "}"
+}
+absent() { # the machines that did not write that they are there
+  for ((node = 1; node < NUM_NODES; node++)); do
+    [[ $(host "$node") ]] || echo -n " $node"
+  done
+}
 if ((NODE_RANK == 0)); then
+  echo "$JOB $here" >"$RUNS/$RUN/.node0"
   # The other machines have clocks of their own: they look for another number, not for a time.
   sign=0
   while kill -0 $$ && echo "$JOB preparing $((sign++))" >"$ready"; do sleep 5; done &>/dev/null &
   alive=$! status=0
   make cache "${settings[@]}" || status=$?
+  since=$SECONDS
+  until ((status)) || [[ -z $(absent) ]] || ((SECONDS - since > COMPANY_S)); do sleep 1; done
+  alone=$( ((status)) || absent)
   kill $alive && wait $alive || true
-  echo "$JOB $( ((status)) && echo failed || echo ready)" >"$ready"
+  echo "$JOB $( ((status)) || [[ -n $alone ]] && echo failed || echo ready)" >"$ready"
   ((status == 0)) || exit "$status"
+  [[ -z $alone ]] || refuse "of $NUM_NODES machines number$alone did not come within $COMPANY_S s" \
+    "each to run this with NUM_NODES=$NUM_NODES JOB=$JOB, its own NODE_RANK, and RUNS=$RUNS that all see"
 fi
 seen='' since=$SECONDS
 until [[ $seen == "$JOB ready" ]]; do
   now=$(cat "$ready" 2>/dev/null || true)
-  [[ $now == "$seen" || $now != "$JOB "* ]] || seen=$now since=$SECONDS
+  if [[ $now != "$seen" && $now == "$JOB "* ]]; then
+    seen=$now since=$SECONDS first=$(host 0)
+    ours=" localhost 127.0.0.1 $here $(hostname -I 2>/dev/null || true) "
+    if [[ -n $first && $first != "$here" && $ours == *" $FIRST_NODE "* ]]; then
+      refuse "FIRST_NODE is $FIRST_NODE, which is this machine ($here)" "an address of the first one, $first"
+    fi
+    echo "$JOB $here" >"$RUNS/$RUN/.node$NODE_RANK"
+  fi
   if [[ $seen == "$JOB failed" ]] || ((SECONDS - since > PATIENCE_S)); then
     seen=${seen#"$JOB "}
-    echo "node.sh: the last word of the first machine ($FIRST_NODE) is '${seen:-nothing}'," \
-      "$((SECONDS - since)) s ago; expected 'ready'. Mend what it says, then start all machines again." >&2
-    exit 1
+    refuse "the last word of the first machine ($FIRST_NODE) is '${seen:-nothing}', $((SECONDS - since)) s ago" "'ready'"
   fi
   [[ $seen == "$JOB ready" ]] || sleep 2
 done

@@ -113,6 +113,22 @@ def test_a_first_node_that_gives_no_sign_of_life_is_given_up(tmp_path, words):
     assert codes == [1] and f"is '{words.removeprefix('now ') or 'nothing'}'" in texts[0]
 
 
+@needs_make
+@pytest.mark.parametrize(("rank", "words"), [
+    (0, ["of 2 machines number 1 did not come within 1 s; expected each to run this with NUM_NODES=2 JOB=now, its own NODE_RANK"]),
+    (1, ["FIRST_NODE is 127.0.0.1, which is this machine", "; expected an address of the first one, node7. Mend that"])])
+def test_a_node_that_finds_only_itself_is_refused(tmp_path, rank, words):
+    """The other never came, has the same number or another folder; or what is given as the first one is the node itself."""
+    folder = tmp_path / "runs" / "two"
+    folder.mkdir(parents=True)
+    (folder / ".node1").write_text("earlier node8\n")
+    (folder / ".node0").write_text("now node7\n")
+    (folder / ".prepared").write_text("now ready\n")
+    codes, texts = finish([start(rank, "configs/smoke.yaml", tmp_path, "now", 1, COMPANY_S="1", PYTHON="true")], timeout=60)
+    assert codes == [1] and all(word in texts[0] for word in words), texts
+    assert rank == 1 or (folder / ".prepared").read_text() == "now failed\n"
+
+
 def test_a_first_node_that_prepares_for_long_is_waited_for(tmp_path):
     ready = tmp_path / "runs" / "two" / ".prepared"
     ready.parent.mkdir(parents=True)
