@@ -7,6 +7,7 @@ own with a hard time limit, its own exit code and a log file.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import forced_fsdp
@@ -30,6 +32,7 @@ from ups.config import load_config
 from ups.data.schedule import Batch, Schedule
 from ups.training.ranks import main_guard
 from ups.training.run import Run
+from ups.training.strategies import local
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60
@@ -144,6 +147,8 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         os.close(ends[0])
         os.dup2(ends[1], 1)
         os.dup2(ends[1], 2)
+    if options.get("backend", False):
+        torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=options["backend"])
     if options.get("impatient", False):
         ups.training.run.LOCK_WAIT_S = 0.2
     run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents)
@@ -156,7 +161,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     if options.get("double", False) and options.get("blocks", False):
         model.none.data = model.none.data.double()
     run.attach(model)
-    data = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
+    data, held_out = torch.randn(49, 6, generator=torch.Generator().manual_seed(5)).split([40, 9])
     schedule = Schedule({"a": (40, 1)}, config.operator.train.batch_size, seed=config.run.seed)
     if fault.get("kind") == "disk" and fault["rank"] == run.rank:
         write, full = run.saving.checkpoints._write, fault["steps"]
@@ -193,17 +198,32 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         batch = schedule.batch(step).share(run.rank, run.world)
         if options.get("slow", False):
             time.sleep(0.1)
+        if run.rank == 1 and step == 0:   # as a compiler may, with the interpreter's lock
+            ctypes.PyDLL(None).sleep(options.get("compiles_s", 0))
         with (Path(root) / f"rows{run.rank}.jsonl").open("a") as file:
             file.write(json.dumps([step, batch.rows.tolist()]) + "\n")
+        if step in options.get("twice", ()):   # and the checkpoint before it loaded between the two
+            run.saving.save(is_required=True)
+            run.update(loss_of(batch), size=len(batch))
+            once = [local(p).clone() for p in model.parameters()]
+            run.agreed(lambda: run.saving.load(run.step - 1), "loading")
+            assert run.step == step and not all(map(torch.equal, once, map(local, model.parameters()))), "not loaded"
+            run._is_updated = False
         run.update(loss_of(batch), size=len(batch))
+        assert step not in options.get("twice", ()) or all(map(torch.equal, once, map(local, model.parameters()))), "ends differ"
         if run.is_due(config.operator.train.validate_every):
             with run.ema_weights(), torch.no_grad():
                 model.eval()
                 for _ in range(run.rank):   # ranks may call the model unequally often
                     model(data)
-                local = run.agreed(lambda: (model(data).squeeze(-1) - data.square().sum(-1)).square().mean(), "validation")
+                errors, mine = torch.zeros(9), slice(run.rank, None, run.world)
+
+                def validate() -> None:
+                    errors[mine] = (model(held_out[mine]).squeeze(-1) - held_out[mine].square().sum(-1)).square()
+
+                run.agreed(validate, "validation")
                 model.train()
-            score = float(run.ranks.reduce_sum(local) / run.world)
+            score = float(run.ranks.reduce_sum(errors).mean())
             run.validated({"score": score}, f"score {score}")
             run.keep_best(*(options["scores"].pop(0) if "scores" in options else [score]))
         if fault.get("kind") == "return" and run.step == fault["step"]:

@@ -218,6 +218,28 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     windows.read_ahead(steps[-1] + 1, 1, 2, torch.device("cpu"), part)   # the end: there is nothing ahead
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config, world, monkeypatch):
+    monkeypatch.setattr("ups.data.cache.BESIDE", ("cpu",))
+    steps = range(config.operator.train.steps - 3, config.operator.train.steps)
+
+    def drawn(rank: int, world: int) -> list[Tensor]:
+        cache = open_cache(config, "burgers1d")
+        head = operator_over({"burgers1d": cache}, {"burgers1d": "propagator"}).heads["burgers1d"]
+        windows, found = Windows({"burgers1d": cache}, config.task, {"burgers1d": config.context("burgers1d")}, config.operator,
+                                 config.sampling, 0), []
+        for step in steps:
+            batch = windows.schedule.batch(step).share(rank, world)
+            part = slice(0, len(batch))
+            assert step == steps[0] or any(latents.ahead for latents, _ in cache._parts.values())
+            found.append(windows.draw(head, batch, step, part)[1])
+            windows.read_ahead(step + 1, rank, world, torch.device("cpu"), part)
+        return found
+
+    for whole, *parts in zip(drawn(0, 1), *(drawn(rank, world) for rank in range(world)), strict=True):
+        assert torch.equal(torch.cat(parts), whole)
+
+
 def test_reading_ahead_is_done_once_a_device_has_its_work_and_waits_for_none(config, caches, monkeypatch):
     monkeypatch.setattr("ups.data.cache.BESIDE", ("meta",))
     operator, loss_at = operator_stage(config, caches, "advection1d", "propagator")

@@ -519,6 +519,26 @@ def test_compilation_is_per_block_and_keeps_parameter_names(monkeypatch):
     assert compiled == list(model["blocks"]) and list(model.state_dict()) == names
 
 
+def test_compiled_blocks_give_the_gradients_of_plain_ones_on_a_cpu():
+    model, x = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.GELU())]), torch.ones(2, 6)
+    plain = torch.autograd.grad(model[0](x).sum(), [*model.parameters()])
+    compile_blocks(model)
+    for one, two in zip(torch.autograd.grad(model[0](x).sum(), [*model.parameters()]), plain, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_a_rank_that_compiles_for_long_is_waited_for_and_checkpoints_pass_to_plain_blocks_and_back_twice(tmp_path):
+    blocks = {"blocks": True, "backend": "eager"}
+    whole = launch(tmp_path / "whole", world=2, options=blocks)
+    for step, is_compiled in ((3, True), (8, False), (13, True), (19, False)):
+        outcome = launch(tmp_path / "cut", f"operator.train.compile={is_compiled}", world=2,   # hang_s is 10
+                         options=blocks | {"compiles_s": 6}, fault={"rank": 1, "kind": "term", "step": step})
+        assert outcome.codes == [0 if step == 19 else 143] * 2, outcome.logs
+    assert "resumed at step 14" in outcome.logs[0]
+    same_losses(whole, outcome)
+    assert load_file(outcome.directory / "model.safetensors").keys() == load_file(whole.directory / "model.safetensors").keys()
+
+
 def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import loop_stage
 import numpy as np
@@ -672,6 +673,21 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
         truth, _, *squares = found[best].sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_nine_trajectories_validate_alike_on_any_number_of_processes(caches, reference, world):
+    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
+    cache, operator = open_cache(config, "burgers1d"), load_operator(reference / "smoke" / "operator")
+    cache.split["val"] = torch.arange(9)
+    found = []
+    for num in (1, world):
+        ranks = [SimpleNamespace(rank=rank, world=num, device=torch.device("cpu"), agreed=lambda function, _: function(),
+                                 ranks=SimpleNamespace(reduce_sum=lambda part: part)) for rank in range(num)]
+        found.append(sum(train_operator.validate(operator, {"burgers1d": cache}, config, run, 32)["burgers1d"] for run in ranks))
+    assert len(found[0]) == 9 and bool(found[0].flatten(1).any(1).all())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(*map(torch.tensor, (pooled(sums)["network"] for sums in found)), rtol=1e-6, atol=0.0)
 
 
 def test_two_processes_from_the_launcher_give_the_losses_of_one(caches, reference, tmp_path):

@@ -11,12 +11,14 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from test_choose import make_caches
 from test_operator import overrides_of, train
 
 import evaluate
+import predict
 import prepare_cache
 import prepare_data
 import ups
@@ -254,6 +256,25 @@ def test_what_was_pushed_to_a_hub_is_loaded_by_name(home, hub):
     u0 = np.zeros((1, 64), "float32") + 0.3
     one, two = (found.forecast("burgers1d", u0, {"Nu": 0.1}, num_frames=2) for found in (model, ups.load(run)))
     assert np.array_equal(one, two)
+
+
+def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_is_gone(home, hub, tmp_path, monkeypatch):
+    run = home / "runs" / "smoke"
+    ups.push(run, "owner/name")
+    [data, *_] = sorted((home / "data" / "burgers1d").glob("*.hdf5"))
+
+    def predicted(name: str, weights: str) -> np.ndarray:
+        given = ["--task", "burgers1d", "--input", str(data), "--rows", "0:2", "--output", str(tmp_path / name)]
+        assert predict.main(["--run", weights, *given]) == 0
+        with h5py.File(tmp_path / name) as file:
+            return file["tensor"][:]
+
+    assert np.array_equal(found := predicted("hub.h5", "hf://owner/name"), predicted("run.h5", str(run)))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")   # nobody listens there
+    assert np.array_equal(predicted("again.h5", "hf://owner/name"), found)
+    with pytest.raises(FileNotFoundError, match="hf://owner/other is neither on this machine nor to be had from its hub .*; expe"):
+        predicted("other.h5", "hf://owner/other")
+    assert not (tmp_path / "other.h5").exists()
 
 
 def test_a_name_of_a_hub_without_its_client_says_what_to_install(monkeypatch):

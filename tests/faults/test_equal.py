@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from test_sharded import FSDP, PLAIN, STEPS, launch
+from test_sharded import FSDP, PLAIN, STEPS, close, launch
 
 WAYS = {   # name -> (processes, rows in a pass, how, further settings); the global batch is 8 rows
     "1 process, 2 passes": (1, 4, PLAIN, ()),
@@ -40,8 +40,8 @@ def test_fifty_steps_are_those_of_one_process_in_one_pass(alone, tmp_path, way):
     assert len(found) == 50 and expected[-1] < 0.5 * expected[0]
     largest = float(((found - expected) / expected).abs().max())
     print(f"{way}: largest relative difference of a loss {largest:.1e}")
-    assert largest <= 1e-5
-    for key, most in (("train/gradient_norm", 1e-4), ("train/lr_factor", 0.0)):   # of all rows and weights, not of one rank's
+    close(outcome, alone)
+    for key, most in (("train/gradient_norm", 1e-5), ("train/lr_factor", 0.0)):   # of all rows and weights, not of one rank's
         one, other = ([line[key] for line in o.lines() if key in line] for o in (outcome, alone))
         assert len(one) == 50 and one == pytest.approx(other, rel=most, abs=0.0), key
     assert every_epoch(tmp_path, world) == {epoch: [1] * 40 for epoch in range(10)}

@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch.utils._pytree import tree_flatten_with_path
 
 import prepare_cache
 import prepare_data
@@ -74,9 +75,6 @@ def test_fifty_steps_are_those_of_the_default_mode(plain, shared):
     close(plain, shared)
     assert len(shared.losses()) == 50 and shared.losses()[-1] < 0.5 * shared.losses()[0]
     assert "the model is sharded (FSDP): a rank that runs out of memory or fails ends all" in shared.logs[0]
-    norms = [torch.tensor([line["train/gradient_norm"] for line in outcome.lines() if "train/gradient_norm" in line])
-             for outcome in (plain, shared)]
-    torch.testing.assert_close(*norms, rtol=1e-4, atol=0.0)
 
 
 def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_rank(plain, shared):
@@ -128,6 +126,14 @@ def test_a_run_continues_on_other_ranks_sharded_or_not(plain, tmp_path):
         assert outcome.codes == [0 if step == 99 else 143] * world, outcome.logs
         assert f"resumed at step {before}" in outcome.logs[0] or not before
     close(plain, outcome, rtol=1e-4)   # rounding, over 50 steps and four orders of summation
+
+
+@pytest.mark.parametrize("how, settings", [(PLAIN, ()), (PLAIN, ("ddp.overlap=true",)), (FSDP, ())])
+def test_a_step_after_saving_and_loading_in_one_process_is_the_step_that_was_taken(tmp_path, how, settings):
+    """Before the first step, between two logs, and where best weights are kept."""
+    outcome = launch(tmp_path, "operator.train.steps=8", "operator.train.log_every=3", *settings, how=how,
+                     options={"twice": (0, 1, 5)})
+    assert outcome.codes == [0, 0], outcome.logs
 
 
 # ---------------------------------------------------------------- faults
@@ -261,12 +267,12 @@ def data(tmp_path_factory):
     return root
 
 
-def both(data, stage, module, *flags, parents=()):
+def both(data, stage, module, *more, parents=()):
     """The stage on two ranks in the default mode, and sharded from the same parents; the two must agree."""
     for mode in ("plain", "shared"):
         for parent in parents if mode == "shared" else ():
             shutil.copytree(data / "plain" / "smoke" / parent, data / mode / "smoke" / parent, dirs_exist_ok=True)
-        run_stage(data, module, *flags, *overrides_of(data, f"run.root={data / mode}"), is_sharded=mode == "shared")
+        run_stage(data, module, *overrides_of(data, f"run.root={data / mode}", *more), is_sharded=mode == "shared")
     folders = [data / mode / "smoke" / stage for mode in ("plain", "shared")]
     logged = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in folders]
     scored = "validation/burgers1d/crps" if stage == "consistency" else "validation/score"
@@ -275,17 +281,21 @@ def both(data, stage, module, *flags, parents=()):
         assert len(values[0]) >= (2 if "validation" in name else 6) and values[0].isfinite().all()
         torch.testing.assert_close(*values, rtol=1e-4, atol=0.0)
     torch.testing.assert_close(*[load_file(folder / "model.safetensors") for folder in folders], rtol=1e-3, atol=1e-5)
-    assert max((folders[1] / "state").glob("step_*/rank_1.pt")).stat().st_size > 100_000   # it holds shards
+    mine = max((folders[1] / "state").glob("step_*/rank_1.pt"))
+    assert mine.stat().st_size > 100_000   # it holds shards
+    kinds = {str(keys): value.dtype for keys, value in tree_flatten_with_path(torch.load(mine, weights_only=True)["shards"])[0]
+             if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    assert len(kinds) > 100 and {*kinds.values()} == {torch.float32}, kinds   # weights, moments and averages, of any precision
 
 
-def test_the_operators_script_gives_the_same_sharded_or_not(data):
-    both(data, "operator", "train_operator")
+def test_the_operators_script_gives_the_same_sharded_or_not_in_bfloat16(data):
+    both(data, "operator", "train_operator", "operator.train.precision=bf16")
 
 
 @pytest.mark.slow
 def test_the_other_stages_scripts_do_so_too(data):
     if not (data / "plain" / "smoke" / "operator" / "done.json").is_file():
-        both(data, "operator", "train_operator")
+        both(data, "operator", "train_operator", "operator.train.precision=bf16")
     both(data, "diffusion", "train_diffusion", parents=["operator"])
     both(data, "consistency", "train_consistency", parents=["operator", "diffusion"])
     both(data, "rival", "train_rival", parents=["operator", "diffusion"])
