@@ -136,6 +136,13 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
     return loss
 
 
+def errors_of_nine(model: torch.nn.Module, held_out: torch.Tensor, rank: int, world: int) -> torch.Tensor:
+    """Squared errors of the rows that are this rank's, zeros elsewhere."""
+    errors, mine = torch.zeros(9), slice(rank, None, world)
+    errors[mine] = (model(held_out[mine]).squeeze(-1) - held_out[mine].square().sum(-1)).square()
+    return errors
+
+
 @main_guard
 def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: dict) -> None:
     torch.set_num_threads(1)
@@ -216,12 +223,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
                 model.eval()
                 for _ in range(run.rank):   # ranks may call the model unequally often
                     model(data)
-                errors, mine = torch.zeros(9), slice(run.rank, None, run.world)
-
-                def validate() -> None:
-                    errors[mine] = (model(held_out[mine]).squeeze(-1) - held_out[mine].square().sum(-1)).square()
-
-                run.agreed(validate, "validation")
+                errors = run.agreed(lambda: errors_of_nine(model, held_out, run.rank, run.world), "validation")
                 model.train()
             score = float(run.ranks.reduce_sum(errors).mean())
             run.validated({"score": score}, f"score {score}")

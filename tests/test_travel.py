@@ -272,7 +272,7 @@ def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_
     assert np.array_equal(found := predicted("hub.h5", "hf://owner/name"), predicted("run.h5", str(run)))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")   # nobody listens there
     assert np.array_equal(predicted("again.h5", "hf://owner/name"), found)
-    with pytest.raises(FileNotFoundError, match="hf://owner/other is neither on this machine nor to be had from its hub .*; expe"):
+    with pytest.raises(FileNotFoundError, match="hf://owner/other is neither on this machine nor to be had from its hub .*; ex"):
         predicted("other.h5", "hf://owner/other")
     assert not (tmp_path / "other.h5").exists()
 

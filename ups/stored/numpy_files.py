@@ -89,8 +89,8 @@ class Torch(Arrays):
             nonlocal room
             room -= storage.nbytes()
             if room < 0:   # files of torch before 1.6 are not compared with their length by torch
-                raise DamagedError(f"{path} speaks of more bytes of tensors than it holds; expected those that "
-                                   "it speaks of. Copy or write it again.")
+                raise DamagedError(f"{path} speaks of more bytes of tensors than it holds; expected those "
+                                   "that it speaks of. Copy or write it again.")
             return storage
 
         try:
