@@ -209,13 +209,6 @@ def test_a_probe_that_fits_changes_nothing(tmp_path, reference2):
     same_run(reference2, outcome)
 
 
-@pytest.mark.parametrize("micro_batch", [8, 1])
-def test_overlapped_reduction_gives_the_same_losses(tmp_path, reference, micro_batch):
-    outcome = launch(tmp_path, "ddp.overlap=true", f"operator.train.micro_batch={micro_batch}", world=2)
-    assert outcome.codes == [0, 0], outcome.logs
-    same_losses(reference, outcome)
-
-
 @pytest.mark.parametrize("kind", ["memory_backward", "error"])
 def test_with_overlap_a_rank_that_fails_ends_both_and_the_next_start_heeds_it(tmp_path, reference, kind):
     fault = {"kind": kind, "rank": 1, "step": 7, "call": 1}

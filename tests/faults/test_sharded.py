@@ -68,16 +68,11 @@ def shared(tmp_path_factory):
     return outcome
 
 
-# ---------------------------------------------------------------- equalities
-
-
-def test_fifty_steps_are_those_of_the_default_mode(plain, shared):
-    close(plain, shared)
-    assert len(shared.losses()) == 50 and shared.losses()[-1] < 0.5 * shared.losses()[0]
-    assert "the model is sharded (FSDP): a rank that runs out of memory or fails ends all" in shared.logs[0]
+# ---------------------------------------------------------------- state; equal losses: test_equal.py
 
 
 def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_rank(plain, shared):
+    assert "the model is sharded (FSDP): a rank that runs out of memory or fails ends all" in shared.logs[0]
     exported = weights(shared)
     assert {name: tensor.shape for name, tensor in exported.items()} == {n: t.shape for n, t in weights(plain).items()}
     assert {"none", "scale", "frozen.mix"} <= exported.keys() and all(type(t) is torch.Tensor for t in exported.values())
@@ -94,10 +89,6 @@ def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_r
     assert [part["model"]["heads.0.bias"].shape for part in parts] == [(1,), (0,)]
     averages = torch.cat([part["ema"]["averages"]["blocks.0.mix"] for part in parts])
     assert averages.dtype == torch.float32 and averages.shape == exported["blocks.0.mix"].shape
-
-
-def test_accumulation_changes_nothing(plain, tmp_path):
-    close(plain, launch(tmp_path, *STEPS, "operator.train.micro_batch=2"))
 
 
 # ---------------------------------------------------------------- resume
