@@ -43,7 +43,7 @@ SHOW_CONFIG = {"--show-config": {"action": "store_true",
 MOST_BYTES = 2**17    # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
 MOST_DIGITS = 1000    # of a whole number, which PyYAML reads in quadratic time
 MOST_PROBLEMS = 20    # that a message lists
-OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped")   # of what declares a task, beside numbers
+OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped", "repeated")   # of a declaration, beside numbers
 
 
 class _Loader(yaml.SafeLoader):
