@@ -540,6 +540,19 @@ def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, 
     assert not said or re.search(said, " ".join(cautions))
 
 
+def test_files_whose_dates_follow_each_other_are_split_in_time_as_one_record(tmp_path):
+    for year, days in ((2003, 730), (2001, 0), (2002, 365)):
+        xarray.Dataset({"T": (("time", "x"), waves((1, 12, X), seed=year)[0])},
+                       {"time": ("time", days + 30.0 * np.arange(12), {"units": "days since 2001-01-01"}), "x": np.arange(X)}
+                       ).to_netcdf(tmp_path / f"{'b' if year == 2003 else 'c'}{year}.nc", engine="h5netcdf")
+    said = section(tmp_path, files=str(tmp_path / "*.nc"), layout={"T": ["time", "x"]}, domain=None, dt=None, cut=3)
+    config, source, _ = read(tmp_path, said)   # 2003 is the first file, and the last year
+    parts = source.split(0.25, 0.25)
+    assert [parts[name].tolist() for name in ("test", "val", "train")] == [[1, 2, 3], [0, 10, 11], [*range(4, 10)]]
+    shutil.copy(tmp_path / "c2001.nc", tmp_path / "d2001.nc")   # the same dates twice: no record
+    assert not np.array_equal(read(tmp_path, said)[1].split(0.25, 0.25)["test"], parts["test"])
+
+
 def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
     u = waves((20, T, X, Y))
     closed = np.concatenate([u, u[:, :, :1]], 2)

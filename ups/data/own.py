@@ -4,7 +4,6 @@ of trajectories, whatever their kind and the order of their axes.
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,13 +19,12 @@ from ups.config.shown import NO_TIMES, matches, measure, wrong
 from ups.data.dates import years_of
 from ups.data.missing import averaged, find_mask, whole_windows
 from ups.data.own_checks import parameter_values, require_domain, run_lengths, step_of
-from ups.data.pdebench import Trajectories, split_sizes
+from ups.data.own_split import in_time, split
+from ups.data.pdebench import Trajectories
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
 
 BLOCK_BYTES = 16 * 2**20   # largest temporary of a read, as of PDEBench's files
-FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-SEED = 0   # of the order in which trajectories are dealt out to training, validation and test
 MANY = ("trajectory", "time")
 ENOUGH_RUNS = 10   # that are cut into windows: from as many on, whole ones are dealt out to a split
 MOST_VALUES = 8   # of parameters, for each of which there are trajectories enough to fit a base of its own
@@ -85,11 +83,14 @@ class OwnTrajectories:
         """Of every trajectory its initial condition: the number in the file, where files of equal length
         differ by a parameter, as published ones do; else of those whose first frames are the same to the last
         bit, as in a sweep over a parameter, the first. Where fewer than three differ, all are their own.
-        Windows of a run that was cut have one together; where runs are few, each its own.
+        Windows of a run that was cut have one together; where runs are few, or parts of one record, each its
+        own.
         """
+        if self.in_time is not None:
+            return np.arange(self.num_trajectories)
         if self.is_cut:
             _, run = np.unique(self.rows[:, :2], axis=0, return_inverse=True)
-            return run if self._by_run else np.arange(self.num_trajectories)
+            return run if self.by_run else np.arange(self.num_trajectories)
         lengths = {file.num_trajectories for file in self.files}
         values = [file.parameters for file in self.files]
         is_one_each = bool(self.task.parameters) and all(len(np.unique(part, axis=0)) == 1 for part in values)
@@ -116,8 +117,13 @@ class OwnTrajectories:
             return None
         return np.stack([dates[file][frames] for file, frames in zip(self.rows[:, 0], index, strict=True)])
 
+    @cached_property
+    def in_time(self) -> np.ndarray | None:
+        """The trajectories in order of time where the files are parts of one record."""
+        return in_time(self)
+
     @property
-    def _by_run(self) -> bool:
+    def by_run(self) -> bool:
         """Whether runs that were cut are enough to be dealt out whole."""
         return len(np.unique(self.rows[:, :2], axis=0)) >= ENOUGH_RUNS
 
@@ -136,7 +142,7 @@ class OwnTrajectories:
 
     def frames_of(self, rows: Sequence[int]) -> int:
         """How many frames each of these trajectories has: more than num_frames where all are longer."""
-        if self.is_cut or self.task.forcing:
+        if self.is_cut or self.task.forcing or self.years is not None:   # these are known of num_frames
             return self.num_frames
         ends = [(self.files[file].lengths[number], begin) for file, number, begin in self.rows[rows].tolist()]
         return max(self.num_frames, min(len(range(begin, end, self.time_stride)) for end, begin in ends))
@@ -164,56 +170,8 @@ class OwnTrajectories:
         return rows, averaged(u, self.task.ndim)
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
-        """Trajectories of "train", "val" and "test" (ascending): by the folders their files lie in, or dealt
-        out by their initial conditions in an order that is always the same. Windows of a few long runs are
-        dealt out in the order of time: those of training come first, those of test last.
-        """
-        folders = _folders([file.path for file in self.files])
-        if self.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
-            raise wrong(f"task.{self.task.name}.split", f"files lie in folders "
-                        f"{', '.join(sorted(filter(None, {*folders})))} and others in none of train, val and "
-                        f"test" if None in folders else f"files lie in {' and '.join(sorted({*folders}))} "
-                        "alone", "all three of train, val and test, and no file elsewhere",
-                        "Make the missing one, or write split: index to deal out all files by number.")
-        if self.split_by == "folder" or (self.split_by == "auto" and len({*folders}) == 3):
-            names = np.array([folders[file] or "none" for file in self.rows[:, 0]])
-            if missing := [name for name in ("train", "val", "test") if not (names == name).any()]:
-                raise wrong(f"task.{self.task.name}.split", f"no file lies in a folder {missing[0]}",
-                            "folders train, "
-                            "val and test", "Move files there and widen the pattern of files, or write "
-                            "split: index.")
-            return {name: np.flatnonzero(names == name) for name in ("train", "val", "test")}
-        starts = np.unique(self.starts)
-        sizes = split_sizes(len(starts), val_fraction, test_fraction)
-        if sizes["train"] < 1:
-            raise wrong(f"task.{self.task.name}", f"{len(starts)} trajectories (of different initial "
-                        f"conditions) cannot be split into training, validation and test with "
-                        f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-                        "one at least for each, so 3 at least", "Add files, cut long ones into several "
-                        "trajectories, or, where an axis of the arrays counts them, call it trajectory in "
-                        "the layout.")
-        if self.is_cut and not self._by_run:
-            return self._split_in_time(val_fraction, test_fraction)
-        order = np.random.default_rng(SEED).permutation(starts)
-        parts = np.split(order, [sizes["val"], sizes["val"] + sizes["test"]])
-        return {name: np.flatnonzero(np.isin(self.starts, part))
-                for name, part in zip(("val", "test", "train"), parts, strict=True)}
-
-    def _split_in_time(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
-        parts: dict[str, list[int]] = {"train": [], "val": [], "test": []}
-        for run in np.unique(self.rows[:, :2], axis=0):
-            windows = np.flatnonzero((self.rows[:, :2] == run).all(1))   # in the order of time
-            num_val, num_test = (max(1, math.ceil(len(windows) * share - 1e-9))
-                                 for share in (val_fraction, test_fraction))
-            num_train = max(0, len(windows) - num_val - num_test)
-            ends = [num_train, max(num_train, len(windows) - num_test)]
-            for name, some in zip(parts, np.split(windows, ends), strict=True):
-                parts[name] += some.tolist()
-        if empty := [name for name, rows in parts.items() if not rows]:
-            raise wrong(f"task.{self.task.name}.cut", f"its windows leave none for {empty[0]} with "
-                        f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-                        "one at least for each part", "Cut into shorter windows, or lower these.")
-        return {name: np.array(rows) for name, rows in parts.items()}
+        """Trajectories of "train", "val" and "test" (ascending), as `ups.data.own_split` deals them out."""
+        return split(self, val_fraction, test_fraction)
 
     def _fill(self, store: Store, file: OwnFile, place: Place, number: int, first_frame: int, out: np.ndarray,
               wanted: range) -> None:
@@ -255,14 +213,6 @@ class OwnTrajectories:
         space = [block.shape[have.index(axis)] if axis in have else 1 for axis in self.task.axes]
         assert len(inner) + sum(size != 1 for size in (*lead, *space)) <= block.ndim, (block.shape, place)
         return block.reshape(*lead, len(place.fields), *space)
-
-
-def _folders(paths: Sequence[Path]) -> list[str | None]:
-    """Of every file the part of the split that the nearest folder names, of those that they do not share."""
-    shared = Path(os.path.commonpath([path.absolute().parent for path in paths]))
-    return [next((FOLDERS[name] for name in reversed([part.lower() for part in
-                                                      path.absolute().parent.relative_to(shared).parts])
-                  if name in FOLDERS), None) for path in paths]
 
 
 def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
