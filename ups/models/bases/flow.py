@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.boundary import PERIODIC, along
-from ups.models.bases.base import Fit, Samples
+from ups.models.bases.base import Fit, Known, Samples
 from ups.models.bases.propagator import Modal
 from ups.models.bases.units import comparable
 from ups.spectral import apply_axes, apply_axis
@@ -90,7 +90,7 @@ class Flow(Modal):
         return torch.stack([w[:, channel] * self.std[channel] + self.mean[channel]
                             for channel in channels], 1)
 
-    def parts(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, u: Tensor, known: Known) -> tuple[Tensor, Tensor]:
         w = u[:, -1]
         shift = self.physical(w, self.velocity) * self.cells
         middle = self.read(shift, self.places - shift / 2)

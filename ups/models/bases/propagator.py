@@ -68,11 +68,11 @@ class Modal(Base):
         return (2 if self.transform.is_complex else 1) * self.weight_real.numel()
 
     @abstractmethod
-    def parts(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, u: Tensor, known: Known) -> tuple[Tensor, Tensor]:
         """start and phi of a window u (batch, history, C, *space)."""
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
-        start, phi = self.parts(u.float())
+        start, phi = self.parts(u.float(), known)
         phi = self.with_forcing(phi, known)
         phi = phi.permute(2, 0, 1)                                             # modes, batch, terms
         weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_complex
@@ -115,7 +115,7 @@ class Modal(Base):
             count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
         for read in samples.batches(count, size, value):
             u, known, u_next = read()
-            start, phi = self.parts(u)
+            start, phi = self.parts(u, known)
             phi = self.with_forcing(phi, known)
             phi, target = phi.permute(2, 0, 1), self.transform.forward(u_next - start).permute(2, 0, 1)
             wide = torch.complex128 if phi.is_complex() else torch.float64
@@ -145,7 +145,8 @@ class Propagator(Modal):
     beyond it (Gauthier et al. 2021, doi 10.1038/s41467-021-25801-2). It contains exact transport and
     diffusion, and multistep integrators of polynomial reactions; products across frames are left out because
     they did not pay, and so is a constant (on reaction- diffusion it took 40 % off the error with one frame
-    of history and 0.3 % with four). With weights of zero it is persistence.
+    of history and 0.3 % with four). Beyond degree 1 the products of the newest frame and the forcing are
+    terms, too: a coefficient may vary in time. With weights of zero it is persistence.
     """
 
     kind = "propagator"
@@ -153,15 +154,18 @@ class Propagator(Modal):
     def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int,
                  history: int, walls: Sequence[tuple[float, float]] = (), num_forcing: int = 0,
                  series: Sequence[int] = (), **_: Any):
-        super().__init__(num_values, self.num_terms(num_channels, degree, history), num_channels, space,
-                         boundary, num_forcing, series)
-        self.degree, self.history = degree, history
+        super().__init__(num_values, self.num_terms(num_channels, degree, history, num_forcing), num_channels,
+                         space, boundary, num_forcing, series)
+        self.degree, self.history, self.has_products = degree, history, degree > 1 and num_forcing > 0
         # between the values at the walls: what is above it is zero there, as sines are
         ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
         self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
 
-    def parts(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, u: Tensor, known: Known) -> tuple[Tensor, Tensor]:
         frames = [dictionary(u[:, -1 - lag] - self.line, self.degree) for lag in range(self.history)]
+        if self.has_products:
+            between = known.forcing[:, :2].float().mean(1)
+            frames.append(((u[:, -1] - self.line)[:, :, None] * between[:, None]).flatten(1, 2))
         return u[:, -1], self.transform.forward(torch.cat(frames, 1))
 
     @classmethod
@@ -175,7 +179,9 @@ class Propagator(Modal):
         """
         num_channels = settings["num_channels"]
         wanted = [(settings["degree"], settings["history"]), (1, settings["history"]), (1, 1)]
-        sizes = [some for some in wanted if cls.has_room(settings, cls.num_terms(num_channels, *some))]
+        num_forcing = settings.get("num_forcing", 0)
+        sizes = [some for some in wanted
+                 if cls.has_room(settings, cls.num_terms(num_channels, *some, num_forcing))]
         room = f"its normal equations take more than {cls.MOST_BYTES >> 20} MiB"
         if not sizes:
             return room
@@ -185,9 +191,10 @@ class Propagator(Modal):
         per_frame = len(monomials(num_channels, degree))
         for deg, lags in itertools.product(sorted({1, degree}),
                                            sorted({1, 2, history} & set(range(1, history + 1)))):
-            terms, end = range(len(monomials(num_channels, deg))), history * per_frame
+            terms, end = range(len(monomials(num_channels, deg))), largest.weight_real.shape[2]
+            first = end - largest.num_forced if deg == 1 else history * per_frame
             keep = torch.tensor([*(lag * per_frame + term for lag in range(lags) for term in terms),
-                                 *range(end, end + largest.num_forced)])
+                                 *range(first, end)])
             for ridge in cls.RIDGES:
                 smaller = {**settings, "degree": deg, "history": lags}
                 fitted = cls(**smaller)
@@ -196,8 +203,9 @@ class Propagator(Modal):
         return None if sizes[0] == wanted[0] else f"beyond degree {degree} and history {history} {room}"
 
     @classmethod
-    def num_terms(cls, num_channels: int, degree: int, history: int) -> int:
+    def num_terms(cls, num_channels: int, degree: int, history: int, num_forcing: int = 0) -> int:
         if degree not in range(1, MOST_DEGREE + 1):
             raise ValueError(f"a propagator has the degree {degree!r:.80}; expected 1 to {MOST_DEGREE}. "
                              f"Train it again.")
-        return sum(math.comb(num_channels + d - 1, d) for d in range(1, degree + 1)) * history
+        products = num_channels * num_forcing if degree > 1 else 0
+        return sum(math.comb(num_channels + d - 1, d) for d in range(1, degree + 1)) * history + products
