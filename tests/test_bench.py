@@ -75,7 +75,7 @@ class FakeCache:
         self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(self.input_tokenizer.normalise(a[rows]))
 
         stored = torch.cat([a, self.u], 2) if steady else self.u   # a row: source x trajectory
-        self.sources = [types.SimpleNamespace(read=lambda first, last, skip=skip: stored[skip + first][None].numpy())
+        self.sources = [types.SimpleNamespace(read=lambda first, last, frames=None, skip=skip: stored[skip + first][None].numpy())
                         for skip in (0, 20)]
 
     def batch(self, rows, starts, length, device="cpu"):
