@@ -28,7 +28,7 @@ from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
 from ups.data.sources import data_files, look_at_own, open_user
-from ups.files import when_free
+from ups.files import parts_of, when_free
 from ups.tasks import TASKS, get_task
 
 
@@ -97,7 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         is_ill = False
         paths = [(task, path) for task, _, path, *_ in files]
         found = {name: data_files(config, name) for name in declared}
-        paths += [(name, some[0].parent if some[1:] else some[0]) for name, some in found.items()]
+        paths += [(name, parts_of(some[0])[0].parent if some[1:] else some[0])
+                  for name, some in found.items()]
         checks = {name: partial(count_findings, config, [
             task for task in config.data.tasks if name in (task, config.spec(task).of)]) for name, _ in paths}
         for path, findings in examine(paths, hash_all=args.md5, val_fraction=config.data.val_fraction,

@@ -28,6 +28,7 @@ NO_ACCESS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # of libraries, in a RuntimeError; the last is oneDNN's, on a CPU
 NO_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory",
              "could not create a primitive")
+TOGETHER = " + "   # between the names of files that go together
 UNWRITABLE = NO_ROOM | NO_ACCESS | {errno.EEXIST}
 
 
@@ -94,6 +95,12 @@ def require_small(path: Path, what: str, do: str) -> None:
     require_plain(path, do)
     if path.exists() and (size := path.stat().st_size) > MOST_RECORD_BYTES:
         raise DamagedError(f"{path} has {size} bytes; expected {what}, of at most {MOST_RECORD_BYTES}. {do}")
+
+
+def parts_of(path: str | Path) -> list[Path]:
+    """The files that a path names: "tas.nc + pr.nc" two that go together, each with other fields."""
+    text = str(path)
+    return [Path(path)] if TOGETHER not in text or Path(text).exists() else [*map(Path, text.split(TOGETHER))]
 
 
 def value_hash(value: Any) -> str:

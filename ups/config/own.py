@@ -35,6 +35,7 @@ from ups.config.shown import (
 )
 from ups.config.units import units
 from ups.config.words import WORDS, check_words, meant
+from ups.files import TOGETHER
 from ups.lazy import np
 from ups.tasks import TASKS, Place, require_name
 
@@ -63,9 +64,11 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     require_name(name)
     key = f"task.{name}"
     said = dict(section)
+    if isinstance(said["files"], list) and said["files"]:   # a pattern per file of a run
+        said["files"] = TOGETHER.join(map(str, said["files"]))
     if not isinstance(said["files"], str):
-        raise wrong(f"{key}.files", f"it is {said['files']!r:.80}", "a file or a pattern of files",
-                    'Write files: "my/*.h5".')
+        raise wrong(f"{key}.files", f"it is {said['files']!r:.80}", "a file or a pattern of files, "
+                    "or a list of patterns of files that go together", 'Write files: "my/*.h5".')
     if name in TASKS:
         raise wrong(key, "it declares files under the name of a built-in task", "a name of its own",
                     f"Write another in place of {name}, here and in data.tasks.")

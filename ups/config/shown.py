@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ups.files import TOGETHER, parts_of
 from ups.lazy import np
 from ups.tasks import Place
 
@@ -30,7 +31,33 @@ def wrong(key: str, what: str, expected: str, do: str) -> ValueError:
 
 
 def matches(key: str, pattern: str) -> list[str]:
-    """The files of a pattern in natural order. Raises FileNotFoundError."""
+    """The files of a pattern in natural order; of several patterns those that go together, joined. Raises
+    FileNotFoundError, and ValueError where their numbers or names do not fit each other."""
+    patterns = pattern.split(TOGETHER) if len(parts_of(pattern)) > 1 else [pattern]
+    columns = [_matching(key, part) for part in patterns]
+    rows = [*zip(*columns, strict=False)]
+    if {*map(len, columns)} != {len(rows)}:
+        raise wrong(f"{key}.files", ", ".join(f"{len(found)} files fit {part}" for found, part in zip(
+            columns, patterns, strict=True)), "as many of each, as they go together in their order",
+            "Correct the patterns.")
+    varying = [[_varying(column, path) for column, path in zip(columns, row, strict=True)] for row in rows]
+    for row, numbers in zip(rows, varying, strict=True):
+        if len({tuple(one) for one in numbers if one}) > 1:
+            raise wrong(f"{key}.files", f"{row[0]} goes with {', '.join(row[1:])}", "files of the same run or time",
+                        "Correct the patterns, or the names: they go together in their order.")
+    return [TOGETHER.join(row) for row in rows]
+
+
+def _varying(column: Sequence[str], path: str) -> list[str]:
+    """The numbers in the name of a file that are others in other files of its pattern."""
+    rows = [re.findall(r"\d+", Path(other).name) for other in column]
+    own = re.findall(r"\d+", Path(path).name)
+    if len({*map(len, rows)}) > 1:
+        return []
+    return [value for value, others in zip(own, zip(*rows, strict=True), strict=True) if len({*others}) > 1]
+
+
+def _matching(key: str, pattern: str) -> list[str]:
     from ups.stored import natural  # imports h5py
 
     literal = pattern.replace("[", "[[]")   # a name may have brackets
@@ -216,7 +243,7 @@ def value_in(key: str, store: "Store", name: str, place: str, path: Path, group:
                     "one of them", f"Write \"@{place}\" for the attribute of the file, or give the array "
                     "another name.")
     if "{}" in place:
-        found = number_in(place, path.name)
+        found = number_in(place, parts_of(path)[0].name)
     else:
         found = store.value(place.replace("*", group))
     try:

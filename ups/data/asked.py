@@ -1,12 +1,14 @@
 """What a description asks of runs of other lengths and of cells without a value."""
 
+from pathlib import Path
+
 import numpy as np
 
 from ups.config.missing import without
 from ups.config.offset import sampled_frames
-from ups.data.axes import field_of, shape_of
+from ups.data.axes import field_of, quoted, shape_of
 from ups.data.extremes import Extremes
-from ups.data.patterns import lengths_of
+from ups.data.patterns import beside, lengths_of, pattern
 from ups.stored import Store
 from ups.tasks import Place
 
@@ -19,6 +21,18 @@ def names_of(store: Store, array: str, words: list[str], space: list[str]) -> li
     numbers = [f"_{i}" for i in range(shape["channel"])] if "channel" in shape else [""]
     parts = [f"_{axis}" for axis in space] if "component" in words else [""]
     return [f"{field_of(array)}{number}{part}" for number in numbers for part in parts]
+
+
+def others(store: Store, axes: dict[str, list[str]]) -> list[str]:
+    """Fields of the same runs in files beside this one."""
+    array, words = next(iter(axes.items()))
+    if not (found := beside(store, array)):
+        return []
+    files = ", ".join(f'"{pattern(path)[0]}"' for path in (Path(store.path), *(other for other, _ in found)))
+    names = [*axes, *(name for _, name in found)]
+    layout = ", ".join(f"{quoted(name)}: [{', '.join(words)}]" for name in names)
+    return [f"    # files: [{files}]", f"    # layout: {{{layout}}}   # in place of those above: files beside "
+            "this one hold these fields on the same grid and times?"]
 
 
 def lengths(store: Store, axes: dict[str, list[str]], cut: int) -> list[str]:

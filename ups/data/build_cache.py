@@ -38,7 +38,7 @@ from ups.data.sources import (
 )
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
-from ups.files import completing, explained, partial_path, reserve
+from ups.files import completing, explained, partial_path, parts_of, reserve
 from ups.metrics.errors import rmse
 from ups.metrics.intervals import ratio
 from ups.metrics.spectra import rms
@@ -58,7 +58,7 @@ def _identity(paths: Iterable[Path]) -> list[list]:
     """Name, size and time of change of every file, of a folder (zarr) of all in it, and a digest of a few of
     their bytes: cheap to compare. Another file may be as large and, copied with its time, as old."""
     found = []
-    for path in map(Path, paths):
+    for path in (part for each in paths for part in parts_of(each)):
         parts = [part for part in ([path] if path.is_file() else sorted(path.rglob("*"))) if part.is_file()]
         count = min(len(parts), SAMPLES)
         digests = {parts[i]: _sampled(parts[i], SAMPLES // count)
@@ -86,7 +86,7 @@ def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
     except (FileNotFoundError, ValueError) as error:
         return False, str(error)
     paths = data_files(config, task_name)
-    if gone := [str(path) for path in paths if not path.exists()]:
+    if gone := [str(part) for path in paths for part in parts_of(path) if not part.exists()]:
         return True, f"the cache is whole; the data are no longer there ({gone[0]})"
     if _identity(paths) != cache.header["files"]:
         return False, f"the data files changed since {cache.path} was built"

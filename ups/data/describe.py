@@ -14,11 +14,12 @@ from ups.config.missing import without
 from ups.config.own import MOST_PARAMETERS
 from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, jumps_in, names_of_times, rises, tidy
 from ups.config.words import WORDS, meant
-from ups.data.asked import lengths, missing, names_of
+from ups.data.asked import lengths, missing, names_of, others
 from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
 from ups.data.describe_series import series_of
 from ups.data.missing import averaged
 from ups.data.patterns import alike, in_groups, pattern
+from ups.files import TOGETHER
 from ups.stored import Store, Stored, open_store
 from ups.tasks import Place
 from ups.tasks.own import JUMP, jumps
@@ -47,7 +48,7 @@ def describe_file(path: str) -> str:
 
 def _section(store: Store) -> list[str]:
     files, question = pattern(Path(store.path))
-    name = re.sub(r"[\W_]+|^(?=\d)", "_", Path(files).stem.lower()).strip("_") or "mine"
+    name = re.sub(r"[\W_]+|^(?=\d)", "_", Path(str(files).split(TOGETHER)[0]).stem.lower()).strip("_") or "mine"
     series: dict[str, list[str]] = {}
     head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
             "include: configs/small.yaml", f"data: {{tasks: [{quoted(name)}], source: own}}", "task:",
@@ -91,6 +92,7 @@ def _section(store: Store) -> list[str]:
     if not sure and (other := other_reading(store, axes)):
         lines.append(f"    # or {other}?")
     absent, asked = missing(store, axes, space)
+    lines += others(store, axes)
     lines += _ends(store, axes, space, absent)
     is_steady, (cut, num) = all("time" not in words for words in axes.values()), _windows(store, axes)
     if is_steady and (len(axes) < 2 or num < FEWEST):

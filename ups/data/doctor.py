@@ -23,6 +23,7 @@ from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.data.resolution import affordable, resolved
 from ups.data.written import SHARE, Written
+from ups.files import parts_of
 from ups.tasks import Finding
 
 BLOCK_BYTES = 32 * 2**20
@@ -108,7 +109,7 @@ def report(path: Path, findings: list[Finding]) -> str:
                 "caution": "sound within limits: read the cautions", "info": "sound"}
     findings = sorted(findings, key=lambda finding: list(verdicts).index(finding.severity))
     verdict = verdicts[findings[0].severity if findings else "info"]
-    lines = [f"{path}: {verdict if path.exists() else 'missing'}"]
+    lines = [f"{path}: {verdict if all(part.exists() for part in parts_of(path)) else 'missing'}"]
     for finding in findings:
         where = f" [{finding.where}]" if finding.where != str(path) else ""
         lines.append(f"  {finding.severity:<7} {finding.what}{where}."

@@ -11,6 +11,7 @@ import numpy as np
 
 from ups.boundary import PERIODIC, along
 from ups.config.shown import wrong
+from ups.files import parts_of
 
 READ = 2**22      # numbers at a time
 WHOLE: dict[tuple, list[np.ndarray]] = {}   # what is known of files that were read
@@ -44,7 +45,7 @@ def find_mask(data: Any) -> np.ndarray | None:
 def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
     """Of every frame of every run, whether all its cells have a value that have one elsewhere. Files that did
     not change are read once by a process."""
-    about = [(file.path, file.path.stat()) for file in data.files]
+    about = [(part, part.stat()) for file in data.files for part in parts_of(file.path)]
     files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in about)
     key = files, json.dumps(data.task.own, sort_keys=True), data.space, tuple(lengths)
     if key not in WHOLE:

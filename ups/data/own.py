@@ -21,6 +21,7 @@ from ups.data.missing import averaged, find_mask, whole_windows
 from ups.data.own_checks import parameter_values, require_domain, run_lengths, step_of
 from ups.data.own_split import in_time, split
 from ups.data.pdebench import Trajectories
+from ups.files import parts_of
 from ups.stored import Store, open_store
 from ups.tasks import Place, Task, own_task
 
@@ -327,7 +328,7 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     elif max(lengths) > num_frames:
         notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
     return OwnTrajectories(
-        Path(paths[0]) if len(paths) == 1 else Path(paths[0]).parent, task, tuple(files), rows,
+        Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent, task, tuple(files), rows,
         len(coordinates.get("t", [0])), tuple(-(-size // space_stride) for size in resolution),
         0.0 if task.is_steady else step * time_stride, coordinates, notes, space_stride, time_stride,
         first_frame, split_by, bool(cut))

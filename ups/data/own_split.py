@@ -22,7 +22,7 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     files that are parts of one record, are dealt out in the order of time: those of training come first,
     those of test last.
     """
-    folders = _folders([file.path for file in data.files])
+    folders = _folders([parts_of(file.path)[0] for file in data.files])
     if data.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
         raise wrong(f"task.{data.task.name}.split", f"files lie in folders "
                     f"{', '.join(sorted(filter(None, {*folders})))} and others in none of train, val and "

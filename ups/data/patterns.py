@@ -1,9 +1,11 @@
 """Files beside each other whose names differ in numbers alone, as runs and years of one data set do."""
 
+import contextlib
 import re
 from glob import escape
 from pathlib import Path
 
+from ups.files import TOGETHER, parts_of
 from ups.stored import Store, natural, open_store
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -16,6 +18,7 @@ MOST_FILES = 20   # to look at
 def alike(path: Path) -> list[Path]:
     """The files of a folder, `path` among them, whose names differ from its name in numbers alone, in natural
     order."""
+    path = parts_of(path)[0]
     form, inside = NUMBER.sub("#", path.stem), [*path.parent.glob("*")] if path.parent.is_dir() else []
     found = [other for other in inside if other.suffix == path.suffix and NUMBER.sub("#", other.stem) == form]
     return sorted(found, key=lambda other: natural(str(other))) or [path]
@@ -24,6 +27,9 @@ def alike(path: Path) -> list[Path]:
 def pattern(path: Path) -> tuple[str, str]:
     """A pattern of the files that are alike, and what is to be asked where their names do not say that they
     are runs of one system: their numbers are neither dates nor follow each other. "" for no question."""
+    if len(parts := parts_of(path)) > 1:
+        found = [pattern(part) for part in parts]
+        return TOGETHER.join(name for name, _ in found), found[0][1]
     files = alike(path)
     numbers = [NUMBER.findall(other.stem) for other in files]
     differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len({*values}) > 1]
@@ -61,6 +67,22 @@ def in_groups(store: Store, names: list[str]) -> list[str]:
         is_run = len(same) > 1 and len({shape[1:] for shape in shapes}) == 1
         groups = [name.partition("/")[0] for name in same]
         found += [pattern] if is_run and store.groups(pattern) == groups else same
+    return found
+
+
+def beside(store: Store, array: str) -> list[tuple[Path, str]]:
+    """Files with other fields of the same runs, one a file, and the names of these: of the shape of an array,
+    on the same grid and times, in the folder of its file and with the same numbers in the name."""
+    path, found = Path(store.path), []
+    if len(parts_of(path)) > 1 or "*" in array:
+        return []
+    same, numbers = alike(path), NUMBER.findall(path.stem)
+    others = [other for other in sorted(path.parent.glob(f"*{escape(path.suffix)}"))
+              if other not in same and NUMBER.findall(other.stem) == numbers]
+    for other in others[:MOST_FILES]:
+        with contextlib.suppress(ValueError, OSError), open_store(f"{path}{TOGETHER}{other}") as both:
+            found += [(other, name) for name in both.names() if store.array(name) is None
+                      and both.array(name) == store.array(array)][:1]
     return found
 
 

@@ -12,6 +12,7 @@ from ups.config import Config, OwnTaskConfig, TaskConfig
 from ups.data.layout import layout_of
 from ups.data.own import MOST_VALUES, OwnTrajectories, open_own, own_files
 from ups.data.pdebench import Trajectories, open_data, split_indices
+from ups.files import parts_of
 from ups.tasks import get_task
 
 Source = Trajectories | OwnTrajectories
@@ -130,7 +131,7 @@ def look_at_own(config: Config, tasks: Sequence[str]) -> None:
     for task in tasks:
         wanted = config.task[task]
         for path in data_files(config, task):
-            if not path.exists():
+            if not all(part.exists() for part in parts_of(path)):
                 there = sorted(other.name for other in path.parent.glob("*"))
                 layout = layout_of(get_task(task)).describe(wanted.num_trajectories, wanted.num_frames,
                                                             wanted.resolution)

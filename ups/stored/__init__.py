@@ -10,6 +10,7 @@ from pathlib import Path
 
 import h5py
 
+from ups.files import parts_of
 from ups.stored.hdf5 import Hdf5
 from ups.stored.store import Store, Stored, checked, natural
 
@@ -23,7 +24,11 @@ def open_store(path: str | Path) -> Store:
     """The open file (a folder for zarr), to be closed by `with`. Raises FileNotFoundError or ValueError,
     naming what it is not, and what to install for a kind that needs more.
     """
-    path = Path(path)
+    path, parts = Path(path), parts_of(path)
+    if len(parts) > 1:
+        from ups.stored.together import Together
+
+        return Together(parts, open_store)
     if not path.is_file() and not path.is_dir():   # a pipe would be waited at
         raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
     first = b"" if path.is_dir() else path.open("rb").read(8)
