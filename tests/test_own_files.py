@@ -649,7 +649,7 @@ def test_a_description_guesses_walls_and_vectors(tmp_path):
     ({"vector": ["u", "u"]}, r"vector: it is .*; expected 1 of u, the component along each axis of space \(x\)"),
     ({"bounded": ["w"]}, r"bounded: it names 'w'; expected fields of the layout \(u\)"),
     ({"conserved": "u"}, r"conserved: it is 'u'; expected a list. Write conserved: \[u\]"),
-    ({"files": ["a", "b"]}, r"""files: it is \['a', 'b'\]; expected a file or a pattern.*Write files: "my/\*.h5\""""),
+    ({"files": 3}, r"""files: it is 3; expected a file or a pattern.*Write files: "my/\*.h5\""""),
     ({"files": "."}, r". is a folder; expected HDF5.*Name the files in it, such as ./\*.h5"),
     ({"layout": {"u": ["sample", "time", "x"]}}, "layout.u: it names an axis 'sample'; expected one of .* Write trajectory"),
     ({"layout": {"a": {"array": "u", "axes": ["trajectory", "time", "x"], "fields": ["a/b"]}}},

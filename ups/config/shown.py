@@ -43,8 +43,8 @@ def matches(key: str, pattern: str) -> list[str]:
     varying = [[_varying(column, path) for column, path in zip(columns, row, strict=True)] for row in rows]
     for row, numbers in zip(rows, varying, strict=True):
         if len({tuple(one) for one in numbers if one}) > 1:
-            raise wrong(f"{key}.files", f"{row[0]} goes with {', '.join(row[1:])}", "files of the same run or time",
-                        "Correct the patterns, or the names: they go together in their order.")
+            raise wrong(f"{key}.files", f"{row[0]} goes with {', '.join(row[1:])}", "files of the same run "
+                        "or time", "Correct the patterns, or the names: they go together in their order.")
     return [TOGETHER.join(row) for row in rows]
 
 

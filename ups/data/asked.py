@@ -31,8 +31,8 @@ def others(store: Store, axes: dict[str, list[str]]) -> list[str]:
     files = ", ".join(f'"{pattern(path)[0]}"' for path in (Path(store.path), *(other for other, _ in found)))
     names = [*axes, *(name for _, name in found)]
     layout = ", ".join(f"{quoted(name)}: [{', '.join(words)}]" for name in names)
-    return [f"    # files: [{files}]", f"    # layout: {{{layout}}}   # in place of those above: files beside "
-            "this one hold these fields on the same grid and times?"]
+    return [f"    # files: [{files}]", f"    # layout: {{{layout}}}   # in place of those above: files "
+            "beside this one hold these fields on the same grid and times?"]
 
 
 def lengths(store: Store, axes: dict[str, list[str]], cut: int) -> list[str]:

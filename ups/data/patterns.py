@@ -82,7 +82,7 @@ def beside(store: Store, array: str) -> list[tuple[Path, str]]:
     for other in others[:MOST_FILES]:
         with contextlib.suppress(ValueError, OSError), open_store(f"{path}{TOGETHER}{other}") as both:
             found += [(other, name) for name in both.names() if store.array(name) is None
-                      and both.array(name) == store.array(array)][:1]
+                      and not name[0].isdigit() and both.array(name) == store.array(array)][:1]
     return found
 
 

@@ -82,7 +82,8 @@ class Together(Store):
                 other, expected, said = first.setdefault(name, (store, values, unit))
                 step = np.abs(np.diff(expected)).min(initial=np.inf)
                 allowed = CLOSE * step if np.isfinite(step) else CLOSE * np.abs(expected).max(initial=0)
-                if (unit, values.shape) != (said, expected.shape) or (np.abs(values - expected) > allowed).any():
+                is_same = (unit, values.shape) == (said, expected.shape)
+                if not (is_same and (np.abs(values - expected) <= allowed).all()):
                     raise ValueError(
                         f"{name} of {store.path} is {_shown(values, unit)}, and of {other.path} "
                         f"{_shown(expected, said)}; expected the same, as files that go together hold fields "
