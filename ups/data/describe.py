@@ -48,7 +48,8 @@ def describe_file(path: str) -> str:
 
 def _section(store: Store) -> list[str]:
     files, question = pattern(Path(store.path))
-    name = re.sub(r"[\W_]+|^(?=\d)", "_", Path(str(files).split(TOGETHER)[0]).stem.lower()).strip("_") or "mine"
+    stem = Path(files.split(TOGETHER)[0]).stem.lower()
+    name = re.sub(r"[\W_]+|^(?=\d)", "_", stem).strip("_") or "mine"
     series: dict[str, list[str]] = {}
     head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
             "include: configs/small.yaml", f"data: {{tasks: [{quoted(name)}], source: own}}", "task:",

@@ -11,6 +11,7 @@ import numpy as np
 
 from ups.config.shown import wrong
 from ups.data.pdebench import split_sizes
+from ups.files import parts_of
 
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEED = 0   # of the order in which trajectories are dealt out to training, validation and test
