@@ -530,6 +530,7 @@ def test_a_signal_ends_predict_and_leaves_nothing(folder, tmp_path, number):
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + number and "Traceback" not in said and not [*tmp_path.iterdir()]
+    assert number == signal.SIGTERM or said.endswith("predict.py: interrupted; run the same command again\n")
 
 
 def test_of_two_writers_of_one_output_the_second_is_refused(folder, tmp_path, monkeypatch):
