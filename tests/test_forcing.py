@@ -236,6 +236,10 @@ def test_the_network_is_told_and_weights_travel_as_plain_values(tmp_path):
     bad["tasks"][0]["forcing_codec"]["space"] = [32]
     with pytest.raises(ValueError, match="of the space of their forcing"):
         Operator(bad)
+    bad = json.loads(json.dumps(operator.description))
+    bad["tasks"][0]["base"]["settings"]["num_forcing"] = 2
+    with pytest.raises(ValueError, match="a base of 2 forcing fields, .* expected 1"):
+        Operator(bad)
     assert not [key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key]   # as before
 
 

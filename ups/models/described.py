@@ -5,7 +5,7 @@ of torch in the middle of a forecast.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Check = Callable[[Any], bool]
@@ -105,6 +105,12 @@ def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: 
     """Raise ValueError unless there is a codec of what is known in advance where the task has such fields, on
     the grid of the state."""
     codec, state = description.get(FORCING) or {}, description["codec"]
+    for settings in _settings(description["base"]):
+        count, series = settings.get("num_forcing", 0), settings.get("series", [])
+        is_known = count in (0, len(names)) and {*series} <= {*range(count)}
+        if not is_known or len(settings.get("forcing", names)) != len(names):
+            raise ValueError(f"the weights of {what} have a base of {count} forcing fields, {series!r:.60} of"
+                             f" them series; expected {len(names)}. Take another copy of them.")
     if not names and not codec:
         return
     require_codec({"fields": [], "positive": []} | dict(codec), names, what)
@@ -112,6 +118,15 @@ def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: 
         raise ValueError(f"the weights of {what} say {codec.get(wrong[0])!r:.80} of the {wrong[0]} of their "
                          f"forcing; expected {state.get(wrong[0])!r:.80}, as of the state. Take another copy "
                          "of them.")
+
+
+def _settings(base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The settings of a base, or of each of its parts."""
+    parts = base["settings"].get("parts", ())
+    if not parts:
+        yield base["settings"]
+    for part in parts:
+        yield from _settings(part)
 
 
 def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> None:

@@ -60,8 +60,8 @@ class TaskHead(nn.Module):
         for codec in ("codec", "input_codec", FORCING):
             require_kinds(description.get(codec) or {}, CODEC, f"{self.name} ({codec})")
         require_codec(description["codec"], self.task.fields, self.name)
-        require_forcing(description, self.task.forcing, self.name)
         require_base(description["base"], len(description["parameters"]), self.name)
+        require_forcing(description, self.task.forcing, self.name)
         self.history, self.bundle = description["history"], description["bundle"]
         self.description = description
         frame = description["dt"] / description.get("time_unit", 1.0)
