@@ -5,9 +5,10 @@ in a few frames they are gaps, which are refused or left out."""
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from tests.test_own_files import DT, SMALL, Forecaster, T, X, Y, forecast, operator_on, overlay, read, section, waves, write
-from ups.config import load_config
+from ups.config import load_config, to_dict
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.describe import describe_file
@@ -181,6 +182,10 @@ def test_what_is_no_mask_is_refused(tmp_path):
     config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES, symmetries=["shift"])))
     with pytest.raises(ValueError, match=r"task.ks.symmetries: it names shift, and cells of .*a.h5 have no value"):
         build_cache(config, "ks", progress=False)
+    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES, missing=[1e20, -9999, "nan"])))
+    path = tmp_path / "kept.yaml"   # as stages keep it
+    path.write_text(yaml.safe_dump(to_dict(config)), encoding="utf-8")
+    assert load_config(path) == config
     with pytest.raises(ValueError, match="task.ks.missing: it is 'land'; expected a number that stands for none"):
         load_config(overlay(tmp_path, section(tmp_path, layout=AXES, missing="land")))
 
