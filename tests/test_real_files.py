@@ -11,6 +11,7 @@ import pytest
 
 import prepare_data
 from ups.data.describe import describe_file
+from ups.data.patterns import pattern
 
 pytestmark = pytest.mark.faults
 
@@ -41,19 +42,20 @@ def files(tmp_path_factory):
 
 
 def verdict(path, folder, seen, capsys):
-    """What the doctor says of what is described; files of one pattern are examined once."""
+    """What the doctor says of what is described; files of one pattern are one set, and examined once."""
+    files, _ = pattern(path)
+    if files in seen:
+        return seen[files]
     try:
         text = describe_file(str(path))
     except ValueError as error:
         return str(error)
-    pattern = re.search(r'files: "(.*?)"', text)[1]
-    if pattern not in seen:
-        own = folder / "my_data.yaml"
-        own.write_text(text.replace("include: configs", f"include: {ROOT}/configs"), encoding="utf-8")
-        capsys.readouterr()
-        is_sound = prepare_data.main(["--config", str(own), "--doctor"]) == 0
-        seen[pattern] = "" if is_sound else capsys.readouterr().out
-    return seen[pattern]
+    own = folder / "my_data.yaml"
+    own.write_text(text.replace("include: configs", f"include: {ROOT}/configs"), encoding="utf-8")
+    capsys.readouterr()
+    is_sound = prepare_data.main(["--config", str(own), "--doctor"]) == 0
+    seen[files] = "" if is_sound else capsys.readouterr().out
+    return seen[files]
 
 
 @pytest.mark.filterwarnings("error")

@@ -34,7 +34,7 @@ SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
 FEWEST = 3        # pairs that can be split into training, validation and test
 EVEN = 1e-3       # of a step, by which the steps of a coordinate differ
-MOST_FILES = 20   # to look at
+MOST_FILES = 8   # of those beside a file, to compare attributes with
 
 
 def describe_file(path: str) -> str:

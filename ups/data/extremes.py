@@ -42,7 +42,7 @@ class Extremes:
 
     def suspects(self) -> Iterator[tuple[str, float, int, float, float]]:
         """(channel, value, how often it is there, smallest and largest of the others) of such values."""
-        for channel, name in enumerate(self.channels):
+        for channel, name in enumerate(self.channels if self.kept else ()):
             sample = np.concatenate([part[channel] for part in self.kept])
             offset = self.offsets.get(name, 0.0)
             far = sorted(self.found[channel].items(), key=lambda item: -item[1][1])[:LOOKED_AT]

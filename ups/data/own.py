@@ -5,8 +5,9 @@ of trajectories, whatever their kind and the order of their axes.
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby, product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,7 +35,8 @@ MOST_VALUES = 8   # of parameters, for each of which there are trajectories enou
 @dataclass(frozen=True)
 class OwnFile:
     """One file: its trajectories, the names of their groups (or ()), the parameters (trajectories, P), the
-    axes along which it stores the cells from the last to the first, and the frames of every trajectory."""
+    axes along which it stores the cells from the last to the first, the frames of every trajectory, and the
+    dates of its frames in years, where it has such."""
 
     path: Path
     num_trajectories: int
@@ -42,6 +44,7 @@ class OwnFile:
     parameters: np.ndarray
     flipped: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
+    years: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class OwnTrajectories:
     first_frame: int = 0
     split_by: str = "auto"
     is_cut: bool = False
+    _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     parameter, attributes = None, MappingProxyType({})   # they are of trajectories: parameters
 
@@ -108,10 +112,7 @@ class OwnTrajectories:
     @cached_property
     def years(self) -> np.ndarray | None:
         """The dates (n, num_frames) of all frames, in years; None where a file has none for each."""
-        dates = []
-        for file in self.files:
-            with open_store(file.path) as store:
-                dates.append(years_of(store, self.task))
+        dates = [file.years for file in self.files]
         index = self.rows[:, 2, None] + self.time_stride * np.arange(self.num_frames)
         last = [index[self.rows[:, 0] == file].max(initial=0) for file in range(len(dates))]
         if any(years is None or len(years) <= end for years, end in zip(dates, last, strict=True)):
@@ -134,10 +135,11 @@ class OwnTrajectories:
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         frames = range(self.num_frames) if frames is None else frames
         out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
-        for start, stop in _runs(self.rows[first:last]):
-            file, number, begin = self.rows[first + start].tolist()
+        rows = self.rows[first:last]
+        for file, pieces in groupby(_runs(rows), lambda piece: rows[piece[0], 0]):   # opened once
             with open_store(self.files[file].path) as store:
-                for place in self.task.arrays:
+                for (start, stop), place in product(pieces, self.task.arrays):
+                    _, number, begin = rows[start].tolist()
                     self._fill(store, self.files[file], place, number, begin, out[start:stop], frames)
         return out
 
@@ -166,9 +168,16 @@ class OwnTrajectories:
         return self.files[file].path, f"trajectory {number}, frame {begin + frame * self.time_stride}"
 
     def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """As of PDEBench's files, with the mean of a frame where cells have no value."""
+        """As of PDEBench's files, with the mean of a frame where cells have no value. A few numbers are kept,
+        as every check of the doctor asks for them."""
+        if num in self._spread:
+            rows, u = self._spread[num]
+            return rows.copy(), u.copy()
         rows, u = Trajectories.spread(self, num)
-        return rows, averaged(u, self.task.ndim)
+        u = averaged(u, self.task.ndim)
+        if u.nbytes <= BLOCK_BYTES:
+            self._spread[num] = rows.copy(), u.copy()
+        return rows, u
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
         """Trajectories of "train", "val" and "test" (ascending), as `ups.data.own_split` deals them out."""
@@ -282,7 +291,8 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
             turned = flipped(key, task.own.get("flipped", []), task.axes, store, task.arrays,
                              task.own.get("coordinates", {}))
             files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned),
-                                 (num_frames,) * num if is_broken else tuple(lengths[-1])))
+                                 (num_frames,) * num if is_broken else tuple(lengths[-1]),
+                                 None if task.is_steady else years_of(store, task)))
     steps = {path: step for path, step in found.items() if step}
     for path, step in steps.items():
         expected = dt or next(iter(steps.values()))

@@ -25,7 +25,8 @@ class NetCdf(Store):
         self.engine = engine
         library(engine, path)
         xarray = library("xarray", path)
-        said = {"engine": engine, "decode_times": False, "decode_coords": False, "cache": False}
+        said = {"engine": engine, "decode_times": False, "decode_coords": False, "cache": False,
+                "create_default_indexes": False}
         if engine == "scipy":   # classic netCDF has no groups
             self.root = checked(path, lambda: xarray.open_dataset(path, **said), "netCDF file")
             self.arrays = dict(self.root.variables)
