@@ -25,6 +25,7 @@ TRUE = {
         "space_weather", "atlantic_profiles"),
     r"expected a field, numbers with two axes or more": ("SOI_Darwin", "vlstr_type"),
     r"expected one to three axes of space": ("mesh_C4_synthetic_float",),   # lists of a mesh's edges
+    r"repeat an earlier one exactly": ("ta_day_KACE-1-0-G*",),              # 880 windows of one value each
     r"its gates refuse fewer than 6": ("uwnd_mean", "vwnd_mean"),           # twelve months
 }
 

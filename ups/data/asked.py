@@ -1,5 +1,6 @@
 """What a description asks of runs of other lengths and of cells without a value."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from ups.stored import Store
 from ups.tasks import Place
 
 LOOKED_AT = 8   # trajectories
+SCANNED = 2**24   # numbers, in which every frame is looked at
 
 
 def names_of(store: Store, array: str, words: list[str], space: list[str]) -> list[str]:
@@ -46,6 +48,30 @@ def lengths(store: Store, axes: dict[str, list[str]], cut: int) -> list[str]:
             f"{max(2, least // 2)} for windows of all?"]
 
 
+def broken(store: Store, axes: dict[str, list[str]]) -> np.ndarray:
+    """Of every frame of a file that holds one run of a moderate size, whether cells have no value in it that
+    have one elsewhere; none of another file."""
+    found = np.zeros(0, bool)
+    for array, words in axes.items():
+        shape = shape_of(store, array)
+        if "time" not in words or "trajectory" in words or "*" in array or math.prod(shape) > SCANNED:
+            continue
+        is_missing = np.isnan(np.asarray(store.read(array, (slice(None),) * len(shape)), np.float64))
+        is_missing = np.moveaxis(is_missing, words.index("time"), 0).reshape(shape[words.index("time")], -1)
+        gaps = (is_missing & ~is_missing.all(0)).any(1)
+        found = gaps | found if len(found) == len(gaps) else gaps
+    return found
+
+
+def whole(is_broken: np.ndarray, cut: int) -> int:
+    """How many windows of `cut` frames hold no broken one."""
+    num, begin = 0, 0
+    while begin + cut <= len(is_broken):
+        gaps = np.flatnonzero(is_broken[begin:begin + cut])
+        num, begin = num + (not len(gaps)), begin + (int(gaps[-1]) + 1 if len(gaps) else cut)
+    return num
+
+
 def missing(store: Store, axes: dict[str, list[str]], space: list[str]) -> tuple[list[str], list[str]]:
     """(Numbers that seem to stand for none, lines that ask about them and about frames with gaps.)"""
     found, lines, has_gaps = {}, [], False
@@ -65,6 +91,6 @@ def missing(store: Store, axes: dict[str, list[str]], space: list[str]) -> tuple
         said = ", ".join(found) if len(found) == 1 else f"[{', '.join(found)}]"
         lines.append(f"    missing: {said}   # {what} in many cells, far from all others: does it stand for "
                      "none (nan: it does not)?")
-    if has_gaps:
+    if has_gaps or broken(store, axes).any():
         lines.append("    skip_missing: true   # cells have no value in some frames: leave these frames out?")
     return [*found], lines

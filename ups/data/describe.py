@@ -14,11 +14,11 @@ from ups.config.missing import without
 from ups.config.own import MOST_PARAMETERS
 from ups.config.shown import TIMES, UNEVEN, coordinate, is_even, jumps_in, names_of_times, rises, tidy
 from ups.config.words import WORDS, meant
-from ups.data.asked import lengths, missing, names_of, others
+from ups.data.asked import broken, lengths, missing, names_of, others, whole
 from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
 from ups.data.describe_series import series_of
 from ups.data.missing import averaged
-from ups.data.patterns import alike, in_groups, pattern
+from ups.data.patterns import alike, in_groups, lengths_of, pattern
 from ups.files import TOGETHER
 from ups.stored import Store, Stored, open_store
 from ups.tasks import Place
@@ -28,7 +28,7 @@ from ups.tasks.own import JUMP, jumps
 NAMING = ("ancillary_variables", "bounds", "cell_measures", "climatology", "coordinates", "formula_terms",
           "grid_mapping")
 # runs from which on none is cut; windows that few are cut into, and their frames
-MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 8, 60, 3, 50
+MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 15, 60, 3, 50
 LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.4   # that the report needs for its test, of all trajectories
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
@@ -150,8 +150,12 @@ def _windows(store: Store, axes: dict[str, list[str]]) -> tuple[int, int]:
     frames = shape.get("time", 1)
     if runs >= MOST_RUNS or frames < 3 * SHORTEST:
         return 0, runs
-    cut = max(SHORTEST, min(LONGEST, frames * runs // WINDOWS))
-    return cut, runs * (frames // cut)
+    each, found = shape.get("trajectory", 1), lengths_of(store, array, words.index("time"))
+    cut = max(SHORTEST, min(LONGEST, each * sum(found) // WINDOWS))
+    if (is_broken := broken(store, axes)).any():   # short windows survive frames that are left out
+        cut = SHORTEST
+        return cut, whole(is_broken, cut) * sum(found) // len(is_broken)
+    return cut, each * sum(length // cut for length in found)
 
 
 def _fields(store: Store) -> list[str]:
