@@ -31,7 +31,7 @@ def open_store(path: str | Path) -> Store:
         return Together(parts, open_store)
     if not path.is_file() and not path.is_dir():   # a pipe would be waited at
         raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
-    first = b"" if path.is_dir() else path.open("rb").read(8)
+    first = b"" if path.is_dir() else _begin(path)
     if path.is_dir():
         if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
             raise ValueError(f"{path} is a folder; expected {KINDS}. Name the files in it, such as "
@@ -63,6 +63,11 @@ def open_store(path: str | Path) -> Store:
         raise ValueError(f"{path} begins with {first!r}; expected {KINDS}. Write the arrays into one of "
                          f"these, such as np.save.")
     return kind(path)
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(8)
 
 
 def _names_in_zip(path: Path) -> list[str]:
