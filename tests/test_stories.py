@@ -1,0 +1,51 @@
+"""The two stories of docs/own_data.md run as they are written, with fewer steps of training."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xarray
+
+ROOT = Path(__file__).resolve().parent.parent
+STORIES = re.split(r"^## ", (ROOT / "docs/own_data.md").read_text(encoding="utf-8"), flags=re.M)[1:]
+
+
+def run(folder, command):
+    """A command or a script of the page, with this interpreter as `python` and for make."""
+    for word, place in {"python ": f"{sys.executable} ", "make ": f"make PYTHON={sys.executable} TOPOLOGY=cpu "}.items():
+        command = place + command.removeprefix(word) if command.startswith(word) else command
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "RUN", "ARGS"))}
+    done = subprocess.run(command.replace("train.steps=60", "train.steps=4"), shell=True, cwd=folder, timeout=300, text=True,
+                          capture_output=True, stdin=subprocess.DEVNULL, env={**kept, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, command + done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.split()[0])
+def test_a_story_ends_with_its_forecast(tmp_path, story):
+    for path in (*ROOT.glob("*.py"), *(ROOT / name for name in ("Makefile", "ups", "configs", "accelerate_configs"))):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "my").mkdir()
+    said = []
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```", story, re.S | re.M):
+        if language == "python":
+            (tmp_path / "block.py").write_text(text, encoding="utf-8")
+        said += [run(tmp_path, command) for command in (["python block.py"] if language else text.splitlines())]
+    if story.startswith("Sea"):
+        later = xarray.open_dataset(tmp_path / "my/forecast.nc").sst
+        models = json.loads((tmp_path / "runs/sst/report/results.json").read_text())["tasks"]["sst"]["models"]
+        assert "sst: 9% of its cells are a mask" in said[2] and "sst: Usable: " in said[3]
+        assert models["operator"]["nrmse"]["value"] < 0.5 * models["seasonal_climatology"]["nrmse"]["value"]
+        assert later.isnull().mean() == pytest.approx(0.09, abs=0.005) and later.latitude[0] == 52.5
+        assert str(later.time.values[0]).startswith("2004-01-01") and later.attrs["units"] == "K"
+    else:
+        [[terms]] = [re.findall(r"∂t usol = (.*)", text) for text in said if "∂t usol" in text]
+        for term in ("usol (∂x usol)", "∂xx usol", "∂xxxx usol"):
+            assert abs(float(re.search(rf"- ?\(([\d.]+) ± [\d.]+\) {re.escape(term)}", terms)[1]) - 1) < 0.02, terms
+        assert float(said[-1].split()[-1]) < 0.05
