@@ -135,12 +135,17 @@ class OwnTrajectories:
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         frames = range(self.num_frames) if frames is None else frames
         out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
-        rows = self.rows[first:last]
-        for file, pieces in groupby(_runs(rows), lambda piece: rows[piece[0], 0]):   # opened once
+        rows, following = self.rows[first:last], (0, 1, 0)
+        if self.is_cut and self.time_stride == 1 and frames == range(self.num_frames):
+            following = (0, 0, self.num_frames)   # windows that follow each other are read as one film
+        for file, pieces in groupby(_runs(rows, following), lambda piece: rows[piece[0], 0]):   # opened once
             with open_store(self.files[file].path) as store:
                 for (start, stop), place in product(pieces, self.task.arrays):
                     _, number, begin = rows[start].tolist()
-                    self._fill(store, self.files[file], place, number, begin, out[start:stop], frames)
+                    part, wanted = out[start:stop], frames
+                    if following[2]:
+                        part, wanted = part.reshape(1, -1, *part.shape[2:]), range(len(frames) * len(part))
+                    self._fill(store, self.files[file], place, number, begin, part, wanted)
         return out
 
     def frames_of(self, rows: Sequence[int]) -> int:
@@ -225,9 +230,10 @@ class OwnTrajectories:
         return block.reshape(*lead, len(place.fields), *space)
 
 
-def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first, last) of the pieces of rows (file, number, first frame) that lie side by side in one file."""
-    breaks = np.flatnonzero((np.diff(rows, axis=0) != (0, 1, 0)).any(1)) + 1
+def _runs(rows: np.ndarray, following: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of the pieces of rows (file, number, first frame) that differ by `following`, row by row:
+    they lie side by side in one file."""
+    breaks = np.flatnonzero((np.diff(rows, axis=0) != following).any(1)) + 1
     cuts = [0, *breaks.tolist(), len(rows)]
     return zip(cuts[:-1], cuts[1:], strict=True)
 
