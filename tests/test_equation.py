@@ -37,7 +37,7 @@ class Trajectories:
         shape = (-1, *[1] * len(space))
         over = (0, 1, *range(3, u.ndim))
         mean, std = u.mean(over).float(), u.std(over).float()
-        codec = SimpleNamespace(mean=mean, std=std, ndim=len(space), fields=["u"], positive=(),
+        codec = SimpleNamespace(mean=mean, std=std, ndim=len(space), fields=["u"], positive=(), bridged=lambda w: w,
                                 decode=lambda z: (z - mean.view(shape)) / std.view(shape))
         head = SimpleNamespace(codec=codec, name="known", scale=torch.ones(1))
         self.num_frames, self.split = u.shape[1], {"train": torch.arange(num)}

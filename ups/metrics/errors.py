@@ -47,7 +47,8 @@ def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:
         raise ValueError(f"prediction {tuple(u_pred.shape)} and truth {tuple(u_ref.shape)}; expected two "
                          "equal, non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context "
                          "frames from both.")
-    if not filled(u_ref, known_cells(u_ref)).isfinite().all():
+    known = known_cells(u_ref)
+    if not filled(u_ref, known).isfinite().all() or (known is not None and not known.any()):
         raise ValueError(f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields, "
                          "but for cells that have no value in any frame. "
                          "Check the data file: its reference solver failed.")
