@@ -54,6 +54,7 @@ CYCLE = [LOOKS[name] for name in ("operator", "base", "student_1", "corrector", 
                                   "persistence")]   # of tasks
 # per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
 MAX_CELLS = 128
+LOWEST = 0.9  # height of a row of maps, inches
 COLUMNS = 5  # leads shown of a 2D field
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.titlesize": 9,
          "axes.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
@@ -199,12 +200,14 @@ def maps(sample: dict,
     x0, x1, y0, y1 = extent = _extent(sample)
     across, up = axis_labels(sample)
     num_columns = len(next(iter(rows.values())))
-    fig = Figure(figsize=(9.2, 1.0 + len(rows) * (7.4 / num_columns) * min((y1 - y0) / (x1 - x0), 2.0)))
+    height = (7.4 / num_columns) * min((y1 - y0) / (x1 - x0), 2.0)
+    is_flat = height < LOWEST   # then rows have room for their names, and axes have scales of their own
+    fig = Figure(figsize=(9.2, 1.0 + len(rows) * max(height, LOWEST)))
     axes = fig.subplots(len(rows), num_columns, sharex=True, sharey=True, squeeze=False)
     for row, (name, panels) in zip(axes, rows.items(), strict=True):
         row[0].set_ylabel(f"{name}\n{up}".lstrip())
         for ax, (title, values, scale) in zip(row, panels, strict=True):
-            ax.imshow(values.T, extent=extent, **scale)
+            ax.imshow(values.T, extent=extent, aspect="auto" if is_flat else "equal", **scale)
             ax.tick_params(labelsize=7)
             ax.locator_params(nbins=2)
             ax.set(title=title if ax in axes[0] else "", xlabel=across if ax in axes[-1] else "")

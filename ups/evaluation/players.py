@@ -13,6 +13,7 @@ from ups.evaluation.figures import (
     FIELD_MAP,
     MAX_CELLS,
     SPREAD_MAP,
+    UNSEEN,
     axis_labels,
     colours,
     compared,
@@ -26,13 +27,14 @@ NUM_MEMBERS = {1: 6, 2: 3}   # by axes shown: lines over each other, maps beside
 
 
 def sprite(frames: np.ndarray, cmap: Any, vmin: float, vmax: float) -> str:
-    """Frames (T, x, y) below one another in one palette PNG, as a data URI; what is not finite is magenta."""
-    known = np.isfinite(frames)
-    scaled = np.clip((np.where(known, frames, vmin) - vmin) / (vmax - vmin) * 254, 0, 254)
-    index = np.where(known, scaled.round(), 255).astype(np.uint8)
+    """Frames (T, x, y) below one another in one palette PNG, as a data URI. Cells without a value in any
+    frame are grey, what else is not finite is magenta."""
+    known, masked = np.isfinite(frames), np.isnan(frames).all(0)
+    scaled = np.clip((np.where(known, frames, vmin) - vmin) / (vmax - vmin) * 253, 0, 253)
+    index = np.where(known, scaled.round(), 254 + (~masked | masked.all())).astype(np.uint8)
     image = Image.fromarray(np.concatenate([frame.T[::-1] for frame in index]))
-    palette = (cmap(np.linspace(0, 1, 255))[:, :3] * 255).round().astype(np.uint8)
-    image.putpalette(palette.tobytes() + bytes((255, 0, 255)))
+    palette = (cmap(np.linspace(0, 1, 254))[:, :3] * 255).round().astype(np.uint8)
+    image.putpalette(palette.tobytes() + bytes.fromhex(UNSEEN[1:]) + bytes((255, 0, 255)))
     return data_uri(image)
 
 
