@@ -258,12 +258,14 @@ def data(tmp_path_factory):
     return root
 
 
-def both(data, stage, module, *more, parents=()):
-    """The stage on two ranks in the default mode, and sharded from the same parents; the two must agree."""
+def both(data, stage, module, parents=()):
+    """The stage on two ranks in the default mode, and sharded from the same parents, an operator in bfloat16; the two must
+    agree."""
     for mode in ("plain", "shared"):
         for parent in parents if mode == "shared" else ():
             shutil.copytree(data / "plain" / "smoke" / parent, data / mode / "smoke" / parent, dirs_exist_ok=True)
-        run_stage(data, module, *overrides_of(data, f"run.root={data / mode}", *more), is_sharded=mode == "shared")
+        run_stage(data, module, *overrides_of(data, f"run.root={data / mode}", "operator.train.precision=bf16"),
+                  is_sharded=mode == "shared")
     folders = [data / mode / "smoke" / stage for mode in ("plain", "shared")]
     logged = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in folders]
     scored = "validation/burgers1d/crps" if stage == "consistency" else "validation/score"
@@ -280,13 +282,13 @@ def both(data, stage, module, *more, parents=()):
 
 
 def test_the_operators_script_gives_the_same_sharded_or_not_in_bfloat16(data):
-    both(data, "operator", "train_operator", "operator.train.precision=bf16")
+    both(data, "operator", "train_operator")
 
 
 @pytest.mark.slow
 def test_the_other_stages_scripts_do_so_too(data):
     if not (data / "plain" / "smoke" / "operator" / "done.json").is_file():
-        both(data, "operator", "train_operator", "operator.train.precision=bf16")
+        both(data, "operator", "train_operator")
     both(data, "diffusion", "train_diffusion", parents=["operator"])
     both(data, "consistency", "train_consistency", parents=["operator", "diffusion"])
     both(data, "rival", "train_rival", parents=["operator", "diffusion"])

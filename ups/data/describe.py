@@ -18,7 +18,8 @@ from ups.data.asked import broken, lengths, missing, names_of, others, whole
 from ups.data.axes import SPACE, field_of, follows, other_reading, quoted, shape_of, usual
 from ups.data.describe_series import series_of
 from ups.data.missing import averaged
-from ups.data.patterns import alike, in_groups, lengths_of, pattern
+from ups.data.own import ENOUGH_RUNS
+from ups.data.patterns import alike, are_parts, in_groups, lengths_of, pattern
 from ups.files import TOGETHER
 from ups.stored import Store, Stored, open_store
 from ups.tasks import Place
@@ -27,9 +28,9 @@ from ups.tasks.own import JUMP, jumps
 # attributes of an array that name others, which describe it (CF conventions, 5 and 7)
 NAMING = ("ancillary_variables", "bounds", "cell_measures", "climatology", "coordinates", "formula_terms",
           "grid_mapping")
-# runs from which on none is cut; windows that few are cut into, and their frames
-MOST_RUNS, WINDOWS, SHORTEST, LONGEST = 15, 60, 3, 50
-LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.4   # that the report needs for its test, of all trajectories
+# files of one record from which on none is cut; windows that few runs are cut into, and their frames
+MOST_PARTS, WINDOWS, SHORTEST, LONGEST = 15, 60, 3, 50
+LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.5   # that the report needs for its test, of all trajectories
 SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
 COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
 FEWEST = 3        # pairs that can be split into training, validation and test
@@ -148,7 +149,7 @@ def _windows(store: Store, axes: dict[str, list[str]]) -> tuple[int, int]:
     shape = dict(zip(words, shape_of(store, array), strict=True))
     runs = max(1, len(store.groups(array))) * shape.get("trajectory", 1) * len(alike(Path(store.path)))
     frames = shape.get("time", 1)
-    if runs >= MOST_RUNS or frames < 3 * SHORTEST:
+    if runs >= (MOST_PARTS if are_parts(Path(store.path)) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
         return 0, runs
     each, found = shape.get("trajectory", 1), lengths_of(store, array, words.index("time"))
     cut = max(SHORTEST, min(LONGEST, each * sum(found) // WINDOWS))

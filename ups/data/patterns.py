@@ -96,6 +96,13 @@ def lengths_of(store: Store, array: str, axis: int) -> list[int]:
     return found
 
 
+def are_parts(path: Path) -> bool:
+    """Whether the files beside it differ by dates, so that they are parts of one record."""
+    numbers = [NUMBER.findall(other.stem) for other in alike(path)]
+    differ = [column for column in zip(*numbers, strict=True) if len({*column}) > 1]
+    return bool(differ) and all(_are_dates(list(column)) for column in differ)
+
+
 def _are_dates(values: list[str]) -> bool:
     return all(len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1] for value in values
                if "." not in value) and not any("." in value for value in values)
