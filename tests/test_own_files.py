@@ -603,6 +603,13 @@ def test_no_window_crosses_a_gap_in_time(tmp_path):
     assert len(read(tmp_path, {**said, "dt": 30.0})[2]) == 10
 
 
+def test_dimensions_without_coordinates_keep_their_names(tmp_path):
+    fields = {name: (("run", "time", "dim_0"), waves((20, 12, X))) for name in "ab"}
+    xarray.Dataset(fields).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    text = describe_file(str(tmp_path / "a.nc"))
+    assert yaml.safe_load(text)["task"]["a"]["layout"]["b"] == ["trajectory", "time", "dim_0"] and "# or " not in text
+
+
 def test_one_map_is_no_data_set(tmp_path):
     write(tmp_path / "a.h5", a=waves()[0], u=waves()[1])
     xarray.Dataset({"a": (("y", "x"), waves()[0]), "u": (("y", "x"), waves()[1])}).to_netcdf(tmp_path / "m.nc", engine="h5netcdf")

@@ -62,8 +62,8 @@ def other_reading(store: Store, axes: dict[str, list[str]]) -> str:
     array, words = next(iter(axes.items()))
     space = [word for word in words if word not in WORDS]
     rest = [word for word in words if word not in ("trajectory", "time")]
-    if "single" in words or (words[:2] == ["trajectory", "time"]
-                             and min(shape_of(store, array)[:2]) <= MOST_CHANNELS):
+    if "single" in words or not {*space} <= {*SPACE} or (   # a file's own names are kept
+            words[:2] == ["trajectory", "time"] and min(shape_of(store, array)[:2]) <= MOST_CHANNELS):
         return ""
     if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
         other = [*words[:1], SPACE[0], *[SPACE[SPACE.index(word) + 1] if word in space else word

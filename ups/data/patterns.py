@@ -31,8 +31,7 @@ def pattern(path: Path) -> tuple[str, str]:
         found = [pattern(part) for part in parts]
         return TOGETHER.join(name for name, _ in found), found[0][1]
     files = alike(path)
-    numbers = [NUMBER.findall(other.stem) for other in files]
-    differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len({*values}) > 1]
+    differ = _differing(files)
     if not differ:
         return str(path), ""
     parts, texts = NUMBER.findall(path.stem), NUMBER.split(path.stem)
@@ -40,7 +39,7 @@ def pattern(path: Path) -> tuple[str, str]:
     stem = "".join(text + name for text, name in zip(texts, [*names, ""], strict=True))
     shown = str(path.with_name(f"{stem}{path.suffix}"))
     others = {*path.parent.glob(f"{escape(stem).replace('[*]', '*')}{path.suffix}")} - {*files}
-    values = [[row[place] for row in numbers] for place in differ]
+    values = [*differ.values()]
     if others:
         return shown, f"this fits {sorted(others)[0].name} as well: is it one of these runs?"
     if all(_are_dates(column) for column in values) or (len(values) == 1 and _are_counted(values[0])):
@@ -98,9 +97,14 @@ def lengths_of(store: Store, array: str, axis: int) -> list[int]:
 
 def are_parts(path: Path) -> bool:
     """Whether the files beside it differ by dates, so that they are parts of one record."""
-    numbers = [NUMBER.findall(other.stem) for other in alike(path)]
-    differ = [column for column in zip(*numbers, strict=True) if len({*column}) > 1]
-    return bool(differ) and all(_are_dates(list(column)) for column in differ)
+    differ = _differing(alike(path))
+    return bool(differ) and all(map(_are_dates, differ.values()))
+
+
+def _differing(files: list[Path]) -> dict[int, list[str]]:
+    """Of the names of files that are alike: the place of every number that differs -> the numbers there."""
+    columns = zip(*[NUMBER.findall(path.stem) for path in files], strict=True)
+    return {place: [*column] for place, column in enumerate(columns) if len({*column}) > 1}
 
 
 def _are_dates(values: list[str]) -> bool:
