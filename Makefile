@@ -54,9 +54,9 @@ WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
   $(PY) -m ups.training.launch --config_file $(TOPOLOGY_FILE)
-# $(call stage,NAME,SCRIPT): the script, where `ups.chain` says that there is something to do (3). It is always asked: it reads
+# $(call stage,NAME,SCRIPT): the script, where `ups.commands.stages` says that there is something to do (3). It is always asked: it reads
 # the configuration and compares settings, parents and every file's digest, without torch, in a third of a second.
-stage = @status=0; $(PY) -m ups.chain $(1) $(FOR) $(FLAGS) || status=$$?; \
+stage = @status=0; $(PY) -m ups.commands.stages $(1) $(FOR) $(FLAGS) || status=$$?; \
   if [ $$status -eq 3 ]; then $(2) $(FLAGS); else exit $$status; fi
 
 ifdef PYTHON
@@ -76,7 +76,7 @@ help:           ## This list
 .PHONY: .python
 .python:
 	@command -v "$(PY)" >/dev/null || { echo "there is no PYTHON=$(PY); leave it out, and make sets up .venv" >&2; exit 2; }
-	@$(PY) -m ups.interpreter
+	@$(PY) -m ups.commands.interpreter
 
 .venv/installed: requirements.txt requirements-data.txt requirements-dev.txt
 	@python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python3 is too old; expected 3.11 or later. Put one first in PATH.")'
@@ -96,7 +96,7 @@ data: $(ENVIRONMENT)          ## Generate, or download and check, the data files
 	$(call stage,$@,$(PY) prepare_data.py)
 
 doctor: $(ENVIRONMENT)        ## Examine this machine (GPUs, ranks, limits, disks, caches) and the data files (NaN, repeats, leakage)
-	status=0; $(PY) -m ups.machine --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
+	status=0; $(PY) -m ups.commands.machine_check --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
 
 cache: data                   ## Fit the tokenizers and encode the data
 	$(call stage,$@,$(PY) prepare_cache.py)
@@ -122,15 +122,15 @@ report: $(TRAINED)            ## Roll out the test split: results.json, report.h
 	$(call stage,$@,$(PY) evaluate.py)
 
 smoke: $(ENVIRONMENT)         ## The whole chain, tiny, anew, on two CPU processes
-	$(PY) -m ups.remove "$(RUNS)/smoke"
+	$(PY) -m ups.commands.remove "$(RUNS)/smoke"
 	@$(MAKE) --no-print-directory train CONFIG=configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
 
 test: $(ENVIRONMENT)          ## The test suite but its slow half: truth, behaviour, contracts; known answers from a fixed seed
-	@$(PY) -m ups.interpreter requirements-dev.txt
+	@$(PY) -m ups.commands.interpreter requirements-dev.txt
 	OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n 3 --dist loadfile
 
 test-faults: $(ENVIRONMENT)   ## The other half: injections, mutations, several machines, sharded stages; known answers drawn anew
-	@$(PY) -m ups.interpreter requirements-dev.txt
+	@$(PY) -m ups.commands.interpreter requirements-dev.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "faults or drawn" -n 2 --dist loadfile
 
 lint: $(ENVIRONMENT)          ## Style
@@ -147,27 +147,27 @@ profile: cache                ## Where a step's time goes, beside the machine's 
 	$(PY) -m bench.profiling $(or $(STAGE),$(error STAGE is missing, such as STAGE=operator)) $(FLAGS)
 
 sweep: $(ENVIRONMENT)         ## Settings times seeds, on validation: make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator
-	$(PY) -m ups.evaluation.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
+	$(PY) -m ups.commands.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
 	  --stages "$(STAGES)" --topology $(TOPOLOGY) -- $(or $(GRID),$(error GRID is missing, such as GRID="run.seed=1,2"))
 
 bench-gpu: $(ENVIRONMENT)     ## A training step on this machine's GPUs: samples per second, shares of their peaks, bf16, compiled
 	$(PY) -m bench.gpu --config $(CONFIG) $(ARGS)
 
 dry-run: $(ENVIRONMENT)       ## What every script would do, and what it would cost; writes nothing
-	@stages=$$($(PY) -m ups.chain stages $(FLAGS)); for script in prepare_data prepare_cache $${stages:+$$(printf 'train_%s ' $$stages)} \
+	@stages=$$($(PY) -m ups.commands.stages stages $(FLAGS)); for script in prepare_data prepare_cache $${stages:+$$(printf 'train_%s ' $$stages)} \
 	  evaluate; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $${script}.py --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## All runs side by side
-	$(PY) -m ups.evaluation.leaderboard --runs $(RUNS)
+	$(PY) -m ups.report.leaderboard --runs $(RUNS)
 
 publish: $(ENVIRONMENT)       ## Put what travels of a run elsewhere: make publish RUN=small TO=pretrained (a folder, or hf://OWNER/NAME)
-	$(PY) -m ups.travel "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=pretrained))"
+	$(PY) -m ups.commands.publish "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=pretrained))"
 
 remove: $(ENVIRONMENT)        ## Delete one stage of a run: make remove STAGE=operator RUN=small
-	$(PY) -m ups.remove "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"
+	$(PY) -m ups.commands.remove "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"
 
 clean-smoke: $(ENVIRONMENT)   ## Delete the run, the data and the caches of make smoke; nothing that carries no record of ours
-	$(PY) -m ups.remove "$(RUNS)/smoke" data/smoke cache/smoke
+	$(PY) -m ups.commands.remove "$(RUNS)/smoke" data/smoke cache/smoke
 
 ##
 ## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:

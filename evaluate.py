@@ -22,16 +22,17 @@ from datetime import UTC, datetime
 
 import torch
 
-from ups.chain import bench_rows, judged, report_parents, report_record, why_report
+from ups.commands.stages import bench_rows, judged, report_parents, report_record, why_report
+from ups.common.files import explained, value_hash, write_sealed
+from ups.common.user_solver import solvers_of
 from ups.config import parse_arguments, run_script, to_dict
-from ups.evaluation import card, ensemble, forecast, gates, report, steady, transient, truth
-from ups.files import explained, value_hash, write_sealed
+from ups.evaluation import ensemble, forecast, gates, steady, transient, truth
 from ups.forecaster import Forecaster
 from ups.generative import judge
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.solvers import solvers_of
+from ups.report import model_card, report
 from ups.training.folder import DONE, stage_config
 from ups.training.ranks import describe_environment
 
@@ -42,8 +43,8 @@ def main() -> int:
     # ---- config
     config, is_dry_run = parse_arguments(__doc__)
     if is_dry_run:
+        from ups.commands.dry_run import print_report_plan
         from ups.data.counts import print_refusals
-        from ups.dry_run import print_report_plan
 
         print_report_plan(config)
         return print_refusals(config, config.evaluated)
@@ -116,7 +117,7 @@ def main() -> int:
         report.write_results(results, directory / "results.json")
         report.write_report(results, samples, history, directory / "report.html", sections)
         if settings.split == "test" and not settings.weights:
-            card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
+            model_card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
 
     # ---- finish
     print(*[f"{name}: {verdict['words']}" for name, verdict in results["verdicts"].items()], sep="\n")

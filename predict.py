@@ -22,16 +22,16 @@ import h5py
 import numpy as np
 
 import ups
+from ups.common.files import flush, place_new
+from ups.common.user_solver import solvers_named
 from ups.config import DRY_RUN, read_command, run_script
 from ups.data.arguments import by_name, parameters_of, require_forcing, rows_of
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
-from ups.data.own import open_input
-from ups.data.own_writer import write_own
 from ups.data.pdebench import open_data
-from ups.files import flush, place_new
-from ups.labelled import CLOSE
-from ups.solvers import solvers_named
+from ups.forecast_xarray import CLOSE
+from ups.userdata.reader import open_input
+from ups.userdata.writer import write_own
 
 STATES = 64   # fields in one call of the network
 OPTIONS = {

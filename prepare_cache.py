@@ -14,12 +14,12 @@ fingerprint and the floor: the error that encoding and decoding alone make on he
 import time
 from functools import partial
 
+from ups.commands.dry_run import duration, free_bytes
+from ups.common.files import when_free
 from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, run_script
 from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
 from ups.data.counts import print_refusals
-from ups.dry_run import duration, free_bytes
-from ups.files import when_free
 
 BYTES_PER_S = 60e6   # of latents built: two passes over the data on one core
 

@@ -20,6 +20,7 @@ from functools import partial
 
 from tqdm import tqdm
 
+from ups.common.files import parts_of, when_free
 from ups.config import CONFIG_OPTIONS, SHOW_CONFIG, load_config, read_command, run_script, show
 from ups.data.counts import count_findings, print_refusals
 from ups.data.doctor import examine, report
@@ -28,7 +29,6 @@ from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
 from ups.data.sources import data_files, look_at_own, open_user
-from ups.files import parts_of, when_free
 from ups.tasks import TASKS, get_task
 
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
     if args.describe:
-        from ups.data.describe import describe_file
+        from ups.userdata.describe import describe_file
 
         print(describe_file(args.describe))
         return 0
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     # ------------------------------------------------------------------------------------------------ dry run
     if args.dry_run:
-        from ups.dry_run import print_data_plan  # imports torch
+        from ups.commands.dry_run import print_data_plan  # imports torch
 
         look_at_own(config, list(declared))
         if files:

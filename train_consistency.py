@@ -17,6 +17,8 @@ compares the draws.
 import math
 from functools import partial
 
+from ups.commands.stage_setup import begun, opened, started
+from ups.common.user_solver import solvers_of
 from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.draws import ways_of
 from ups.generative.judge import judge
@@ -37,8 +39,6 @@ from ups.generative.student import (
     words_of,
 )
 from ups.models.operator import load_operator
-from ups.setup import begun, opened, started
-from ups.solvers import solvers_of
 from ups.training.ranks import main_guard
 
 STAGE, TUNING = "consistency", "tuning.json"

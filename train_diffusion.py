@@ -19,13 +19,13 @@ validation, as those of the next stages: the best one serves.
 
 from functools import partial
 
+from ups.commands.stage_setup import begun, opened, started
+from ups.common.user_solver import solvers_of
 from ups.generative.draws import ways_of
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.models.operator import load_operator
-from ups.setup import begun, opened, started
-from ups.solvers import solvers_of
 from ups.training.ranks import main_guard
 
 STAGE = "diffusion"

@@ -17,17 +17,17 @@ from functools import partial
 
 from torch import Tensor
 
+from ups.commands.stage_setup import begun, opened, started
+from ups.common.user_solver import solvers_of
 from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.choose import fit_base, in_words, spread
+from ups.models.base_selection import fit_base, in_words, spread
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.selection import JUDGED, SHARES, scores_of, select
 from ups.models.windows import Windows
-from ups.setup import begun, opened, started
-from ups.solvers import solvers_of
 from ups.training.fit import fit_once
 from ups.training.ranks import main_guard
 from ups.training.run import Run

@@ -19,12 +19,12 @@ the report compares the draws with exact ones.
 
 from functools import partial
 
-from ups.generative.choice import choose_draws, choose_starts
+from ups.commands.stage_setup import begun, opened, started
+from ups.common.user_solver import solvers_of
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
+from ups.generative.selection import choose_draws, choose_starts
 from ups.models.operator import load_operator
-from ups.setup import begun, opened, started
-from ups.solvers import solvers_of
 from ups.training.ranks import main_guard
 
 STAGE = "steady"

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from bench import ours
 from bench.compare import OUT, number, save
-from ups.boundary import PERIODIC
+from ups.common.boundary import PERIODIC
 from ups.config import DEFAULT_OVERLAY, Config, load_config
 from ups.data.cache import open_cache
 from ups.models.backbone import Block
-from ups.models.choose import choose_base
+from ups.models.base_selection import choose_base
 from ups.models.operator import Operator
 
 HEAD_DIM, WINDOW = 32, 8  # channels per attention head (3 heads at the default width); tokens per axis of a window

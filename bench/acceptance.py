@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.evaluation.claims import Interval, at, point
-from ups.evaluation.leaderboard import read_report
+from ups.report.leaderboard import read_report
 
 
 @dataclass(frozen=True)

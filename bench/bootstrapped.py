@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
 from ups.config import DEFAULT_OVERLAY, Config, load_config
 from ups.data.cache import open_cache
 from ups.generative.corrector import Corrector, load_corrector
@@ -39,7 +40,6 @@ from ups.generative.student import (
     words_of,
 )
 from ups.models.operator import load_operator
-from ups.seeds import generator
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 MAX_STAGE = 5         # the step is a half of the angle at first, 1/64 at the end

@@ -34,10 +34,21 @@ from bench.baselines import Problem, Trained
 from bench.networks import Settings, settings_for
 from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, summary, trivial
 from bench.search import Changes
-from bench.tune import BASELINES, SEARCH, add_arguments, best_error, family_of, found, generic, prepare, train_ours, train_rival
+from bench.tune import (
+    BASELINES,
+    SEARCH,
+    add_arguments,
+    best_error,
+    family_of,
+    found,
+    generic,
+    prepare,
+    train_ours,
+    train_rival,
+)
 from ups.config import Config, load_config
 from ups.data.cache import open_cache
-from ups.evaluation.bench_rows import FOLDER, NETWORKS, data_key
+from ups.report.bench_rows import FOLDER, NETWORKS, data_key
 
 OUT = FOLDER
 OURS = ("ours", "ours_generic", "ours_correction")

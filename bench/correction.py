@@ -25,16 +25,16 @@ from bench.baselines import CLOCKS, Problem, Trained
 from bench.score import fields
 from bench.search import Changes
 from bench.tune import OUT, changed
-from ups.boundary import PERIODIC
+from ups.common.boundary import PERIODIC
+from ups.common.seeds import generator
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
+from ups.models.base_selection import base_error, base_settings, data_keep, head_with
 from ups.models.bases.base import Base, Known
-from ups.models.choose import base_error, base_settings, data_keep, head_with
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
-from ups.seeds import generator
 from ups.tasks import Task
 
 Step = Callable[[Tensor, Tensor], Tensor]   # u (row, channel, *space) physical, parameters (row, P) -> the next frame
@@ -151,7 +151,9 @@ class CoarseWindows(Windows):
 
 def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float) -> Trained:
     """Our operator with the solver for a base, else with `changes` to the configuration."""
-    from bench.ours import train_ours as train_operator  # it imports the operator, which the rivals do not need
+    from bench.ours import (
+        train_ours as train_operator,  # it imports the operator, which the rivals do not need
+    )
 
     key = f"task.{args.task}"
     mine = {name: value for name, value in changes.items() if name not in (f"{key}.base", f"{key}.reach")}

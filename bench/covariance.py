@@ -15,10 +15,10 @@ import argparse
 import torch
 from torch import Tensor
 
-from ups.evaluation.tables import markdown
+from ups.common.seeds import generator
 from ups.generative import observation
 from ups.models.windows import symmetry
-from ups.seeds import generator
+from ups.report.tables import markdown
 from ups.tasks import darcy_grf, get_task
 
 CELLS = 32

@@ -25,8 +25,8 @@ from ups.evaluation.truth import open_truth
 from ups.generative import conditions
 from ups.generative import residuals as residual
 from ups.metrics import ensembles as probabilistic
+from ups.models.base_selection import spread
 from ups.models.bases.base import Known
-from ups.models.choose import spread
 from ups.models.operator import load_operator
 
 ROOT = Path("bench/out/disturbance")

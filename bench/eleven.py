@@ -32,12 +32,12 @@ from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settin
 from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.search import Changes
 from bench.tune import SEARCH, add_arguments, best_error, family_of, prepare
+from ups.common.files import value_hash
 from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.data.generate import generation_settings
 from ups.data.pdebench import open_data
-from ups.files import value_hash
 from ups.tasks import get_task
 from ups.training.ranks import describe_environment
 

@@ -46,16 +46,16 @@ from bench.networks import settings_for
 from bench.ours import fit_bases, train_ours
 from bench.score import Errors, Split, load, rollout, summary
 from bench.tune import train_rival
+from ups.common.files import value_hash, write_json
 from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.evaluation.tables import markdown
-from ups.files import value_hash, write_json
 from ups.forecaster import Forecaster
-from ups.models.choose import base_settings as settings_of_base
-from ups.models.choose import fitted_part, head_with
+from ups.models.base_selection import base_settings as settings_of_base
+from ups.models.base_selection import fitted_part, head_with
 from ups.models.head import TaskHead
 from ups.models.operator import Operator, load_operator, over_bases
 from ups.models.warm import can_translate, start_from, take_trunk, translate_maps
+from ups.report.tables import markdown
 from ups.training.folder import finished_stage
 
 RESULTS = ROOT / "bench" / "results" / "few_shot.json"

@@ -41,16 +41,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from ups.common.precision import computed, in_words
 from ups.config import DEFAULT_OVERLAY, ROOT, Config, load_config
 from ups.data.build_cache import plan
 from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer
-from ups.models import choose
+from ups.models import base_selection
 from ups.models.bases.base import Known
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
-from ups.precision import computed, in_words
 from ups.tasks import get_task
 from ups.training.ranks import main_guard
 from ups.training.run import Run
@@ -126,7 +126,7 @@ class Traffic(TorchDispatchMode):
 
 
 def facts_of(config: Config, name: str) -> SimpleNamespace:
-    """What a head is described by, of the configured sizes: what `ups.models.choose` reads of a cache."""
+    """What a head is described by, of the configured sizes: what `ups.models.base_selection` reads of a cache."""
     task, settings, planned = get_task(name), config.task[name], plan(config, name)
 
     def codec(fields: tuple[str, ...], dim: int) -> Tokenizer:
@@ -150,7 +150,7 @@ def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = N
     kinds = kinds or {name: config.task[name].base[-1] for name in config.data.tasks}
     facts = [facts_of(config, name) for name in kinds]
     operator = Operator({"model": dataclasses.asdict(config.operator.model), "precision": precision, "tasks": [
-        choose.head_description(one, kinds[one.task.name], choose.base_settings(one)) for one in facts]})
+        base_selection.head_description(one, kinds[one.task.name], base_selection.base_settings(one)) for one in facts]})
     for one in facts:
         head = operator.heads[one.task.name]
         head.codec.load_state_dict(one.tokenizer.state_dict())
@@ -230,7 +230,7 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
     for name in config.data.tasks:
         cache = open_cache(config, name)
         operator.serve(cache)
-        head, rows, context = operator.heads[name], choose.spread(cache, "val", 16), config.context(name)
+        head, rows, context = operator.heads[name], base_selection.stratified_windows(cache, "val", 16), config.context(name)
         known, one = head.known(cache.parameters[rows]), {}
         z = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, context - head.history, head.history, device)
         z_ref = cache.batch(rows, 0 if head.task.is_steady else context, head.bundle, device)

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from bench.ours import loss_of
+from ups.common.files import write_json
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.files import write_json
-from ups.models.choose import fit_base, spread
+from ups.models.base_selection import fit_base, spread
 from ups.models.loss import pooled, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.selection import JUDGED, SHARES, select

@@ -49,6 +49,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from ups.common.files import file_hash, value_hash, write_sealed
 from ups.config import DEFAULT, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import open_cache
@@ -56,8 +57,7 @@ from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
 from ups.data.seal import MAGIC, SEAL_BYTES, write_seal
-from ups.files import file_hash, value_hash, write_sealed
-from ups.models.choose import base_settings, head_description
+from ups.models.base_selection import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
 from ups.training.checkpoint import SHARED

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
+from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 
 CONVOLUTION = {1: nn.Conv2d, 2: nn.Conv2d, 3: nn.Conv3d}   # 1D is an image of height 1
 WRAP = {PERIODIC: "circular", NO_FLUX: "replicate", OUTFLOW: "replicate", DIRICHLET: "zeros"}

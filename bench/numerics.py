@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ups.boundary import NO_FLUX
+from ups.common.boundary import NO_FLUX
 from ups.config import ROOT, Config, load_config
 from ups.data.generate import generation_settings, write_data
 from ups.tasks import darcy, diff_react, diff_sorp, gas, get_task, ns_incompressible, reacdiff, shallow_water

@@ -20,7 +20,7 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.choose import candidates, fitted_part, selected, shortlist_of, spread
+from ups.models.base_selection import candidates, fitted_part, selected, shortlist_of, spread
 from ups.models.head import TaskHead
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases

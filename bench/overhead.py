@@ -37,7 +37,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     from bench.ours import loss_of
     from ups.config import load_config
     from ups.data.cache import open_cache
-    from ups.models.choose import fit_base
+    from ups.models.base_selection import fit_base
     from ups.models.operator import over_bases
     from ups.models.windows import Windows
     from ups.training.optim import EMA, build_optimizer, learning_rate, scale_lr

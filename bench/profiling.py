@@ -31,10 +31,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
+from ups.common.files import write_atomic
+from ups.common.precision import computed, in_words
 from ups.config import CONFIG_OPTIONS, ROOT, STAGES, load_config, read_command, run_script
 from ups.data.cache import Cache
-from ups.files import write_atomic
-from ups.precision import computed, in_words
 from ups.training.folder import finished_stage
 from ups.training.run import Run
 from ups.training.strategies import Agreed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Problem, Trained
-from ups.boundary import along
+from ups.common.boundary import along
 from ups.config import Config
 from ups.data.build_cache import open_sources
 from ups.data.cache import open_cache
@@ -155,7 +155,7 @@ def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, fl
 
 @torch.no_grad()
 def report_row(trained: Trained, split: Split, config: Config, cache: Any, state_ms: float) -> dict[str, Any]:
-    """The model's row of results.json, as evaluate.py scores the operator; see ups/evaluation/bench_rows.py."""
+    """The model's row of results.json, as evaluate.py scores the operator; see ups/report/bench_rows.py."""
     parts, num_frames = [], split.truth.shape[1]
     for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ups.config import load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step, rollouts
-from ups.evaluation.rivals import draw_exactly
+from ups.evaluation.reference_ensembles import draw_exactly
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.spectra import energy_spectrum

@@ -36,9 +36,9 @@ from bench.search import Changes, Trial, search
 from ups.config import DEFAULT_OVERLAY, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
-from ups.evaluation.bench_rows import FOLDER
 from ups.models.backbone import BOX, PLANE, VOLUME
 from ups.models.bases import BASES
+from ups.report.bench_rows import FOLDER
 from ups.tasks import get_task
 
 OUT = FOLDER
@@ -172,7 +172,9 @@ def train_rival(args: argparse.Namespace, config: Config, problem: Problem, val:
 
 def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float, **given: Any) -> Trained:
     """Our operator with `changes` to the configuration; see bench/ours.py."""
-    from bench.ours import train_ours as train_operator  # it imports the operator, which the rivals do not need
+    from bench.ours import (
+        train_ours as train_operator,  # it imports the operator, which the rivals do not need
+    )
 
     return train_operator(changed(args, changes), args.task, budget, seed, args.device, CLOCKS[args.clock], **given)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluate import train_seconds
-from ups.evaluation.tables import label, markdown
+from ups.report.tables import label, markdown
 
 TRAINED_BY = {"rival": ("rival",), "corrector": ("diffusion",), "student_1": ("diffusion", "consistency"),
               "student_2": ("diffusion", "consistency")}

@@ -72,7 +72,7 @@ until [[ $seen == "$JOB ready" ]]; do
 done
 
 # ---- stages, by all
-stages=$("$PYTHON" -m ups.chain stages "${arguments[@]}")
+stages=$("$PYTHON" -m ups.commands.stages stages "${arguments[@]}")
 ((NUM_GPUS > 0)) || export ACCELERATE_USE_CPU=true
 processes=$((NUM_GPUS > 0 ? NUM_GPUS : 1))
 export UPS_EXPECT_WORLD=$((NUM_NODES * processes)) PYTHONUNBUFFERED=1

@@ -33,6 +33,7 @@ from torch import Tensor
 import train_consistency
 import train_operator
 import train_rival
+from ups.common.seeds import generator
 from ups.config import ROOT, Config, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
 from ups.evaluation.truth import open_truth
@@ -41,7 +42,6 @@ from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
-from ups.seeds import generator
 from ups.tasks import get_task
 from ups.tasks.darcy_grf import LinearObservation
 

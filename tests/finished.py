@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ups.files import file_hash, value_hash, write_json, write_sealed
+from ups.common.files import file_hash, value_hash, write_json, write_sealed
 from ups.training.checkpoint import write_weights
 from ups.training.folder import DONE, MODEL
 

@@ -28,6 +28,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.bootstrapped import consistency_loss
+from ups.common.seeds import generator
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, draw_angles, sample
 from ups.generative.student import (
@@ -42,7 +43,6 @@ from ups.generative.student import (
 )
 from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
-from ups.seeds import generator
 from ups.tasks.darcy_grf import LinearObservation, apply_covariance
 from ups.training.optim import EMA
 

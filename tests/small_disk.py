@@ -24,12 +24,12 @@ import numpy as np
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
-from ups import files  # noqa: E402
+from ups.common import files  # noqa: E402
+from ups.common.files import partial_path  # noqa: E402
 from ups.data import generate  # noqa: E402
 from ups.data.generate import num_done, write_data  # noqa: E402
 from ups.data.layout import layout_of  # noqa: E402
 from ups.data.pdebench import data_bytes  # noqa: E402
-from ups.files import partial_path  # noqa: E402
 from ups.tasks import get_task  # noqa: E402
 
 SHAPES = {"advection1d": (131, 64, 21), "darcy2d": (131, 32, 1), "diff_react2d": (41, 16, 21)}   # trajectories, cells, frames

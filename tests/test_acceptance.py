@@ -13,11 +13,11 @@ import torch
 from test_gates import entry
 
 from bench import acceptance
+from ups.common.files import file_hash, write_sealed
 from ups.evaluation import transient
 from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
 from ups.evaluation.steady import judge, split_distances, summarise_exact
-from ups.files import file_hash, write_sealed
 
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
+from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.config import ModelConfig
 from ups.models.backbone import (
     ANY,

@@ -1,4 +1,4 @@
-"""Bases of an axis (ups/spectral.py) and base predictors (ups/models/bases/__init__.py) against definitions, exact solutions,
+"""Bases of an axis (ups/common/spectral.py) and base predictors (ups/models/bases/__init__.py) against definitions, exact solutions,
 hand-set weights."""
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.common.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 from ups.config import TaskConfig
 from ups.config.checks import BASES as RULES
 from ups.models.bases import BASES, Elliptic, Persistence, Propagator, Transport
 from ups.models.bases.base import Base, Known
 from ups.models.bases.propagator import dictionary, monomials
-from ups.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 from ups.tasks import burgers, darcy
 
 NONE = torch.zeros(0)   # no parameter

@@ -20,11 +20,11 @@ from bench.baselines import Problem, Trained, Trainer
 from bench.networks import Settings, settings_for
 from bench.score import Errors
 from bench.search import Trial, search
-from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config import ModelConfig, load_config
-from ups.evaluation.bench_rows import data_key, find_bench_rows
 from ups.models.backbone import ANY, FlatBackbone
-from ups.models.choose import choose_base
+from ups.models.base_selection import choose_base
+from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import darcy_grf, get_task
 from ups.training.optim import EMA, split_parameters
 

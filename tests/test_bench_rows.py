@@ -1,12 +1,12 @@
-"""What the bench measured is shown beside the operator only where both were asked the same (ups/evaluation/bench_rows.py)."""
+"""What the bench measured is shown beside the operator only where both were asked the same (ups/report/bench_rows.py)."""
 
 import json
 from types import SimpleNamespace
 
 import pytest
 
-from ups import chain
-from ups.evaluation.bench_rows import data_key, find_bench_rows
+from ups.commands import stages
+from ups.report.bench_rows import data_key, find_bench_rows
 
 KEY = data_key("abc", 10)
 
@@ -32,11 +32,11 @@ def test_results_on_other_data_or_another_context_are_none_of_this_run(tmp_path,
 
 
 def test_a_report_on_part_of_the_test_split_or_on_another_has_none(monkeypatch):
-    monkeypatch.setattr(chain, "find_bench_rows", lambda task, key: {"fno": key})
+    monkeypatch.setattr(stages, "find_bench_rows", lambda task, key: {"fno": key})
     for split, limit, expected in (("test", 0, {"fno": KEY}), ("val", 0, {}), ("test", 5, {})):
         config = SimpleNamespace(evaluated=["burgers1d"], context=lambda name: 10,
                                  evaluate=SimpleNamespace(split=split, max_trajectories=limit))
-        assert chain.bench_rows(config, {"burgers1d": "abc"}) == {"burgers1d": expected}
+        assert stages.bench_rows(config, {"burgers1d": "abc"}) == {"burgers1d": expected}
 
 
 def test_a_damaged_result_is_named(tmp_path):

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 import prepare_cache
-from ups import files
+from ups.common import files
+from ups.common.files import completing, partial_path
 from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
@@ -30,7 +31,6 @@ from ups.data.cache import Cache, cache_settings, open_cache, place
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import split_indices
 from ups.data.seal import read_seal, write_seal
-from ups.files import completing, partial_path
 from ups.tasks import TASKS, get_task
 
 NUM, FRAMES = 12, 7

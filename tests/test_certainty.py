@@ -9,12 +9,12 @@ import pytest
 import torch
 from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral, waves
 
+from ups.common.seeds import generator
 from ups.models.bases.certainty import BLOCKS, block_of, grows, noise_width, sizes
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification, Model
 from ups.models.bases.statement import with_interval
 from ups.models.bases.terms import library
-from ups.seeds import generator
 
 MOVED, ONE, TWO = ((0,), ((0, (0,)),)), ((1,), ()), ((2,), ())   # u_x, u, u^2
 NUMBER = re.compile(r"(-?)\s*\(([\d.]+) ± ([\d.]+)\)(e[+-]\d+)?")

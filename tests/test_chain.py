@@ -21,6 +21,7 @@ from closed_form import FIRM, NOISY, STEADY
 from known_answers import judge_pairing, names
 
 import prepare_cache
+from ups.common.seeds import generator
 from ups.data.cache import open_cache
 from ups.evaluation import steady, transient
 from ups.evaluation.ensemble import load_samplers
@@ -32,7 +33,6 @@ from ups.generative.draws import Sampler, predict_draws, sample_states
 from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import StateConditions, SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.seeds import generator
 from ups.tasks import TASKS
 
 loop_stage._context.set_forkserver_preload(["closed_form", "train_steady"])

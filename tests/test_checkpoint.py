@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from ups.files import DamagedError, file_hash
+from ups.common.files import DamagedError, file_hash
 from ups.training.checkpoint import Checkpoints
 from ups.training.processes import saved_steps
 

@@ -1,4 +1,4 @@
-"""The choice of a base (ups/models/choose.py): the right one on real solutions, recorded, found again, refused where it is
+"""The choice of a base (ups/models/base_selection.py): the right one on real solutions, recorded, found again, refused where it is
 foreign."""
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from safetensors.torch import load_file
 
 import prepare_cache
 import prepare_data
-from ups.chain import stage_folder
+from ups.commands.stages import stage_folder
+from ups.common.files import DamagedError
 from ups.config import ROOT, Config, load_config
 from ups.data.cache import Cache, open_cache
-from ups.files import DamagedError
-from ups.models import choose
-from ups.models.bases import Persistence
-from ups.models.bases.base import Known
-from ups.models.bases.units import widened
-from ups.models.choose import (
+from ups.models import base_selection
+from ups.models.base_selection import (
     base_error,
     base_settings,
     candidates,
@@ -32,8 +29,11 @@ from ups.models.choose import (
     head_description,
     load_base,
     residual_scale,
-    spread,
+    stratified_windows,
 )
+from ups.models.bases import Persistence
+from ups.models.bases.base import Known
+from ups.models.bases.units import widened
 from ups.models.head import TaskHead
 from ups.models.loss import squared_errors
 from ups.models.operator import over_bases
@@ -93,7 +93,7 @@ def numbers(config: Config, name: str) -> tuple[int, int]:
 
 def fitted(config: Config, *names: str) -> dict[str, tuple[dict, dict]]:
     """The bases as the operator's stage fits them."""
-    fits = {name: partial(choose.fit_base, open_cache(config, name), *numbers(config, name), 0, CPU)
+    fits = {name: partial(base_selection.fit_base, open_cache(config, name), *numbers(config, name), 0, CPU)
             for name in names or config.data.tasks}
     return fit_once(OneRank(config), "bases", fits, "fitting")
 
@@ -126,7 +126,7 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
     cache, context = open_cache(config, "advection1d"), config.evaluate.context_frames
     head = loaded(config, facts, "advection1d")
     rows = cache.split["val"]
-    assert len(rows) <= choose.NUM_ROLLOUTS
+    assert len(rows) <= base_selection.NUM_ROLLOUTS
     u = head.physical(cache.batch(rows, 0, cache.num_frames)).double()   # as the report's nRMSE, physical units
     error = (u[:, context:] - u[:, context - 1 : context]).square().sum((0, 3)) / u[:, context:].square().sum((0, 3))
     head.base = Persistence()
@@ -187,11 +187,11 @@ def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) 
 
     def fake(cache, base_steps, seed, device):
         for name, base in bases:
-            head = choose.head_with(cache, "persistence", base_settings(cache), device)
+            head = base_selection.head_with(cache, "persistence", base_settings(cache), device)
             head.base = base
             yield name, head
 
-    monkeypatch.setattr(choose, "candidates", fake)
+    monkeypatch.setattr(base_selection, "candidates", fake)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -200,7 +200,7 @@ def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(confi
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
     head, scores = choose_base(cache, *numbers(config, "advection1d"), 0, CPU)
     assert isinstance(head.base, Persistence) and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
-    recorded = choose.fit_base(cache, *numbers(config, "advection1d"), 0, CPU)[0]["validation_nrmse"]
+    recorded = base_selection.fit_base(cache, *numbers(config, "advection1d"), 0, CPU)[0]["validation_nrmse"]
     assert recorded["broken"] is None and recorded["calm"] == scores["calm"]
     json.dumps(recorded, allow_nan=False)
 
@@ -260,10 +260,10 @@ def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
 
 def test_validation_rows_are_shared_out_over_the_parameter_values(config):
     cache = open_cache(config, "advection1d")
-    rows = spread(cache, "train", 6)
+    rows = stratified_windows(cache, "train", 6)
     assert cache.parameter_index[rows].bincount().tolist() == [3, 3] and len(set(rows.tolist())) == 6
     assert set(rows.tolist()) <= set(cache.split["train"].tolist())
-    every = spread(cache, "val", 1000)
+    every = stratified_windows(cache, "val", 1000)
     assert sorted(every.tolist()) == sorted(cache.split["val"].tolist())
 
 
@@ -279,7 +279,7 @@ def copied(config: Config, root: Path) -> Config:
 def test_bases_are_fitted_once_and_found_again(config, facts, monkeypatch):
     directory = config.run_dir / "operator" / "bases"
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()}
-    monkeypatch.setattr(choose, "choose_base", lambda *_: pytest.fail("fitted again"))
+    monkeypatch.setattr(base_selection, "choose_base", lambda *_: pytest.fail("fitted again"))
     assert {name: fact for name, (fact, _) in fitted(config).items()} == facts
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()} == before
     assert sorted(path.suffix for path in before) == sorted([".json", ".safetensors"] * 4)   # nothing half-written

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from toy_codec import fit_codec
 
 from ups.evaluation.forecast import drift
-from ups.models import choose
+from ups.models import base_selection
 from ups.models.conserve import correction, given
 from ups.models.head import TaskHead, describe_tokenizer
 from ups.models.operator import Operator
@@ -123,7 +123,7 @@ def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
         description = {**operator_of("burgers1d").heads["burgers1d"].description, "codec": describe_tokenizer(codec)}
         head = TaskHead(description, 1)
         head.codec.load_state_dict(codec.state_dict())
-        return choose.data_keep(head, held)
+        return base_selection.data_keep(head, held)
 
     kept = states(get_task("burgers1d"), 8, 5, 16)
     kept = kept - kept.mean(-1, keepdim=True)

@@ -14,6 +14,7 @@ import torch
 from finished import write_stage
 from torch import Tensor
 
+from ups.common.seeds import generator
 from ups.config import ModelConfig, OptimConfig, load_config, to_dict
 from ups.generative.corrector import (
     LARGEST_LOG_SCALE,
@@ -44,7 +45,6 @@ from ups.generative.student import (
 )
 from ups.metrics.proper import energy_score, fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise, rollout
-from ups.seeds import generator
 from ups.training.optim import build_optimizer, split_parameters
 
 MODEL = ModelConfig(kind="flat", width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)
@@ -156,7 +156,7 @@ def test_the_velocity_sees_state_angle_tokens_facts_gaussian_and_task():
 
 
 def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32(monkeypatch):
-    monkeypatch.setattr("ups.precision.has_bfloat16", lambda kind: True)
+    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
     exact, rough = build(), build("bf16")
     r, tokens, facts = batch_of(exact, "burgers1d_hidden")
     angle = draw_angles(4, generator(0))

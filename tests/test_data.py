@@ -17,14 +17,15 @@ import yaml
 from local_server import PlannedHandler, serving
 
 import prepare_data
-from ups import dry_run, files
+from ups.commands import dry_run
+from ups.common import files
+from ups.common.files import partial_path
 from ups.config import load_config
 from ups.data import doctor, download
 from ups.data.doctor import report
 from ups.data.download import Patience, fetch, md5_of, published_file, published_files
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
-from ups.files import partial_path
 from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent

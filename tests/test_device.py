@@ -27,6 +27,7 @@ import train_consistency
 import train_operator
 import train_rival
 from bench import gpu
+from ups.common.transfer import send
 from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
 from ups.data.cache import Cache, _Latents, open_cache, place
 from ups.generative import fitting
@@ -34,15 +35,14 @@ from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
 from ups.generative.student import SolvedPool, solve, twin_of
 from ups.models.backbone import FlatBackbone
+from ups.models.base_selection import base_settings, head_description
 from ups.models.bases import Elliptic
 from ups.models.bases.base import Known
-from ups.models.choose import base_settings, head_description
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.training.strategies import Agreed
 from ups.training.update import Standing, Updates, nothing
-from ups.transfer import send
 
 META, SIZE = torch.device("meta"), 4
 MODEL = to_dict(ModelConfig(kind="flat", width=8, depth=1, modes=3, kernel_size=3, mlp_ratio=1.0))
@@ -297,7 +297,7 @@ def test_the_benchmark_on_gpus_times_the_model_of_the_stage_without_its_data(con
 
 
 def test_the_benchmark_on_gpus_judges_precisions_by_the_same_weights_and_times_where_latents_lie(config, caches, monkeypatch):
-    monkeypatch.setattr("ups.precision.has_bfloat16", lambda kind: True)
+    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
     names = ["burgers1d", "darcy2d"]
     operator = operator_over(caches, {name: config.task[name].base[-1] for name in names})
     with torch.no_grad():

@@ -10,12 +10,12 @@ import torch
 from test_equation import UX as U_UX
 from test_equation import UXX, Trajectories, cells, coefficients, few, found, fourier, spectral  # noqa: F401
 
-from ups.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups.common.seeds import generator
 from ups.models.bases.base import Known
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification, Model, most_steps
 from ups.models.bases.terms import diagonal
-from ups.seeds import generator
 
 UX, UXXX, UXY = (((0,), ((0, axes),)) for axes in ((0,), (0, 0, 0), (0, 1)))
 # of two fields, u and v

@@ -9,13 +9,13 @@ import pytest
 import torch
 from test_equation import UX, UXX, Trajectories, coefficients, found
 
+from ups.common.seeds import generator
 from ups.models.bases.base import Known
 from ups.models.bases.certainty import Certainty
 from ups.models.bases.drift import Drift
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification, Model
 from ups.models.bases.selection import significant
-from ups.seeds import generator
 from ups.tasks import TASKS
 
 NU, CELLS, FRAMES, DT = 0.02, 64, 21, 0.05

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from bench import vorticity
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups.common.seeds import generator
 from ups.models.bases import identify
 from ups.models.bases.base import Known, Samples
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification, Model
 from ups.models.bases.selection import backwards, forwards, left, solve
 from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
-from ups.seeds import generator
 
 # of one channel in 1D: u_t = .. of powers of u and of derivatives
 U, UX, UXX, UXXXX = ((0,), ((0, (0,)),)), ((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),)), ((0,), ((0, (0, 0, 0, 0)),))

@@ -16,12 +16,12 @@ from ups.data.build_cache import open_sources
 from ups.evaluation import transient
 from ups.evaluation.ensemble import one_step
 from ups.evaluation.gates import check_verdicts, ensemble_gates
-from ups.evaluation.rivals import CHEAP_ROLLOUTS, Errors, draw_exactly, mean_exactly, rivals_of
+from ups.evaluation.reference_ensembles import CHEAP_ROLLOUTS, Errors, draw_exactly, mean_exactly, rivals_of
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import score_joint
-from ups.models.choose import choose_base, fitted_part
+from ups.models.base_selection import choose_base, fitted_part
 from ups.models.operator import over_bases
 from ups.tasks import TASKS, get_task
 

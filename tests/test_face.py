@@ -24,13 +24,13 @@ import predict
 import prepare_cache
 import prepare_data
 import ups
+from ups.commands.interpreter import pinned
 from ups.config import STAGES, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative import judge
 from ups.generative.residuals import TransientResiduals
-from ups.interpreter import pinned
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burgers1d_forced")

@@ -23,13 +23,13 @@ from ups.evaluation import transient
 from ups.evaluation.checks import ranks_of_data
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates
-from ups.evaluation.rivals import draw_exactly
+from ups.evaluation.reference_ensembles import draw_exactly
 from ups.evaluation.truth import open_truth
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.models.choose import choose_base, fitted_part
+from ups.models.base_selection import choose_base, fitted_part
 from ups.models.operator import over_bases
 from ups.tasks import burgers_forced
 

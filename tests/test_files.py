@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ups import files
-from ups.files import (
+from ups.common import files
+from ups.common.files import (
     DamagedError,
     create,
     explained,
@@ -67,7 +67,7 @@ def test_a_file_to_be_continued_is_a_plain_file_of_one_name(tmp_path, kind):
 
 
 def test_a_held_file_is_refused_to_others_and_free_once_its_holder_died(tmp_path):
-    code = ("import sys, time; from pathlib import Path; from ups.files import held\n"
+    code = ("import sys, time; from pathlib import Path; from ups.common.files import held\n"
             f"with held(Path({str(tmp_path / 'a')!r})): print('ready', flush=True); time.sleep(60)")
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:

@@ -12,13 +12,13 @@ import yaml
 from local_server import PlannedHandler, serving
 
 import prepare_data
+from ups.common.files import partial_path
 from ups.config import load_config
 from ups.data import first
 from ups.data.doctor import examine
 from ups.data.download import Patience
 from ups.data.first import fetch_first
 from ups.data.pdebench import made_with, open_data
-from ups.files import partial_path
 from ups.tasks import TASKS
 
 NAME, MD5 = "1D_Advection_Sols_beta0.4.hdf5", "0" * 32

@@ -10,9 +10,9 @@ from test_choose import make_caches
 from torch import Tensor
 
 from ups.data.cache import open_cache
+from ups.models.base_selection import base_error, base_settings, choose_base, head_with
 from ups.models.bases.base import Known, Samples
 from ups.models.bases.flow import Flow, Projection
-from ups.models.choose import base_error, base_settings, choose_base, head_with
 
 PERIODIC_BOX, WALLS = "periodic", "dirichlet"
 

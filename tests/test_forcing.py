@@ -13,10 +13,10 @@ import yaml
 from test_house import ROOT
 
 import predict
+from ups.common.user_solver import solvers_of
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.describe import describe_file
 from ups.data.doctor import examine
 from ups.data.schedule import Batch
 from ups.data.sources import open_user
@@ -25,11 +25,11 @@ from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative.draws import draw_rollout
 from ups.generative.residuals import TransientResiduals
+from ups.models.base_selection import fit_base
 from ups.models.bases.base import Samples
-from ups.models.choose import fit_base
 from ups.models.operator import Operator, over_bases
 from ups.models.windows import Windows
-from ups.solvers import solvers_of
+from ups.userdata.describe import describe_file
 
 CPU, DT = torch.device("cpu"), 0.2
 AXES = ["trajectory", "time", "x", "y"]

@@ -14,16 +14,16 @@ from finished import write_stage
 from test_choose import make_caches
 from torch import Tensor
 
-from ups.boundary import NO_FLUX, PERIODIC
+from ups.common.boundary import NO_FLUX, PERIODIC
+from ups.common.spectral import interpolation, resample
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
-from ups.models.choose import choose_base, fitted_part
+from ups.models.base_selection import choose_base, fitted_part
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator, load_operator, over_bases
 from ups.models.windows import Windows
-from ups.spectral import interpolation, resample
 from ups.training.optim import build_optimizer, scale_lr
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")

@@ -13,13 +13,13 @@ import torch
 from test_report import example, task_entry, waves
 
 from ups.config import load_config
-from ups.evaluation import report, summary
 from ups.evaluation.gates import check_gates, check_verdicts, gate, point
 from ups.evaluation.steady import pool, pool_checks, pool_spread
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.intervals import bootstrap, halves
 from ups.metrics.intervals import entry as entry_of
 from ups.metrics.joint import score_joint
+from ups.report import report, summary
 
 SETTINGS = load_config(None).evaluate
 CASES, MEMBERS, FRAMES, CELLS = 60, 8, 8, 16

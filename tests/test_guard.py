@@ -23,7 +23,7 @@ import ctypes, os, signal, sys, time
 from pathlib import Path
 import ups.training.guard
 from ups.training.guard import Guard
-from ups.progress import beat
+from ups.common.progress import beat
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 sleep_in_c, sleep_with_lock = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
 guard = Guard(rank, world, "operator", {HANG_S}, lambda *facts: (folder / f"end{{rank}}").write_text(repr(facts)))
@@ -104,7 +104,7 @@ def test_a_rank_whose_peer_is_gone_does_not_wait_for_it(tmp_path, death, text):
 def test_a_failure_before_the_wait_for_its_files_is_seen_by_the_rank_that_waits(tmp_path):
     """A rank that failed blocks in a collective, to tell the others, while another looks for its files on disk."""
     fails = f"guard.has_failed = True\n{WAITS}"
-    waits = ("time.sleep(0.8)\nwith ups.progress.waiting('files'):\n    while not ups.progress.peer_failed(): time.sleep(0.05)\n"
+    waits = ("time.sleep(0.8)\nwith ups.common.progress.waiting('files'):\n    while not ups.common.progress.peer_failed(): time.sleep(0.05)\n"
              "print('seen'); os._exit(7)")
     codes, outputs, _ = end(start(tmp_path, waits, fails))
     assert codes[0] == 7 and "seen" in outputs[0]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from test_pdebench import settings, solver, written
 
+from ups.common.files import partial_path
 from ups.data.generate import write_data
 from ups.data.pdebench import open_data
-from ups.files import partial_path
-from ups.stored.hdf5 import node
+from ups.userdata.readers.hdf5 import node
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = {"soft link": "a soft link", "external link": "a link to another file", "external storage": "kept in another file",

@@ -116,7 +116,7 @@ def test_scripts_and_benches_are_imported_by_nothing_of_the_product():
     ("ups/models/operator.py", "from ups.training.run import Run", "models.operator imports training.run"),
     ("ups/data/cache.py", "import ups.training.run", "data.cache imports training.run"),
     ("train_steady.py", "from train_diffusion import main", "train_steady imports train_diffusion"),
-    ("ups/files.py", "import bench.compare", "files imports bench.compare"),
+    ("ups/common/files.py", "import bench.compare", "files imports bench.compare"),
 ])
 def test_a_wrong_import_is_found(tmp_path, path, text, words):
     for name in ("tasks/burgers", "config/__init__", "metrics/errors", "training/run", "data/cache", "models/operator", "files"):
@@ -137,7 +137,7 @@ def test_a_circle_is_found(tmp_path):
     assert way[0] == way[-1] and set(way) == {"data.one", "data.two"}
 
 
-@pytest.mark.parametrize("module", ["ups", "ups.tasks", "ups.config", "ups.training.launch", "ups.interpreter", "ups.chain"])
+@pytest.mark.parametrize("module", ["ups", "ups.tasks", "ups.config", "ups.training.launch", "ups.commands.interpreter", "ups.commands.stages"])
 def test_what_starts_without_torch_imports_none(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

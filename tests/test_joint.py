@@ -9,7 +9,7 @@ from test_choose import make_caches
 
 from bench import joint
 from ups.data.cache import open_cache
-from ups.models.choose import fit_base
+from ups.models.base_selection import fit_base
 
 TASKS = ("advection1d", "diff_react2d")
 FEW = ["data.tasks=[advection1d,diff_react2d]", "operator.base_steps=20", "operator.train.batch_size=4",

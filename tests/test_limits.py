@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
+from ups.common.spectral import FieldTransform
 from ups.generative.calibration import DRAWN, MEASURED, fit_gains, measure_residuals
 from ups.generative.conditions import error_fact
 from ups.generative.corrector import Drawn
 from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
-from ups.seeds import generator
-from ups.spectral import FieldTransform
 
 ALONE = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"), agreed=lambda function, _: function(),
                         reduce_sum=lambda total: total)

@@ -13,7 +13,7 @@ from test_own_files import overlay, section, write
 from ups.config import Config, load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
-from ups.models import choose
+from ups.models import base_selection
 from ups.models.bases import Linear
 from ups.models.bases.base import Known
 from ups.models.bases.reduced_rank import Directions
@@ -121,7 +121,7 @@ def by_least_squares(cache: Cache, context: int) -> float:
     (temperatures(), {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12})], ids=["moved", "blocks", "reaction", "stations"])
 def test_what_plain_least_squares_predict_the_base_predicts(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)
-    head, scores = choose.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and not head.description["base"]["unstable"]
     error = tried("", head, cache, config.context("ks"), cache.split["test"]).error()
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
@@ -129,7 +129,7 @@ def test_what_plain_least_squares_predict_the_base_predicts(tmp_path, arrays, sa
 
 def test_a_network_is_trained_over_a_map_whose_errors_are_alike_on_windows_of_the_fit_and_on_others(tmp_path):
     config, cache = prepared(tmp_path, STEADY, **moved())
-    head, _ = choose.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, _ = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
 
     def errors(is_alone: bool) -> list[float]:
         found = []
@@ -159,7 +159,7 @@ def test_a_map_between_cells_is_not_offered_where_windows_are_shifted(tmp_path, 
     u = fields(12, 16)[:, None].repeat(3, 1)
     said = {**TRANSIENT, "boundary": "periodic", "symmetries": ["shift"]}
     config, cache = prepared(tmp_path, said, u=u)
-    _, scores = choose.choose_base(cache, 1, 1, 0, CPU)
+    _, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
     assert not any("linear" in name for name in scores) and "linear: left out, as ks is shifted" in capsys.readouterr().out
     assert "linear" not in load_config(overlay(tmp_path, section(tmp_path, **{**said, "base": None}))).task["ks"].base
 
@@ -188,7 +188,7 @@ def test_masked_cells_take_no_part(tmp_path):
     arrays["u"][:, 8:14] = np.nan
     said = {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12, "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, **arrays)
-    head, scores = choose.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < scores["persistence"]
     for part in (head.base.reads, head.base.gives):
         assert part[8:14].abs().max() < 1e-6 * part.abs().max()
@@ -203,5 +203,5 @@ def test_forcing_that_is_known_is_read(tmp_path):
     layout = {"u": ["trajectory", "time", "x"], "q": ["trajectory", "time"]}
     said = {**TRANSIENT, "layout": layout, "forcing": ["q"], "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, u=np.stack(u, 1), q=heat)
-    head, scores = choose.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < 1e-4 < 0.5 < scores["persistence"]

@@ -1,4 +1,4 @@
-"""ups/machine.py: every failure that the doctor looks for is injected, named and answered with a next step; it always ends."""
+"""ups/commands/machine_check.py: every failure that the doctor looks for is injected, named and answered with a next step; it always ends."""
 
 import collections
 import os
@@ -11,17 +11,17 @@ import psutil
 import pytest
 import torch
 
-import ups.devices as devices
-import ups.machine as machine
+import ups.commands.devices as devices
+import ups.commands.machine_check as machine
+from ups.commands.devices import Verdict
 from ups.config import ROOT, load_config
-from ups.devices import Verdict
 
 SMOKE = str(ROOT / "configs" / "smoke.yaml")
 
 
 def doctor(*arguments, limits=None, **environment):
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(machine.VARIABLES)}
-    return subprocess.run([sys.executable, "-m", "ups.machine", "--config", SMOKE, *arguments], cwd=ROOT, capture_output=True,
+    return subprocess.run([sys.executable, "-m", "ups.commands.machine_check", "--config", SMOKE, *arguments], cwd=ROOT, capture_output=True,
                           text=True, timeout=70, preexec_fn=limits, env={**inherited, "OMP_NUM_THREADS": "1", **environment})
 
 
@@ -70,7 +70,7 @@ def test_whatever_a_check_does_the_whole_ends_and_leaves_no_process():
     assert "machine: not all checks ended" in done.stdout
     for _ in range(50):
         left = [process for process in psutil.process_iter(["cmdline"])
-                if {"ups.machine", "--work"} <= set(process.info["cmdline"] or [])]
+                if {"ups.commands.machine_check", "--work"} <= set(process.info["cmdline"] or [])]
         if not left:
             break
         time.sleep(0.1)

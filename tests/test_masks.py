@@ -7,21 +7,35 @@ import pytest
 import torch
 import yaml
 
-from tests.test_own_files import DT, SMALL, Forecaster, T, X, Y, forecast, operator_on, overlay, read, section, waves, write
+from tests.test_own_files import (
+    DT,
+    SMALL,
+    Forecaster,
+    T,
+    X,
+    Y,
+    forecast,
+    operator_on,
+    overlay,
+    read,
+    section,
+    waves,
+    write,
+)
 from ups.config import load_config, to_dict
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.describe import describe_file
 from ups.data.doctor import examine
 from ups.data.sources import open_user
 from ups.data.tokenizer import PatchMoments, Tokenizer, mask_as_text, mask_from_text
 from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.report import write_report, write_results
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import score_ensemble
 from ups.metrics.errors import score
 from ups.metrics.joint import score_joint
-from ups.models.choose import base_error, candidates
+from ups.models.base_selection import base_error, candidates
+from ups.report.report import write_report, write_results
+from ups.userdata.describe import describe_file
 
 LAND = (np.arange(X)[:, None] - 10) ** 2 + (np.arange(Y) - 3) ** 2 < 9
 AXES = {"u": ["trajectory", "time", "x", "y"]}

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ups.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
+from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
+from ups.common.spectral import FieldTransform, cosine, resample
 from ups.metrics.spectra import energy_spectrum
 from ups.models.backbone import LocalMixing, SpectralMixing
 from ups.models.bases.base import Known
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.transport import Transport
 from ups.models.windows import symmetry
-from ups.spectral import FieldTransform, cosine, resample
 from ups.tasks import get_task
 
 CHANNEL = f"{PERIODIC},{NO_FLUX}"

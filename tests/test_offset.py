@@ -10,17 +10,17 @@ from test_own_files import T, X, overlay, read, section, waves, write
 import predict
 import prepare_data
 from ups.config import load_config
-from ups.config.offset import DOMINANT, dominant
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import check_verdicts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.models.choose import fit_base, spread
+from ups.models.base_selection import fit_base, stratified_windows
 from ups.models.loss import pooled, squared_errors
 from ups.models.operator import over_bases
 from ups.tasks import TASKS, Place, get_task, own_task
+from ups.userdata.offset import DOMINANT, dominant
 
 MEAN, SIZE = 101325.0, 0.01   # sound in air, in Pa
 
@@ -66,7 +66,7 @@ def test_validation_nrmse_of_a_base_is_that_of_the_log_of_training(tmp_path):
     """Of a field with a moderate mean: one was relative to the variation, the other to the field."""
     u = 5 + waves((20, T, X)).astype(np.float64)
     _, _, operator, cache, facts = assessed(tmp_path / "a", u, base=["persistence"])
-    rows = spread(cache, "val", 64)
+    rows = stratified_windows(cache, "val", 64)
     logged = pooled(squared_errors(operator, cache, rows, 1, torch.device("cpu")))["base"]
     assert facts["validation_nrmse"]["persistence"] == pytest.approx(logged, rel=1e-3)
     persistence = np.sqrt(np.square(u[:, 1:] - u[:, :1]).mean()) / np.sqrt(np.square(u).mean())

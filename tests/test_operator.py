@@ -28,12 +28,13 @@ from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
-from ups.boundary import BOUNDARIES
+from ups.common.boundary import BOUNDARIES
+from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
+from ups.models.base_selection import stratified_windows
 from ups.models.bases.base import Known
-from ups.models.choose import spread
 from ups.models.head import describe_tokenizer
 from ups.models.loss import (
     FLOOR,
@@ -47,7 +48,6 @@ from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
 from ups.models.selection import select
 from ups.models.windows import Windows, augment
-from ups.precision import in_words
 from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff
 from ups.training.optim import build_optimizer, scale_lr
 
@@ -206,7 +206,7 @@ def test_the_networks_output_is_in_units_of_the_scale_of_the_parameter_value():
 
 
 def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32(monkeypatch):
-    monkeypatch.setattr("ups.precision.has_bfloat16", lambda kind: True)
+    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
     heads = [describe("burgers1d", "transport"), describe("darcy2d", "elliptic")]
     exact, rough = build(*heads), build(*heads, precision="bf16")
     rough.load_state_dict(exact.state_dict())
@@ -225,7 +225,7 @@ def test_a_device_without_bfloat16_products_is_not_asked_for_them(monkeypatch):
     rough.load_state_dict(exact.state_dict())
     z, known = latents(exact, "burgers1d"), exact.heads["burgers1d"].known(values("burgers1d"))
     for has in (True, False):
-        monkeypatch.setattr("ups.precision.has_bfloat16", lambda kind, has=has: has)
+        monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind, has=has: has)
         same = torch.equal(rough.predict(z, "burgers1d", known)[0], exact.predict(z, "burgers1d", known)[0])
         assert same == (not has)
         assert in_words("bf16", torch.device("cpu")).startswith("bf16" if has else "float32 (this cpu does not")
@@ -661,7 +661,7 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        rows, recorded_of = spread(cache, "val", 4), operator.heads[name].description["selection"]   # four times as many
+        rows, recorded_of = stratified_windows(cache, "val", 4), operator.heads[name].description["selection"]   # four times as many
         served = operator.heads[name].description["network_share"]
         found = {}
         for share in (0.5, 1.0):
@@ -746,7 +746,7 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
     found = []
     for share in (0.5, 1.0):
         operator.heads["burgers1d"].description["network_share"] = share   # as it was validated
-        sums = squared_errors(operator, cache, spread(cache, "val", 4), 10, torch.device("cpu"))
+        sums = squared_errors(operator, cache, stratified_windows(cache, "val", 4), 10, torch.device("cpu"))
         found.append(pooled(sums)["network"])
     recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]["network"]
     assert min(found) == pytest.approx(recorded, rel=1e-6)

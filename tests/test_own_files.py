@@ -19,28 +19,28 @@ import yaml
 import zarr
 
 import prepare_data
-from ups import chain
+from ups.commands import stages
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.describe import describe_file
 from ups.data.doctor import examine
-from ups.data.own import open_own
-from ups.data.own_writer import write_own
 from ups.data.sources import open_sources, open_user, split_of, table_of
 from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import check_verdicts
-from ups.evaluation.report import write_report, write_results
 from ups.evaluation.truth import open_truth
+from ups.forecast_xarray import label, unlabel
 from ups.forecaster import Forecaster
 from ups.generative.draws import draw_rollout
 from ups.generative.residuals import StateConditions
-from ups.labelled import label, unlabel
-from ups.models.choose import fit_base
+from ups.models.base_selection import fit_base
 from ups.models.operator import over_bases
 from ups.models.windows import symmetry
-from ups.stored import open_store
+from ups.report.report import write_report, write_results
 from ups.tasks import described_task
+from ups.userdata.describe import describe_file
+from ups.userdata.reader import open_own
+from ups.userdata.readers import open_store
+from ups.userdata.writer import write_own
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "configs" / "small.yaml"
@@ -837,12 +837,12 @@ def test_a_stage_that_no_task_is_for_is_nothing_to_do(tmp_path, monkeypatch, cap
     write(tmp_path / "a.h5", u=waves())
     path = overlay(tmp_path, section(tmp_path, reserve=0.5), run={"name": "mine", "root": str(tmp_path)})
     for stage, more in (("diffusion", ["task.ks.reserve=0"]), ("consistency", ["task.ks.reserve=0"]), ("steady", [])):
-        monkeypatch.setattr(sys, "argv", ["ups.chain", stage, "--config", str(path), *more])
-        assert chain.main() == 0
+        monkeypatch.setattr(sys, "argv", ["ups.commands.stages", stage, "--config", str(path), *more])
+        assert stages.main() == 0
         assert f"{stage}: nothing to do, no " in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["ups.chain", "diffusion", "--config", str(path)])
+    monkeypatch.setattr(sys, "argv", ["ups.commands.stages", "diffusion", "--config", str(path)])
     with pytest.raises(FileNotFoundError, match="stage operator of run mine is missing"):
-        chain.main()
+        stages.main()
 
 
 # ---------------------------------------------------------------- the whole chain

@@ -10,11 +10,11 @@ import zarr
 from test_own_files import DT, N, T, X, Y, overlay, read, section, waves, well_file, write
 
 from ups.config import load_config
-from ups.config.shown import number_in
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.doctor import examine
 from ups.data.sources import split_of
-from ups.stored import open_store
+from ups.userdata.inspect_file import number_in
+from ups.userdata.readers import open_store
 
 
 def refused(folder, said, message):

@@ -14,10 +14,10 @@ import yaml
 from test_report import CONTEXT, GATES, task_entry, waves
 from test_report_ensemble import make_steady, steady_section
 
-from ups.evaluation import report
-from ups.evaluation.figures import sample_figure
-from ups.evaluation.figures_ensemble import steady_cases
 from ups.evaluation.gates import check_gates, check_verdicts
+from ups.report import report
+from ups.report.figures import sample_figure
+from ups.report.figures_ensemble import steady_cases
 
 ROOT = Path(__file__).resolve().parent.parent
 CELLS = 32

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import small_disk
 
-from ups import files
+from ups.common import files
+from ups.common.files import partial_path
 from ups.data import generate, pdebench
 from ups.data.generate import generation_settings, num_done, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import data_bytes, open_data, split_indices
-from ups.files import partial_path
 from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent

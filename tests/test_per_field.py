@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from test_own_files import overlay, section, write
 
-from ups.boundary import PERIODIC
+from ups.common.boundary import PERIODIC
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
-from ups.models import choose
+from ups.models import base_selection
 from ups.models.bases import Equation, Persistence, Propagator, Solver
 from ups.models.bases.base import Known
 from ups.models.bases.per_field import Part, PerField, joined, parts_of, settings_of
@@ -47,7 +47,7 @@ def cache_of(folder: Path, **fields: np.ndarray) -> Cache:
 def served(cache: Cache) -> tuple[dict, dict, dict[str, float]]:
     """Facts and weights of the base that serves, and each field's pooled nRMSE of its test rollouts, by an operator that was
     built from what is written to files."""
-    facts, weights = choose.fit_base(cache, 1, 1, 0, CPU)
+    facts, weights = base_selection.fit_base(cache, 1, 1, 0, CPU)
     settings = load_config(overlay(cache.path.parent, section(cache.path.parent.parent)),
                            ["operator.model.width=8", "operator.model.depth=1"]).operator.model
     operator = over_bases({"ks": (json.loads(json.dumps(facts)), weights)}, settings, "no")
@@ -79,7 +79,7 @@ def test_fields_that_one_base_serves_best_are_served_by_it_alone(tmp_path):
     wave, slope = np.sin(phase), np.cos(phase)
     for name, q in (("coupled", slope), ("apart", logistic(1))):
         cache = cache_of(tmp_path / name, u=wave if name == "coupled" else logistic(), q=q)
-        head, scores = choose.choose_base(cache, 1, 1, 0, CPU)
+        head, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
         assert head.description["base"]["kind"] == "propagator" and not any(":" in name for name in scores)
 
 
@@ -92,7 +92,7 @@ class Exact(Propagator):
     """Does what a function of the last frame does."""
 
     def __init__(self, cache: Cache, step):
-        super().__init__(**choose.base_settings(cache) | {"degree": 1, "history": 1})
+        super().__init__(**base_selection.base_settings(cache) | {"degree": 1, "history": 1})
         self.step = step
 
     def forward(self, u: torch.Tensor, known: Known) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
     def fake(cache, base_steps, seed, device, fields=None):
         if fields is None:
             for number, factor in ((0, 0.9), (1, 0.95)):
-                head = choose.head_with(cache, "propagator", choose.base_settings(cache) | {"degree": 1, "history": 1}, device)
+                head = base_selection.head_with(cache, "propagator", base_selection.base_settings(cache) | {"degree": 1, "history": 1}, device)
                 head.base = Exact(cache, lambda u, factor=factor: factor * u)
                 yield f"damped {number}", head
             return
@@ -118,18 +118,18 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
             place = [list(fields).index(channel) for channel in order[:2]]
             back = np.argsort(place).tolist()
             base = Exact(cache, lambda u: torch.einsum("ij,bjx->bix", turn, u[:, place])[:, back])
-            settings = settings_of(choose.base_settings(cache), fields) | {"degree": 1, "history": 1}
-            yield "turn", choose.head_of(cache, [Part(base, "propagator", settings, list(fields), list(fields))], device)
+            settings = settings_of(base_selection.base_settings(cache), fields) | {"degree": 1, "history": 1}
+            yield "turn", base_selection.head_of(cache, [Part(base, "propagator", settings, list(fields), list(fields))], device)
 
-    monkeypatch.setattr(choose, "candidates", fake)
-    head, scores = choose.choose_base(cache, 1, 1, 0, CPU)
+    monkeypatch.setattr(base_selection, "candidates", fake)
+    head, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
     assert sorted(asked) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)] and head.description["base"]["kind"] == "per_field"
     assert all(scores[head.description["base"]["name"]] < error for name, error in scores.items() if ":" not in name)
 
 
 def test_fields_that_are_followed_are_tried_together_without_the_hopeless():
-    assert choose.groups_of({(0,): 0.2, (1, 2): 0.9, (3,): 0.1}) == [[0], [1, 2], [3], [0, 3]]
-    assert choose.groups_of({(0,): 0.2, (1,): 0.3}) == [[0], [1]] == choose.groups_of({(0,): 0.8, (1,): 0.9})
+    assert base_selection.groups_of({(0,): 0.2, (1, 2): 0.9, (3,): 0.1}) == [[0], [1, 2], [3], [0, 3]]
+    assert base_selection.groups_of({(0,): 0.2, (1,): 0.3}) == [[0], [1]] == base_selection.groups_of({(0,): 0.8, (1,): 0.9})
 
 
 def test_components_of_a_vector_stay_together():

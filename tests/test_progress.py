@@ -1,15 +1,15 @@
-"""The bar (ups/progress.py): where a stage stands, a loss that can be read, and what is being done before the first step."""
+"""The bar (ups/common/progress.py): where a stage stands, a loss that can be read, and what is being done before the first step."""
 
 import io
 import sys
 
 import torch
 
-from ups import progress
-from ups.models import choose
+from ups.common import progress
+from ups.common.progress import Bar, note, position
+from ups.models import base_selection
 from ups.models.bases import Transport, base
 from ups.models.bases.base import Known
-from ups.progress import Bar, note, position
 
 
 class Terminal(io.StringIO):
@@ -66,9 +66,9 @@ def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
     from ups.data.cache import open_cache
     config = make_caches(tmp_path, "data.tasks=[burgers1d]", "operator.base_steps=4")
     told = []
-    for module in (choose, base):
+    for module in (base_selection, base):
         monkeypatch.setattr(module, "note", told.append)
-    choose.choose_base(open_cache(config, "burgers1d"), 4, 10, 0, torch.device("cpu"))
+    base_selection.choose_base(open_cache(config, "burgers1d"), 4, 10, 0, torch.device("cpu"))
     kinds = config.task["burgers1d"].base
     assert [f"burgers1d: {kind}" for kind in kinds] == [text for text in told if "step" not in text]
     assert "burgers1d: transport, step 4 of 4" in told

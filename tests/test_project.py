@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ups.commands.interpreter import what_lacks
 from ups.config import Config, load_config, read_yaml, to_dict
-from ups.interpreter import what_lacks
 from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import prepare_data
-from ups.data.describe import describe_file
-from ups.data.patterns import pattern
+from ups.userdata.describe import describe_file
+from ups.userdata.patterns import pattern
 
 pytestmark = pytest.mark.faults
 

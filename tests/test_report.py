@@ -19,13 +19,13 @@ import pytest
 import torch
 from PIL import Image
 
-from ups.evaluation import figures, leaderboard, players, report
+from ups.common.files import file_hash, write_sealed
 from ups.evaluation.gates import PAIR, check_gates, check_verdicts, network_share
-from ups.evaluation.summary import overview, verdict
-from ups.evaluation.tables import number
-from ups.files import file_hash, write_sealed
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
+from ups.report import animations, figures, leaderboard, report
+from ups.report.summary import overview, verdict
+from ups.report.tables import number
 from ups.tasks import get_task
 
 CONTEXT = 4
@@ -208,7 +208,7 @@ def test_a_3d_field_is_shown_by_its_middle_slice():
     sample = example()[1]["cfd3d"][0]
     figure = figures.sample_figure(sample, 0)
     image = figure.axes[0].get_images()[0].get_array()
-    assert np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6]) and players.player(sample, 0).count("<canvas") == 3
+    assert np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6]) and animations.player(sample, 0).count("<canvas") == 3
 
 
 def decoded(uri):
@@ -217,7 +217,7 @@ def decoded(uri):
 
 def test_the_image_in_a_player_is_the_field():
     sample = example()[1]["diff_react2d"][0]
-    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', players.player(sample, 0))[0])
+    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', animations.player(sample, 0))[0])
     first, field = image[:32].astype(float), sample["u_ref"][0, 0].T[::-1]  # rows from the top are y from its end
     assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
 
@@ -226,10 +226,10 @@ def test_a_player_marks_what_is_not_finite():
     samples = example()[1]
     line, plane = samples["advection1d"][0], samples["diff_react2d"][0]
     line["u_pred"][2, 0, 5] = plane["u_pred"][0, 0, 0, 0] = np.nan
-    data = json.loads(re.search(r"json\">(.*?)</script>", players.player(line, 0)).group(1))
+    data = json.loads(re.search(r"json\">(.*?)</script>", animations.player(line, 0)).group(1))
     prediction, truth = data["lines"]
     assert prediction[2][5] is None and None not in truth[2]
-    image = decoded(players.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
+    image = decoded(animations.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
     assert (image == 255).sum() == 1 and image[31, 0] == 255  # x = 0, y = 0 is the lower left corner
 
 
@@ -455,7 +455,7 @@ def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path):
         leaderboard.table(tmp_path, "speed")
     with pytest.raises(ValueError, match="no run was scored on 'burgers1d'"):
         leaderboard.table(tmp_path, task="burgers1d")
-    command = [sys.executable, "-m", "ups.evaluation.leaderboard", "--runs", str(tmp_path), "--task", "darcy2d"]
+    command = [sys.executable, "-m", "ups.report.leaderboard", "--runs", str(tmp_path), "--task", "darcy2d"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == leaderboard.table(tmp_path, task="darcy2d")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from test_report import Page, example
 
-from ups.evaluation import figures_ensemble, players, report
-from ups.evaluation.report import ENSEMBLE_ROWS, ensemble_section, steady_section
-from ups.evaluation.tables import cell, label, number
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.report import animations, figures_ensemble, report
+from ups.report.report import ENSEMBLE_ROWS, ensemble_section, steady_section
+from ups.report.tables import cell, label, number
 
 NUM_MEMBERS = 16
 SPREADS = {"operator": 0.0, "dressed": 0.5, "dressed_conditional": 0.8, "dressed_resampled": 0.7, "rival": 1.2, "corrector": 1.0,
@@ -162,7 +162,7 @@ def test_maps_of_the_mean_two_members_and_the_spread(space, fields):
 def test_members_move_beside_the_truth():
     _, line = forecast()
     line["members"]["corrector"][0, 2, 0, 5] = np.nan
-    played = players.members_player(line, "corrector", 0)
+    played = animations.members_player(line, "corrector", 0)
     lines = json.loads(re.search(r"json\">(.*?)</script>", played).group(1))["lines"]
     assert played.count('<polyline class="member"') == 6 and len(lines) == 7 and lines[0][2][5] is None
     low, high = (float(end) for end in re.search(r"range (\S+) to (\S+?)<", played).groups())
@@ -170,10 +170,10 @@ def test_members_move_beside_the_truth():
         drawn = np.clip((u[:, 0] - low) / (high - low) * 999, -99, 1099)
         np.testing.assert_allclose(np.array(row), drawn, atol=5)   # the ends are printed with three digits
     plane = sample_of(*forecasts((24, 16), n=1, num_frames=3)[:2])
-    images = re.findall(r'src="(data:image/png;base64,[^"]+)"', players.members_player(plane, "corrector", 0))
+    images = re.findall(r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0))
     assert len(images) == 5 and len(set(images)) == 5   # truth, three members, their spread
     plane["members"]["corrector"] = plane["members"]["corrector"][:1]
-    assert players.members_player(plane, "corrector", 0).count("<canvas") == 2
+    assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
     assert "members beside the truth" in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
 
 

@@ -14,14 +14,15 @@ from test_operator import build, describe
 from torch import Tensor
 
 from ups.config import ROOT
-from ups.evaluation import card, gates
+from ups.evaluation import gates
 from ups.evaluation.selected import in_words, numbers_in_words, outcome
-from ups.evaluation.summary import verdict
 from ups.metrics import errors
 from ups.models import selection as rule
 from ups.models.loss import pooled
 from ups.models.operator import load_operator
 from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
+from ups.report import model_card
+from ups.report.summary import verdict
 
 ALONE = torch.arange(64)
 MEAN = [0.4, 0.7, 0.9] + [1.0] * 7         # a base that falls to the mean
@@ -306,5 +307,5 @@ def test_the_numbers_that_decided_stay_with_the_weights_and_do_not_hinder_a_warm
 
 def test_the_model_card_states_the_selection_of_each_task():
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    lines = card._forecasts("operator", {"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    lines = model_card._forecasts("operator", {"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
     assert f"- a: {in_words(record)}" in lines

@@ -13,12 +13,12 @@ import pytest
 import torch
 from test_own_files import overlay, section, write
 
-from ups.boundary import DIRICHLET, PERIODIC
+from ups.common.boundary import DIRICHLET, PERIODIC
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
-from ups.models import choose
+from ups.models import base_selection
 from ups.models.bases import Equation, Mean, Persistence, Propagator
 from ups.models.operator import over_bases
 
@@ -47,7 +47,7 @@ def waves(num_frames: int = FRAMES, speed: float = 1.0, growth: float = 0.0, mod
 
 def propagator(cache: Cache, gain: dict[int, complex], usual: complex = 0.0, degree: int = 1) -> Propagator:
     """A propagator that multiplies mode m by gain[m], and every other one by 1 + usual."""
-    base = Propagator(**choose.base_settings(cache) | {"degree": degree, "history": 1})
+    base = Propagator(**base_selection.base_settings(cache) | {"degree": degree, "history": 1})
     for mode in range(base.transform.modes):
         change = gain.get(mode, 1 + usual) - 1
         base.weight_real[0, mode, 0, 0], base.weight_imag[0, mode, 0, 0] = change.real, change.imag
@@ -61,12 +61,12 @@ def moving(growth: float = 0.0, modes: int = 3) -> dict[int, complex]:
 
 def selected(cache: Cache, **bases: torch.nn.Module) -> tuple[str, dict]:
     """Which of these candidates serves, and what is known of it."""
-    shortlist = choose.shortlist_of(cache, 0 if cache.task.is_steady else 1, 0)
+    shortlist = base_selection.shortlist_of(cache, 0 if cache.task.is_steady else 1, 0)
     for name, base in bases.items():
-        head = choose.head_with(cache, base.kind, choose.base_settings(cache) | {"degree": 1, "terms": []}, CPU)
+        head = base_selection.head_with(cache, base.kind, base_selection.base_settings(cache) | {"degree": 1, "terms": []}, CPU)
         head.base = base
         shortlist.add(name, head)
-    description = choose.selected(shortlist, lambda fields: iter(()))[0].description
+    description = base_selection.selected(shortlist, lambda fields: iter(()))[0].description
     return description["base"]["name"], description
 
 
@@ -78,7 +78,7 @@ def test_of_bases_that_differ_by_rounding_the_simplest_serves(tmp_path):
     for seed in (0, 1, 3):
         (tmp_path / str(seed)).mkdir()
         cache = cache_of(tmp_path / str(seed), base=["persistence", "propagator"], u=waves(seed=seed))
-        facts, _ = choose.fit_base(cache, 1, 1, 0, CPU)
+        facts, _ = base_selection.fit_base(cache, 1, 1, 0, CPU)
         errors = [error for name, error in facts["validation_nrmse"].items() if name.startswith("propagator")]
         assert max(errors) < 1e-5 and facts["description"]["base"]["settings"]["degree"] == 1
 
@@ -110,7 +110,7 @@ def test_an_equation_that_too_few_steps_make_unstable_serves_in_twice_as_many(tm
     """u_t = -6 u_x: one step a frame goes 4.9 of the shortest waves' radians. With diffusion of the wrong sign no step helps."""
     cache = cache_of(tmp_path, u=waves(speed=6.0, modes=1))
     advection, other = ((0,), ((0, (0,)),)), ((0,), ((0, (0, 0)),))
-    base = Equation(**choose.base_settings(cache) | {"terms": [advection, other], "num_steps": num_steps})
+    base = Equation(**base_selection.base_settings(cache) | {"terms": [advection, other], "num_steps": num_steps})
     width = 2 * math.pi / CELLS   # in cells, frames and standard deviations
     base.weight[0, 0, 0] = -6 * DT / width
     base.weight[0, 0, 1] = -0.3 if term == (0, 0) else 0.0
@@ -159,15 +159,15 @@ def test_growth_in_modes_that_the_data_leave_empty_is_found(tmp_path):
     name, description = selected(cache, wild=wild)
     assert name == "wild" and "modes of u that are empty in the data grow" in description["base"]["unstable"]
     facts = {"description": description, "validation_nrmse": {"wild": 1e-6}}
-    assert "no base as good as this one is stable beyond the data: modes of u" in choose.in_words("ks", facts)
+    assert "no base as good as this one is stable beyond the data: modes of u" in base_selection.in_words("ks", facts)
     facts = {"description": selected(cache, calm=calm)[1], "validation_nrmse": {"calm": 1e-6}}
-    assert "stable" not in choose.in_words("ks", facts)
+    assert "stable" not in base_selection.in_words("ks", facts)
 
 
 def test_growth_of_what_the_data_hold_is_found_where_a_clamp_hides_it(tmp_path):
     """The equation keeps its states within bounds of its own, so its rollouts stay finite."""
     cache = cache_of(tmp_path, u=waves(growth=0.0))
-    settings = choose.base_settings(cache) | {"terms": [((0,), ((0, (0,)),)), ((1,), ())], "num_steps": 4}
+    settings = base_selection.base_settings(cache) | {"terms": [((0,), ((0, (0,)),)), ((1,), ())], "num_steps": 4}
     base = Equation(**settings)
     base.weight.copy_(torch.tensor([[[-1.0, 0.9]]]))
     base.low.fill_(-6.0)
@@ -188,7 +188,7 @@ def test_linear_growth_goes_on(tmp_path):
     """u = t + waves: each frame the mean rises by the same amount, which no propagator does, but an equation does."""
     u = waves() + 3 * np.arange(FRAMES, dtype=np.float32)[:, None]
     cache = cache_of(tmp_path, u=u)
-    settings = choose.base_settings(cache)   # its equation counts in cells and frames
+    settings = base_selection.base_settings(cache)   # its equation counts in cells and frames
     base = Equation(**settings | {"terms": [((0,), ()), ((0,), ((0, (0,)),))], "num_steps": 2})
     base.weight.copy_(torch.tensor([[[3.0, -settings["frame"] / settings["cell"][0]]]]))
     base.mean.copy_(cache.tokenizer.mean)
@@ -214,7 +214,7 @@ def chaos(num: int = NUM, frames: int = 20) -> np.ndarray:
 def test_chaos_is_stable(tmp_path):
     """The equation itself: what perturbs it grows, and stays on the attractor."""
     cache = cache_of(tmp_path, u=chaos())
-    settings = choose.base_settings(cache) | {"lengths": [22.0], "dt": 0.25, "num_steps": 16, "is_stiff": True, "terms": [
+    settings = base_selection.base_settings(cache) | {"lengths": [22.0], "dt": 0.25, "num_steps": 16, "is_stiff": True, "terms": [
         ((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),)), ((0,), ((0, (0, 0, 0, 0)),))]}
     base = Equation(**settings)
     base.weight.fill_(-1.0)
@@ -232,7 +232,7 @@ def test_diffusion_between_walls_is_stable(tmp_path):
     said = section(tmp_path, boundary=DIRICHLET, domain=[0, 1], dt=DT, base=["persistence", "propagator"])
     config = load_config(overlay(tmp_path, said))
     build_cache(config, "ks", progress=False)
-    facts, _ = choose.fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)
+    facts, _ = base_selection.fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)
     assert facts["description"]["base"]["kind"] == "propagator" and facts["description"]["base"]["unstable"] == ""
 
 
@@ -243,7 +243,7 @@ def test_diffusion_between_walls_is_stable(tmp_path):
 def model(tmp_path_factory) -> tuple[Forecaster, Cache]:
     """A forecaster of waves that grow, whose base knows how."""
     cache = cache_of(tmp_path_factory.mktemp("model"), u=waves(growth=0.6))
-    facts, weights = choose.fit_base(cache, 1, 1, 0, CPU)
+    facts, weights = base_selection.fit_base(cache, 1, 1, 0, CPU)
     config = load_config(overlay(cache.path.parent, section(cache.path.parent.parent)), ["operator.model.width=8",
                                                                                         "operator.model.depth=1"])
     operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")

@@ -10,15 +10,15 @@ import torch
 import yaml
 from test_own_files import SMALL
 
-from ups.chain import parents_of
+from ups.commands.stages import parents_of
+from ups.common.user_solver import load_step, solver_digest, solvers_of
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
+from ups.models.base_selection import choose_base, fitted_part
 from ups.models.bases.base import Known
 from ups.models.bases.solver import Solver
-from ups.models.choose import choose_base, fitted_part
 from ups.models.operator import over_bases
-from ups.solvers import load_step, solver_digest, solvers_of
 from ups.tasks import burgers
 from ups.training.folder import StageFolder, require_identity
 

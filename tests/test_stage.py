@@ -1,4 +1,4 @@
-"""ups/training/folder.py, ups/chain.py: what lies in a stage's folder is that stage's, or refused; what is stale is never up
+"""ups/training/folder.py, ups/commands/stages.py: what lies in a stage's folder is that stage's, or refused; what is stale is never up
 to date.
 """
 
@@ -10,10 +10,11 @@ import sys
 import pytest
 
 import ups.training.folder
-from ups import chain, files
-from ups.chain import report_parents, report_record, require_stage, why_report, why_to_do
+from ups.commands import stages
+from ups.commands.stages import report_parents, report_record, require_stage, why_report, why_to_do
+from ups.common import files
+from ups.common.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.config import ROOT, load_config, run_script
-from ups.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.training.checkpoint import Checkpoints
 from ups.training.folder import DONE, StageFolder, finished_stage
 
@@ -23,13 +24,13 @@ from ups.training.folder import DONE, StageFolder, finished_stage
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """Of a run under `tmp_path` whose cache of burgers1d says that its fingerprint is "p"."""
-    monkeypatch.setattr(chain, "cache_fingerprint", lambda config, task: "p")
+    monkeypatch.setattr(stages, "cache_fingerprint", lambda config, task: "p")
     return load_config(None, ["data.tasks=[burgers1d]", f"run.root={tmp_path}", "run.name=run"])
 
 
 def finish(config, name="operator", **changes):
     """A finished stage of that configuration, or of one that was changed."""
-    directory, identity = config.run_dir / name, chain.stage_folder(config, name).identity
+    directory, identity = config.run_dir / name, stages.stage_folder(config, name).identity
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.safetensors").write_bytes(b"weights")
     (directory / "config.json").write_text("{}")
@@ -75,7 +76,7 @@ def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config
                                               r"configuration \(hash .* in done"):
         require_stage(other, "operator")
     assert require_stage(free, "operator")["step"] == 3
-    monkeypatch.setattr(chain, "cache_fingerprint", lambda config, task: "q")
+    monkeypatch.setattr(stages, "cache_fingerprint", lambda config, task: "q")
     with pytest.raises(FileExistsError, match=r"was made from another burgers1d \(p then, q now\); .*make "
                                               r"remove STAGE=operator"):
         require_stage(config, "operator")
@@ -218,7 +219,7 @@ def test_a_report_stands_only_whole_and_for_its_stages_and_settings(config):
 def test_a_report_is_made_again_when_the_bench_has_measured_a_rival(config, monkeypatch):
     finish(config)
     before = report_parents(config)
-    monkeypatch.setattr(chain, "find_bench_rows", lambda task, key: {"fno": key["cache"]})
+    monkeypatch.setattr(stages, "find_bench_rows", lambda task, key: {"fno": key["cache"]})
     assert report_parents(config) != before and before == {**report_parents(config), "bench": before["bench"]}
 
 
@@ -241,7 +242,7 @@ def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, fi
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
     monkeypatch.setattr(sys, "argv", ["stage", "operator", "--config", "configs/default.yaml", *same, *arguments])
     with pytest.raises(SystemExit) as ended:
-        run_script(chain.main, "ups.chain")
+        run_script(stages.main, "ups.commands.stages")
     if code == 1:   # Python prints what it ends with, and the status is 1
         assert text in ended.value.code and "\n" not in ended.value.code
     else:
@@ -250,5 +251,5 @@ def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, fi
 
 
 def test_asking_needs_no_torch():
-    code = "import sys, ups.chain; sys.exit('torch' in sys.modules)"
+    code = "import sys, ups.commands.stages; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

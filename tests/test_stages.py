@@ -33,18 +33,25 @@ import ups.evaluation.ensemble
 import ups.generative.draws
 import ups.training.run
 from bench import bootstrapped
+from ups.common.files import file_hash, value_hash, write_sealed
+from ups.common.seeds import generator
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, one_step, rollouts
 from ups.evaluation.steady import case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
-from ups.files import file_hash, value_hash, write_sealed
-from ups.generative import choice
-from ups.generative.choice import choose_draws, choose_starts
+from ups.generative import selection
 from ups.generative.conditions import SMALLEST, SPREAD_FLOOR
 from ups.generative.corrector import BY, load_corrector
 from ups.generative.diffusion import sample
-from ups.generative.draws import Sampler, draw_rollout, load_sampler, predict_draws, sample_solutions, sample_states
+from ups.generative.draws import (
+    Sampler,
+    draw_rollout,
+    load_sampler,
+    predict_draws,
+    sample_solutions,
+    sample_states,
+)
 from ups.generative.observation import observe_case, row_generators, seen
 from ups.generative.observation import whole as observation_of_all
 from ups.generative.residuals import (
@@ -56,12 +63,12 @@ from ups.generative.residuals import (
     schedule_of,
     validation,
 )
-from ups.models.choose import base_settings, head_description
+from ups.generative.selection import choose_draws, choose_starts
+from ups.models.base_selection import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
 from ups.models.windows import augment
-from ups.seeds import generator
 from ups.training.folder import finished_stage
 from ups.training.optim import split_parameters
 
@@ -811,13 +818,13 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
 
     with monkeypatch.context() as patch:
         patch.setattr(steady, "is_pushed", False)
-        patch.setattr(choice, "draw_solutions", best_by("error"))
+        patch.setattr(selection, "draw_solutions", best_by("error"))
         choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
         assert head.is_pushed and steady.is_pushed and head.by == "diffusion"
     scores = choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
     assert head.by == "pushed" and scores["pushed"] == 1.0 < min(score for by, score in scores.items() if by != "pushed")
     monkeypatch.setattr(prior, "velocity", lambda condition: (lambda x, angle: 0 * x))
-    monkeypatch.setattr(choice, "draw_solutions", best_by("diffusion"))
+    monkeypatch.setattr(selection, "draw_solutions", best_by("diffusion"))
     assert choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0 and head.by == "diffusion"
 
 

@@ -15,7 +15,7 @@ import torch
 from known_answers import stream
 from torch import Tensor
 
-from ups import spectral
+from ups.common import spectral
 from ups.generative import observation
 from ups.generative.observation import LinearPosterior, observe, row_generators, seen
 

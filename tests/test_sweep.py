@@ -1,4 +1,4 @@
-"""Sweeps (ups/evaluation/sweep.py, cluster/wandb_sweep.yaml): what is run, under which names, and the table of it."""
+"""Sweeps (ups/commands/sweep.py, cluster/wandb_sweep.yaml): what is run, under which names, and the table of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 import yaml
 from test_choose import TINY
 
+from ups.commands import sweep
+from ups.common.files import file_hash, write_sealed
 from ups.config import ROOT, load_config
-from ups.evaluation import leaderboard, sweep
-from ups.files import file_hash, write_sealed
+from ups.report import leaderboard
 
 GRID = ["operator.model.depth=1,2", "operator.optim.adamw_betas=[0.9,0.95],[0.8,0.9]"]
 

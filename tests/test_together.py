@@ -8,10 +8,10 @@ import yaml
 from tests.test_own_files import DT, SMALL, N, T, X, overlay, read, section, waves, write
 from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
-from ups.data.describe import describe_file
 from ups.data.doctor import examine, report
 from ups.data.sources import open_user
-from ups.stored import open_store
+from ups.userdata.describe import describe_file
+from ups.userdata.readers import open_store
 
 U, V = waves((N, T, X)), waves((N, T, X), 1)
 AXES = ["time", "x"]

@@ -16,8 +16,8 @@ import pytest
 from loop_stage import launch
 
 import ups.training.track
+from ups.common.files import DamagedError
 from ups.config import ROOT, load_config
-from ups.files import DamagedError
 from ups.training.track import Tracker, check_tracker
 
 LOGGER = """

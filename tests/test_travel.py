@@ -1,4 +1,4 @@
-"""Weights that travel (ups/travel.py, ups/evaluation/card.py): what is copied, pushed, fetched and judged elsewhere."""
+"""Weights that travel (ups/commands/publish.py, ups/report/model_card.py): what is copied, pushed, fetched and judged elsewhere."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import predict
 import prepare_cache
 import prepare_data
 import ups
-from ups import travel
+from ups.commands import publish
 from ups.config import ROOT, load_config
-from ups.evaluation.card import card
 from ups.forecaster import Forecaster
+from ups.report.model_card import card
 
 RUN = ["data.tasks=[burgers1d,darcy2d]", "task.darcy2d.energy=0.999", "operator.train.steps=4", "operator.base_steps=5",
        "operator.model.width=16", "operator.model.depth=1", "operator.train.precision='no'",
@@ -97,7 +97,7 @@ def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(hom
 
 def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):
     run, u0 = home / "runs" / "smoke", np.sin(2 * np.pi * np.arange(64) / 64)[None].astype("float32")
-    copy = travel.copy(run, tmp_path / "copy")
+    copy = publish.copy(run, tmp_path / "copy")
     files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
     assert {f"operator/{name}" for name in ("config.json", "model.safetensors", "done.json", "README.md")} <= files
     assert not [name for name in files if "state" in name or name.endswith((".pt", ".lock"))]
@@ -105,12 +105,12 @@ def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):
     assert np.array_equal(one, two)
     (copy / "operator" / "metrics.jsonl").unlink()
     monkeypatch.setattr(sys, "argv", ["travel", str(run), str(copy)])   # as make publish calls it
-    assert travel.main() == 0 and (copy / "operator" / "metrics.jsonl").is_file()
+    assert publish.main() == 0 and (copy / "operator" / "metrics.jsonl").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_same(home, tmp_path, monkeypatch):
-    copy = travel.copy(home / "runs" / "smoke", tmp_path / "pretrained")
+    copy = publish.copy(home / "runs" / "smoke", tmp_path / "pretrained")
     _, there = report_of(monkeypatch, *overrides_of(home, home / "runs", *RUN))
     _, here = report_of(monkeypatch, *overrides_of(home, tmp_path / "runs", *RUN, f"evaluate.weights={copy}"))
     for name, task in there["tasks"].items():
@@ -170,12 +170,12 @@ def test_what_is_no_operator_is_not_judged(home, tmp_path, monkeypatch, weights,
 
 def test_a_run_without_card_or_operator_does_not_travel(home, tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no finished operator; expected a run's folder, such as runs/small"):
-        travel.copy(tmp_path, tmp_path / "copy")
-    run = travel.copy(home / "runs" / "smoke", tmp_path / "smoke")
+        publish.copy(tmp_path, tmp_path / "copy")
+    run = publish.copy(home / "runs" / "smoke", tmp_path / "smoke")
     (run / "operator" / "README.md").unlink()
     with pytest.raises(FileNotFoundError, match="has no README.md; expected a stage that a report on the test split has judged, "
                                                 "for that writes its card. Run make report RUN=smoke"):
-        travel.copy(run, tmp_path / "copy")
+        publish.copy(run, tmp_path / "copy")
 
 
 # ---------------------------------------------------------------- a hub
@@ -247,7 +247,7 @@ def hub(monkeypatch, tmp_path):
 def test_what_was_pushed_to_a_hub_is_loaded_by_name(home, hub):
     run = home / "runs" / "smoke"
     assert ups.push(run, "owner/name").endswith(f"/owner/name/commit/{hub.sha}")
-    assert set(hub.files) == {"README.md", *travel.travelling(run)}
+    assert set(hub.files) == {"README.md", *publish.travelling(run)}
     root = hub.files["README.md"].decode()
     assert "](operator/images/" in root and "](images/" not in root
     hub.files["operator/planted.pt"] = b"never fetched"

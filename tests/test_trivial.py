@@ -16,15 +16,15 @@ from test_own_files import overlay, section
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.dates import in_years
-from ups.evaluation.card import _forecasts
 from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import check_verdicts, operator_gates
-from ups.evaluation.summary import overview
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
-from ups.models.choose import fit_base
+from ups.models.base_selection import fit_base
 from ups.models.operator import over_bases
+from ups.report.model_card import _forecasts
+from ups.report.summary import overview
+from ups.userdata.dates import in_years
 
 CPU, DAYS, CUT = torch.device("cpu"), 1500, 30
 LIMITS = SimpleNamespace(quality=True, max_ratio_to_persistence=1.0, max_ratio_to_base=2.0, max_nrmse={})

@@ -12,7 +12,7 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.models.choose import choose_base, fitted_part
+from ups.models.base_selection import choose_base, fitted_part
 from ups.models.operator import over_bases
 
 CPU, TASK = torch.device("cpu"), "burgers1d"

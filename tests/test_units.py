@@ -13,16 +13,16 @@ import yaml
 from test_equation import UX, UXX, UXXXX, kuramoto
 
 import prepare_cache
+from ups.common.seeds import generator
 from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
+from ups.models.base_selection import fit_base, reported
 from ups.models.bases import BASES, identify
 from ups.models.bases.base import Known
 from ups.models.bases.flow import Flow
 from ups.models.bases.terms import Terms, library
 from ups.models.bases.units import FieldUnits, unit_of
-from ups.models.choose import fit_base, reported
 from ups.models.head import TaskHead
-from ups.seeds import generator
 
 CPU = torch.device("cpu")
 UNITS = {"as made": (1.0, 1.0, 1.0), "nanometres": (1e-9, 1e-9, 1e-12), "parsecs": (1e5, 3e16, 1e12),

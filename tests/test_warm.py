@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from test_choose import make_caches
 from test_operator import build, codec, describe, latents, overrides_of, train
 
-from ups import chain
+from ups.commands import stages
+from ups.common.files import value_hash
 from ups.config import ROOT, load_config
-from ups.files import value_hash
 from ups.models.backbone import task_of
 from ups.models.operator import Operator, load_operator
 from ups.models.warm import is_trunk, start_from, take_trunk
@@ -192,16 +192,16 @@ def test_a_stage_is_of_the_weights_that_it_started_from(caches, parent, tmp_path
     shutil.copytree(parent / "operator", start / "operator")
     arguments = [*overrides_of(caches, tmp_path), *RUN, FIRST, "run.name=child"]
     config = load_config(SMOKE, [*arguments, f"operator.init={start}"])
-    identity = chain.stage_folder(config, "operator").identity
+    identity = stages.stage_folder(config, "operator").identity
     moved = start.rename(tmp_path / "moved")
     again = load_config(SMOKE, [*arguments, f"operator.init={moved}/operator"])
-    assert chain.stage_folder(again, "operator").identity == identity
-    assert "init" not in chain.stage_folder(load_config(SMOKE, arguments), "operator").identity["parents"]
+    assert stages.stage_folder(again, "operator").identity == identity
+    assert "init" not in stages.stage_folder(load_config(SMOKE, arguments), "operator").identity["parents"]
     done = json.loads((moved / "operator" / "done.json").read_text())
     record = {**done, "fingerprint": "other"}
     record["seal"] = value_hash({name: value for name, value in record.items() if name != "seal"})
     (moved / "operator" / "done.json").write_text(json.dumps(record))
-    assert chain.stage_folder(load_config(SMOKE, [*arguments, f"operator.init={moved}"]), "operator").identity != identity
+    assert stages.stage_folder(load_config(SMOKE, [*arguments, f"operator.init={moved}"]), "operator").identity != identity
 
 
 @pytest.mark.parametrize(("more", "text"), [
@@ -215,13 +215,13 @@ def test_what_cannot_be_started_from_is_refused_by_name(caches, parent, tmp_path
     more = [override.format(tmp=tmp_path, parent=parent) for override in more]
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), *RUN, FIRST, *more])
     with pytest.raises((FileNotFoundError, ValueError), match=text):
-        chain.parents_of(config, "operator")
+        stages.parents_of(config, "operator")
 
 
 def test_an_operator_is_no_start_of_a_corrector(caches, parent, tmp_path):
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), f"diffusion.init={parent / 'operator'}"])
     with pytest.raises(FileNotFoundError, match="diffusion.init leads to .*operator, which is no finished diffusion stage"):
-        chain.init_of(config, "diffusion")
+        stages.init_of(config, "diffusion")
 
 
 def test_a_factor_of_a_trunk_that_was_not_taken_is_refused():
@@ -236,7 +236,7 @@ def test_training_longer_than_planned_is_told_how(caches, parent):
     arguments = [*overrides_of(caches, parent.parent), *RUN, FIRST]
     for more, is_told in ((["operator.train.steps=60"], True), (["operator.train.steps=60", "run.seed=3"], False)):
         with pytest.raises(FileExistsError, match="started with another configuration") as caught:
-            chain.stage_folder(load_config(SMOKE, [*arguments, *more]), "operator").examine()
+            stages.stage_folder(load_config(SMOKE, [*arguments, *more]), "operator").examine()
         told = re.search(r"To train on from its end, choose another run.name .* operator.init=(\S+) and", str(caught.value))
         assert bool(told) == is_told
         assert not told or Path(told[1]) == parent / "operator"

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
 from ups.generative import waves
 from ups.generative.diffusion import NOISE, denoise, diffuse, draw_angles, sample
 from ups.generative.student import draw_members
 from ups.generative.waves import Waves
-from ups.seeds import generator
 
 NUM = 20000
 

@@ -35,7 +35,7 @@ def load(folder: "str | Path", device: "str | torch.device" = "cpu",
 
 
 def push(folder: "str | Path", name: str) -> str:
-    """Put what travels of a run on a model hub as OWNER/NAME; its address. See `ups.travel`."""
-    from ups.travel import push
+    """Put what travels of a run on a model hub as OWNER/NAME; its address. See `ups.commands.publish`."""
+    from ups.commands.publish import push
 
     return push(folder, name)

@@ -6,7 +6,7 @@
     draws = model.prior("darcy2d_grf", a_observed, mask, members=16)
 
 Fields are (batch, time, channel, *space), NumPy, torch or xarray, and the answer is of the same kind, in
-float32 or float64. xarray is read by names (`ups.labelled`). Of arrays the axes batch and time may be left
+float32 or float64. xarray is read by names (`ups.forecast_xarray`). Of arrays the axes batch and time may be left
 out: without the batch axis the answer has none; without the time axis the field is one frame, which is enough
 where the history is 1 and for steady tasks. Where two readings fit, an axis is time if the history is longer
 than 1, else batch. All that is known of a task travels in its weights (`Forecaster.tasks`); what was not
@@ -24,19 +24,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC
+from ups.commands.publish import HUB, fetch
+from ups.common.boundary import PERIODIC
+from ups.common.spectral import resample as on_grid
+from ups.forecast_inputs import SAME, Values, check_parameters, read_forcing
+from ups.forecast_xarray import Field, as_tensor, label, unlabel
 from ups.generative.draws import WAYS, Sampler, block_size, load_sampler, sample_solutions, sample_states
 from ups.generative.judge import USUAL, serving, spending
 from ups.generative.observation import seen as observe_cells
-from ups.given import SAME, Values, check_parameters, read_forcing
-from ups.labelled import Field, as_tensor, label, unlabel
 from ups.models.head import HORIZON, TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
-from ups.spectral import resample as on_grid
 from ups.tasks import in_unit
 from ups.training.folder import stage_of_run
-from ups.travel import HUB, fetch
 
 
 def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_frames: int, *,
@@ -49,7 +49,7 @@ def start(operator: Operator, task: str, u: Tensor, parameters: Values, num_fram
     u_pred (..., C, *space) on the grid and device of u and in its precision, and warns of what is not finite.
     parameters: of all rows or (batch, P), raw values; None where the task has or shows none. dt: the time
     between the frames that are wanted, compared with the trained one. resample: take a field on another grid
-    to the trained one (`ups.spectral.interpolation`), and warn what that left out. extrapolate: allow
+    to the trained one (`ups.common.spectral.interpolation`), and warn what that left out. extrapolate: allow
     parameters and starts outside the trained range. Raises ValueError, by name, for whatever the operator
     was not trained on.
     """

@@ -26,13 +26,13 @@ import watched
 from finished import sign, write_stage
 
 from bench.mutate import is_clear, mutate_bytes, mutate_tree
+from ups.common.files import read_record, write_sealed
 from ups.config import ModelConfig, to_dict
-from ups.data.own import open_own
-from ups.files import read_record, write_sealed
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.tasks import own_task
 from ups.training.folder import DONE, MODEL
+from ups.userdata.reader import open_own
 
 CASE_S, LIMIT_MB, HEADER = 5, 500, 2048
 PARTS = {"config.json": 9, "done.json": 3, MODEL: 4, "data": 4}   # of 20 cases

@@ -28,7 +28,7 @@ import forced_fsdp
 import torch
 
 import ups.data.cache
-import ups.models.choose
+import ups.models.base_selection
 import ups.training.checkpoint
 import ups.training.guard
 import ups.training.processes
@@ -215,7 +215,7 @@ def in_fitting(fault: Fault) -> None:
         fault.strike()
         raise ArithmeticError("injected in fitting")
 
-    ups.models.choose.choose_base = failing
+    ups.models.base_selection.choose_base = failing
 
 
 def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:

@@ -18,11 +18,11 @@ from finished import sign, write_stage
 from test_hostile import operator_of
 from test_pdebench import settings, solver
 
-from ups import travel
+from ups.commands import publish
+from ups.commands.remove import remove_ours
+from ups.common.files import partial_path, value_hash, write_json, write_sealed
 from ups.config import ROOT
 from ups.data.generate import write_data
-from ups.files import partial_path, value_hash, write_json, write_sealed
-from ups.remove import remove_ours
 from ups.training.folder import relevant_keys
 
 CONFIG = (ROOT / "pretrained" / "operator" / "config.yaml").read_text(encoding="utf-8")
@@ -128,8 +128,8 @@ def published(run: Path) -> Path:
 TARGETS = {
     "itself": lambda root: root / "run", "its stage": lambda root: root / "run" / "operator", "around it": lambda root: root,
     "another run": lambda root: published(root / "other"), "somebody's operator": lambda root: mine(root / "mine"),
-    "a copy with something beside": lambda root: mine(travel.copy(root / "run", root / "copy"), "operator/notes.md"),
-    "a link": lambda root: linked(root / "link", travel.copy(root / "run", root / "copy")),
+    "a copy with something beside": lambda root: mine(publish.copy(root / "run", root / "copy"), "operator/notes.md"),
+    "a link": lambda root: linked(root / "link", publish.copy(root / "run", root / "copy")),
     "a file": lambda root: mine(root, "file") / "file",
 }
 
@@ -151,11 +151,11 @@ def test_publishing_takes_the_place_of_an_earlier_copy_alone(tmp_path, target):
     to = TARGETS[target](tmp_path)
     before = files_in(tmp_path)
     with pytest.raises(ValueError, match="Name another with TO="):
-        travel.copy(run, to)
+        publish.copy(run, to)
     assert files_in(tmp_path) == before
-    copy = travel.copy(run, tmp_path / "again")
+    copy = publish.copy(run, tmp_path / "again")
     (run / "operator" / "README.md").write_text("new", encoding="utf-8")
-    assert (travel.copy(run, copy) / "operator" / "README.md").read_text() == "new"
+    assert (publish.copy(run, copy) / "operator" / "README.md").read_text() == "new"
 
 
 @pytest.mark.parametrize("name", ["README.md", "images/two.png", "images", "config.json", "metrics.jsonl"])
@@ -166,9 +166,9 @@ def test_a_link_in_a_run_is_not_followed(tmp_path, name):
     path.rename(tmp_path / "moved") if path.exists() else None
     path.symlink_to(secret)
     with pytest.raises(ValueError, match="is a link"):
-        travel.copy(run, tmp_path / "copy")
+        publish.copy(run, tmp_path / "copy")
     with pytest.raises(ValueError, match="is a link"):
-        travel.travelling(run)   # which `push` sends
+        publish.travelling(run)   # which `push` sends
     assert not (tmp_path / "copy").exists()
 
 
@@ -179,14 +179,14 @@ def publish_slowly(run: Path, to: Path, has_begun: Any) -> None:
         time.sleep(0.2)
         return whole(*paths, **options)
 
-    whole, travel.shutil.copyfile, sys.argv = shutil.copyfile, slowly, ["travel", str(run), str(to)]
-    sys.exit(travel.main())
+    whole, publish.shutil.copyfile, sys.argv = shutil.copyfile, slowly, ["travel", str(run), str(to)]
+    sys.exit(publish.main())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_an_interruption_leaves_what_was_there(tmp_path, how):
     run, to = published(tmp_path / "run"), tmp_path / "pub" / "copy"
-    before = files_in(travel.copy(run, to))
+    before = files_in(publish.copy(run, to))
     (run / "operator" / "README.md").write_text("new", encoding="utf-8")
     fork = multiprocessing.get_context("fork")   # has all that is imported
     has_begun = fork.Event()
@@ -198,7 +198,7 @@ def test_an_interruption_leaves_what_was_there(tmp_path, how):
     process.join(30)
     assert process.exitcode not in (0, None) and files_in(to) == before
     assert how == signal.SIGKILL or [path.name for path in to.parent.iterdir()] == ["copy"]
-    assert (travel.copy(run, to) / "operator" / "README.md").read_text() == "new"
+    assert (publish.copy(run, to) / "operator" / "README.md").read_text() == "new"
 
 
 def test_a_run_that_does_not_open_is_not_published(tmp_path):
@@ -206,5 +206,5 @@ def test_a_run_that_does_not_open_is_not_published(tmp_path):
     text = (run / "operator" / "config.json").read_text().replace('"dt": 0.05', '"dt": 0.1')
     (run / "operator" / "config.json").write_text(text)
     with pytest.raises(ValueError, match="config.json is .*; expected .* as done.json says"):
-        travel.copy(run, tmp_path / "copy")
+        publish.copy(run, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

@@ -13,19 +13,18 @@ import time
 import pytest
 from small_disk import ISOLATED, MOUNT, reason_to_skip
 
-from ups import chain
+from ups.commands.publish import fetch
+from ups.common.files import held, partial_path
 from ups.config import ROOT, load_config, run_script
-from ups.files import held, partial_path
 from ups.training.guard import Guard
 from ups.training.processes import glance
-from ups.travel import fetch
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
 import sys
 from pathlib import Path
 words = sys.argv[1:]
-if "ups.chain" in words:
+if "ups.commands.stages" in words:
     from ups import chain
     sys.argv = words[1:]
     chain.why_to_do = lambda *_: "it is missing"
@@ -73,7 +72,7 @@ def test_the_stages_of_a_configuration_are_read_however_they_are_written(name, c
     text, stages = CONFIGS[name]
     (tmp_path / "mine.yaml").write_text(text)
     monkeypatch.setattr(sys, "argv", ["chain", "stages", "--config", str(tmp_path / "mine.yaml")])
-    assert chain.main() == 0 and capsys.readouterr().out == stages + "\n"
+    assert stages.main() == 0 and capsys.readouterr().out == stages + "\n"
 
 
 @pytest.mark.parametrize(("arguments", "stages", "named"), [

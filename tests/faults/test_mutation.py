@@ -14,8 +14,8 @@ from finished import write_stage
 
 from bench import mutate
 from bench.mutate import TARGETS, Finding, Target, attempt, is_clear
+from ups.common.files import DamagedError, read_record
 from ups.config import DEFAULT, load_config
-from ups.files import DamagedError, read_record
 from ups.training.checkpoint import read_weights
 from ups.training.stage import load_stage
 

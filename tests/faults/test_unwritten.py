@@ -17,7 +17,7 @@ from ups.data.cache import open_cache
 from ups.data.doctor import examine
 from ups.data.pdebench import open_data
 from ups.data.sources import open_user
-from ups.stored import open_store
+from ups.userdata.readers import open_store
 
 SMALL = Path(__file__).resolve().parents[2] / "configs" / "small.yaml"
 N, T, X = 6, 20, 32

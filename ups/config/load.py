@@ -24,11 +24,11 @@ from typing import Any, Literal, NoReturn
 
 import yaml
 
+from ups.common.files import in_words, is_out_of_memory
 from ups.config.checks import check
-from ups.config.own import DEFAULTS, complete
 from ups.config.schema import ROOT, STAGES, Config, OwnTaskConfig, TaskConfig
-from ups.files import in_words, is_out_of_memory
 from ups.tasks import TASKS, get_task
+from ups.userdata.section import DEFAULTS, complete
 
 DEFAULT = ROOT / "configs" / "default.yaml"   # every key
 DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"   # where a command line, or make, names none

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ups.config.own import facts
 from ups.tasks import Task, get_task, own_task
+from ups.userdata.section import facts
 
 ROOT = Path(__file__).resolve().parents[2]
 # stage of a run -> those that it is made from
@@ -118,7 +118,7 @@ class PlaceConfig:
 
 @dataclass(frozen=True)
 class OwnTaskConfig(TaskConfig):
-    """A task that its section declares; `ups.config.own.complete` fills what is left out."""
+    """A task that its section declares; `ups.userdata.section.complete` fills what is left out."""
     num_trajectories: Annotated[int, Bound(lambda value: value == 0 or value >= 3,
         "0 (all) or at least 3 (training, validation, test)", "Raise it.")]
     resolution: list[int]

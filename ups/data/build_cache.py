@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ups.common.files import completing, explained, partial_path, parts_of, reserve
 from ups.config import Config
 from ups.data.cache import Cache, cache_settings, open_cache
-from ups.data.extremes import Extremes, asked, suspects
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
-from ups.data.missing import is_wrong
 from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
 from ups.data.sources import (
     Source,
@@ -38,11 +37,12 @@ from ups.data.sources import (
 )
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
-from ups.files import completing, explained, partial_path, parts_of, reserve
 from ups.metrics.errors import rmse
 from ups.metrics.intervals import ratio
 from ups.metrics.spectra import rms
 from ups.tasks import Task
+from ups.userdata.extremes import Extremes, asked, suspects
+from ups.userdata.masks import is_wrong
 
 # of float32 data held at a time, where trajectories are shorter; with eight times as many it took half as
 # long again (the processor's caches). Of longer ones SLAB numbers are held, or one frame; with temporaries

@@ -29,14 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.common.progress import beat
+from ups.common.transfer import pinned, send
 from ups.config import Config, TaskConfig
 from ups.data.counts import num_kept
 from ups.data.seal import read_seal, refusal
 from ups.data.tokenizer import TENSORS, Tokenizer
-from ups.progress import beat
-from ups.stored.hdf5 import dataset, node
 from ups.tasks import Task, described_task
-from ups.transfer import pinned, send
+from ups.userdata.readers.hdf5 import dataset, node
 
 # opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
 FULL_BYTES = 2**29

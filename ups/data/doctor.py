@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
+from ups.common.files import parts_of
 from ups.data.download import edition, md5_of
-from ups.data.extremes import Extremes, suspects
 from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
-from ups.data.missing import is_wrong, mask_words, settled
-from ups.data.own import OwnTrajectories
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
-from ups.data.resolution import affordable, resolved
 from ups.data.written import SHARE, Written
-from ups.files import parts_of
 from ups.tasks import Finding
+from ups.userdata.extremes import Extremes, suspects
+from ups.userdata.masks import is_wrong, mask_words, settled
+from ups.userdata.reader import OwnTrajectories
+from ups.userdata.resolution import affordable, resolved
 
 BLOCK_BYTES = 32 * 2**20
 LOOKED_AT = 8         # trajectories, spread over the file, of checks that cost more than reading
@@ -301,7 +301,7 @@ def _edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
 def _rounding(data: Trajectories) -> Iterator[Finding]:
     """How much of a field's variation is rounding of the numbers that the file holds, or, where its mean is
     not subtracted before (`Task.offsets`), of those that are trained on."""
-    task, (_, u) = data.task, data.spread(LOOKED_AT)
+    task, (_, u) = data.task, data.stratified_rows(LOOKED_AT)
     for channel, name in enumerate(task.channels):
         values, offset = u[:, :, channel].astype(np.float64), task.offsets.get(name, 0.0)
         mean, std = offset + values.mean(), values.std()
@@ -324,7 +324,7 @@ def _wall_noise(data: Trajectories) -> Iterator[Finding]:
     ends = along(data.task.boundary, data.task.ndim)
     if {*ends} == {PERIODIC} or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
         return
-    _, u = data.spread(LOOKED_AT)
+    _, u = data.stratified_rows(LOOKED_AT)
     u = u[:, data.num_frames // 2:, : len(data.task.fields)].astype(np.float64)
     limit = ROUGH * np.ptp(u, axis=tuple(range(3, u.ndim)), keepdims=True)
     wall, inside = [], []   # shares of windows that alternate

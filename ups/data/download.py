@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from ups.files import completing, explained, partial_path, require_room, write_atomic
+from ups.common.files import completing, explained, partial_path, require_room, write_atomic
 from ups.tasks import TASKS, get_task
 
 READ_BYTES = 2**20

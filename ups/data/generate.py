@@ -24,11 +24,11 @@ import h5py
 import numpy as np
 
 import ups
+from ups.common.files import completing, partial_path, reserve
 from ups.data.layout import Layout, fixed_text, layout_of
 from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, made_with, opened
-from ups.files import completing, partial_path, reserve
-from ups.stored.hdf5 import node
 from ups.tasks import get_task
+from ups.userdata.readers.hdf5 import node
 
 # trajectories of a file per worker: a worker imports torch for seconds before it solves the first
 MIN_SHARE = 16

@@ -15,8 +15,8 @@ import numpy as np
 import yaml
 from h5py import h5d
 
-from ups.stored.hdf5 import node
 from ups.tasks import TASKS, Array, Task
+from ups.userdata.readers.hdf5 import node
 
 # at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
 GROUP_BYTES = 2**15

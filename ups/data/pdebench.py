@@ -15,10 +15,11 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ups.common.files import partial_path
+from ups.common.rows import split_sizes, stratified_rows
 from ups.data.layout import Layout, found_in, layout_of
-from ups.files import partial_path
-from ups.stored.hdf5 import node, require_written
 from ups.tasks import TASKS, Array, Task, get_task
+from ups.userdata.readers.hdf5 import node, require_written
 
 # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
 BLOCK_BYTES = 16 * 2**20
@@ -32,13 +33,6 @@ def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: in
     spec = get_task(task)
     frames = sum(array.channels * (1 if array.steady else num_frames) for array in spec.arrays)
     return 4 * num_trajectories * frames * resolution**spec.ndim
-
-
-def split_sizes(num: int, val_fraction: float, test_fraction: float) -> dict[str, int]:
-    """How many of `num` initial conditions validation, test and training have: the first two at least one,
-    the last what remains, which may be too few."""
-    num_val, num_test = (max(1, int(num * share + 1e-9)) for share in (val_fraction, test_fraction))
-    return {"val": num_val, "test": num_test, "train": num - num_val - num_test}
 
 
 def split_indices(task: str, num_trajectories: int, val_fraction: float,
@@ -131,10 +125,9 @@ class Trajectories:
             array = next(array for array, field in names if field == name)
             return float(np.finfo(layout.dataset(file, array, *self.groups[:1])[0].dtype).eps)
 
-    def spread(self, num: int) -> tuple[np.ndarray, np.ndarray]:
+    def stratified_rows(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers (n,) of at most `num` trajectories spread over the file, and what `read` gives of them."""
-        rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))
-        return rows, np.concatenate([self.read(row, row + 1) for row in rows.tolist()])
+        return stratified_rows(self, num)
 
     def read_from(self, file: h5py.File, first: int, last: int, frames: range | None = None) -> np.ndarray:
         """`read` from the open file."""

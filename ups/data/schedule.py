@@ -14,7 +14,7 @@ from itertools import count
 import torch
 from torch import LongTensor, Tensor
 
-from ups.seeds import generator
+from ups.common.seeds import generator
 
 
 @dataclass(frozen=True)

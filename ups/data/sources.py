@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.common.files import parts_of
 from ups.config import Config, OwnTaskConfig, TaskConfig
 from ups.data.layout import layout_of
-from ups.data.own import MOST_VALUES, OwnTrajectories, open_own, own_files
 from ups.data.pdebench import Trajectories, open_data, split_indices
-from ups.files import parts_of
 from ups.tasks import get_task
+from ups.userdata.reader import MOST_VALUES, OwnTrajectories, open_own, own_files
 
 Source = Trajectories | OwnTrajectories
 

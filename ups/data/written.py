@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.missing import settled
 from ups.tasks import Task
+from ups.userdata.masks import settled
 
 JUMP = 3.0          # times the largest of the steps before; of resolved fields the next is 1 to 1.5 times it
 REST_JUMP = 5.0     # times the largest of the steps after: a flow that is set in motion slows down

@@ -1,1 +1,1 @@
-"""Forecasts, ensembles, assessment, figures, report, leaderboard."""
+"""Numbers only: forecasts, ensembles, gates."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
+from ups.common.seeds import generator
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.corrector import CorrectorHead, load_corrector
@@ -35,7 +36,6 @@ from ups.models.backbone import ANY, task_of
 from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
-from ups.seeds import generator
 
 BANK = 1024           # residuals that B3 draws from
 TIMED = 5             # calls behind a time per state

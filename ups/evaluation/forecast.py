@@ -122,7 +122,7 @@ def rolled_out(operator: Operator, truth: Truth, rows: Tensor, given: Tensor, pa
 
 def samples_of(operator: Operator, truth: Truth, rows: Tensor,
                device: torch.device) -> Iterator[dict[str, Any]]:
-    """Trajectories as `ups.evaluation.figures` draws them; rolled out together: where bases take many small
+    """Trajectories as `ups.report.figures` draws them; rolled out together: where bases take many small
     steps a few rows cost as much as one."""
     task, cache = truth.task, truth.cache
     given = truth.given(rows, operator.head(task.name).input_codec, device)

@@ -4,7 +4,7 @@ decided it: the record of `ups.models.selection.select`, kept with the weights a
 from collections.abc import Mapping
 from typing import Any
 
-from ups.evaluation.tables import number
+from ups.report.tables import number
 
 Selection = Mapping[str, Any]
 

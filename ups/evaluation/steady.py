@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
 from ups.config import EvaluateConfig
 from ups.evaluation.ensemble import resampled
 from ups.evaluation.transient import in_words
@@ -24,7 +25,6 @@ from ups.metrics.ensembles import LEVELS, coverage, score_ensemble, summarise_en
 from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
 from ups.metrics.joint import decades, score_joint
 from ups.metrics.proper import energy_distance
-from ups.seeds import generator
 
 BANK = 256            # reserved fields that cheap ensembles are fitted to, per case
 SPLITS = 1000         # of exact draws in halves: how far apart these are by chance

@@ -11,7 +11,7 @@ from torch import Tensor
 from ups.config import EvaluateConfig, TaskConfig
 from ups.evaluation.checks import LEADS, independence, ranks_of_data, response
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, costs_per_state, one_step, rollouts
-from ups.evaluation.rivals import CHEAP_ROLLOUTS, EXACT, draw_exactly, draw_law, rivals_of, timed
+from ups.evaluation.reference_ensembles import CHEAP_ROLLOUTS, EXACT, draw_exactly, draw_law, rivals_of, timed
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (

@@ -14,10 +14,10 @@ from torch import Tensor
 from ups.config import Config
 from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
-from ups.data.own import OwnTrajectories
 from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
 from ups.models.head import TaskHead
+from ups.userdata.reader import OwnTrajectories
 
 LAW_BYTES = 2**30   # of exact draws to judge by
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
+from ups.common.transfer import send
 from ups.data.schedule import Schedule
 from ups.generative.conditions import error_fact
 from ups.generative.draws import KEYS, Sampler
 from ups.generative.limits import WaveLimits
 from ups.generative.residuals import TransientResiduals, summed
-from ups.seeds import generator
-from ups.transfer import send
 
 SIZE = 64            # reserved states in a batch
 MEASURED = 32        # batches: the power of short waves is that of a few sharp states

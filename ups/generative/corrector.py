@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ups.common.files import DamagedError
+from ups.common.precision import autocast
 from ups.config import ModelConfig, OptimConfig
-from ups.files import DamagedError
 from ups.generative.diffusion import Velocity
 from ups.generative.limits import WaveLimits
 from ups.generative.observation import LinearPosterior
@@ -30,12 +31,11 @@ from ups.generative.waves import Waves
 from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_linear
 from ups.models.described import CORRECTOR, CORRECTOR_HEAD, require_kinds
 from ups.models.warm import take_maps
-from ups.precision import autocast
 from ups.tasks import described_task
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 from ups.training.stage import load_stage
 
-# what a steady solution is drawn by: see ups/generative/choice.py
+# what a steady solution is drawn by: see ups/generative/selection.py
 BY = ("pushed", "error", "gaussian", "diffusion")
 MAX_FACTS = 8
 # of the angle's sinusoids: smooth enough for a derivative in the angle to be taken

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ups.progress import beat
+from ups.common.progress import beat
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.files import DamagedError
+from ups.common.transfer import send
 from ups.data.tokenizer import Tokenizer
-from ups.files import DamagedError
 from ups.generative.conditions import FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
@@ -30,7 +31,6 @@ from ups.generative.student import sample_student
 from ups.models.operator import Operator, padded
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
 from ups.training.folder import stage_of_run
-from ups.transfer import send
 
 Predicted = tuple[Tensor, Tensor, Tensor, Start]   # of FieldConditions.predict
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
+from ups.common.transfer import send
 from ups.config import DiffusionConfig, SteadyConfig, to_dict
 from ups.data.schedule import Schedule
 from ups.generative.corrector import Corrector, CorrectorHead, Drawn, fit_head
 from ups.generative.diffusion import diffusion_loss, draw_angles
 from ups.generative.residuals import Batches, Noised, Residuals, schedule_of, summed, validation
-from ups.seeds import generator
 from ups.training.fit import Fit, fit_once
-from ups.transfer import send
 
 STREAM = "diffusion"   # of the random numbers
 BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}   # of angles, in the log

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.files import DamagedError
+from ups.common.files import DamagedError
 from ups.generative.calibration import fit_gains, measure_residuals
 from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
-from ups.models.choose import spread
+from ups.models.base_selection import spread
 from ups.training.folder import stage_of_run
 
 FOUND = "validation_crps"   # in config.json: task -> way -> CRPS, None where a member is not finite

@@ -7,15 +7,15 @@ A network's draw is right to some percent of a residual's size. Spread over all 
 times what a smooth residual has in its short waves, or in a mean that the equation keeps. Gains, in shells of
 |k|, and silent waves are measured at the end of a stage on the residuals that it learns from
 (ups/generative/calibration.py), and travel with its weights. Waves are those of the field: of tokens alone,
-patches would have steps at their edges. Along walls they are those of `ups.spectral.FieldTransform`.
+patches would have steps at their edges. Along walls they are those of `ups.common.spectral.FieldTransform`.
 """
 
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, along
+from ups.common.boundary import DIRICHLET, along
+from ups.common.spectral import FieldTransform
 from ups.metrics.spectra import ROUNDING
-from ups.spectral import FieldTransform
 
 CHANCE = 3.0      # standard errors by which powers of draws and residuals differ where a gain is not 1
 TINY = 1e-30

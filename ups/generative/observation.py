@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ups.seeds import generator
-from ups.spectral import apply_axes, cosine, fourier, sine
+from ups.common.seeds import generator
+from ups.common.spectral import apply_axes, cosine, fourier, sine
+from ups.common.transfer import send
 from ups.tasks.darcy_grf import LinearObservation
-from ups.transfer import send
 
 # of the rows of training batches
 SHARES = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}

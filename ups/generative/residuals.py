@@ -11,7 +11,7 @@ v is the normalised coefficient, v_guess the linear guess of it from what was se
 solution of a diffusion equation with a positive source is positive, and where little is known its size varies
 by factors: hence the logarithm. The diffusion's path begins at O(v_s), v_s drawn from the linear posterior of
 which v_guess is the mean, with the operator's own error there (the conditional Gaussian of
-ups/generative/corrector.py for v_s seen whole), or at white noise: ups/generative/choice.py. Where the
+ups/generative/corrector.py for v_s seen whole), or at white noise: ups/generative/selection.py. Where the
 coefficient is Gaussian nothing is left to learn from there. A fully observed steady equation has one answer,
 so calibration is judged on partial observations of a task whose exact posterior is known
 (ups/evaluation/steady.py).
@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
+from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
 from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
@@ -33,8 +35,6 @@ from ups.generative.diffusion import draw_angles
 from ups.generative.observation import LinearPosterior, draw_levels, observe, row_generators
 from ups.models.operator import Operator
 from ups.models.windows import augment, stay, symmetry
-from ups.seeds import generator
-from ups.transfer import send
 
 FLOOR = 1e-3           # of a solution's mean: a guess is lifted to it before its logarithm is taken
 SIZED = 64             # training solutions behind that mean

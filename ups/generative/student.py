@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
+from ups.common.transfer import send
 from ups.generative.corrector import Condition, Corrector, Drawn
 from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, path, sample
 from ups.generative.residuals import Batches, Residuals, summed
 from ups.metrics.proper import energy_score, fair_crps
-from ups.seeds import generator
-from ups.transfer import send
 
 STREAM = "consistency"   # of the random numbers
 NUM_TURNS = 4         # steps in which a row begins at mid_angle once

@@ -10,7 +10,7 @@ N(0, s^2), with x = cos(angle) r + sin(angle) noise and v = s^2 cos^2 + sin^2,
 
 (ups/generative/diffusion.py). A network over it learns the rest, in units of that spread: what a residual
 never does no draw does, and before a step is trained draws have the residuals' spectrum. Along walls waves
-are those of `ups.spectral.FieldTransform`, and this is an approximation that the network has to make good.
+are those of `ups.common.spectral.FieldTransform`, and this is an approximation that the network has to make good.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.spectral import FieldTransform
+from ups.common.spectral import FieldTransform
 
 LARGEST = 2**22   # numbers in the eigenvectors of all waves; with more each number of a token is left alone
 LEAST = 1e-3      # of the largest standard deviation: what is smaller is noise of the codec

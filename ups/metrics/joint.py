@@ -19,7 +19,7 @@ marginals and the wrong variograms; a member that is a copy of the truth has `ne
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
 from ups.metrics.intervals import CHUNK, Metric, Moments, Scores, halves, merge
 from ups.metrics.mask import filled, fraction, known_cells
 from ups.metrics.proper import EXACT, check_members, energy_score

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
+from ups.common.spectral import cosine
 from ups.metrics.mask import cell_mean, filled, fraction, known_cells
-from ups.spectral import cosine
 
 # share of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
 ROUNDING = 1e-13

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, PERIODIC, along
+from ups.common.boundary import DIRICHLET, PERIODIC, along
+from ups.common.spectral import box, box_rows, cosine, fourier_pairs
 from ups.config import ModelConfig
-from ups.spectral import box, box_rows, cosine, fourier_pairs
 from ups.tasks import Task, described_task
 
 ANY = "any"   # of a network of one task that needs no name
@@ -93,7 +93,7 @@ def convolved(hat: Tensor, real: Tensor, imag: Tensor) -> Tensor:
 
 class BoxMixing(nn.Module):
     """A convolution along all axes together, diagonal in its low modes: y_k = W_k x_k over the wave vectors k
-    of `ups.spectral.box`; weight (2, K, width, width), real and imaginary part, those of a task with these
+    of `ups.common.spectral.box`; weight (2, K, width, width), real and imaginary part, those of a task with these
     ends."""
 
     def __init__(self, width: int, modes: int, ends: Ends):

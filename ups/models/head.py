@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ups.common.files import value_hash
+from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
-from ups.files import value_hash
 from ups.models.backbone import zero_linear
 from ups.models.bases.base import Known
 from ups.models.bases.per_field import build_base
@@ -24,7 +25,6 @@ from ups.models.described import (
 )
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import described_task
-from ups.transfer import send
 
 FOUND = ("network_share", "is_conservative")   # of the data, by the stage
 SELECTION = "selection"   # what decided network_share, `ups.models.selection.select`; older weights lack it
@@ -39,7 +39,7 @@ AGAIN = "Train the operator again on these data: make remove STAGE=operator, the
 class TaskHead(nn.Module):
     """What one task adds to the shared network: codec, base predictor, input and output map, scales.
 
-    description (JSON-able; ups/models/choose.py makes it): all that the tensors do not hold. name; history,
+    description (JSON-able; ups/models/base_selection.py makes it): all that the tensors do not hold. name; history,
     bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings}; network_share of
     what the network says, by validation; is_conservative, where the training data keep what the equation
     keeps; horizon (frames) of the rollouts it was evaluated on, which old weights do not have. Raises

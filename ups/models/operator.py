@@ -18,16 +18,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import BOUNDARIES, PERIODIC, along
+from ups.common.boundary import BOUNDARIES, PERIODIC, along
+from ups.common.precision import autocast
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.models.backbone import TaskNetwork
+from ups.models.base_selection import load_base
 from ups.models.bases.base import Known
 from ups.models.bases.solver import PASS
-from ups.models.choose import load_base
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
 from ups.models.rollout import rollout
-from ups.precision import autocast
 from ups.training.stage import load_stage
 
 MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)

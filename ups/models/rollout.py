@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ups.progress import beat
-from ups.seeds import generator
+from ups.common.progress import beat
+from ups.common.seeds import generator
 
 
 @torch.no_grad()

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ups.common.progress import beat
+from ups.common.seeds import generator
+from ups.common.spectral import FieldTransform
 from ups.data.cache import Cache
 from ups.metrics.errors import ERROR, rmse
 from ups.metrics.intervals import compare, ratio
 from ups.metrics.spectra import rms, space_axes
 from ups.models.head import TaskHead
 from ups.models.rollout import rollout
-from ups.progress import beat
-from ups.seeds import generator
-from ups.spectral import FieldTransform
 
 NUM_BOOTSTRAP = 1000
 WORSE = 1.1      # times the error of the best: no base is as good with more, however few trajectories tell

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
+from ups.common.seeds import generator
 from ups.config import OperatorConfig, SamplingConfig, TaskConfig
 from ups.data.cache import Cache
 from ups.data.counts import most_calls
@@ -14,7 +15,6 @@ from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Known
 from ups.models.head import TaskHead
-from ups.seeds import generator
 from ups.tasks import Task
 
 Move = Callable[[Tensor, Tokenizer], Tensor]   # normalised fields (..., C, *space) of a codec to their image

@@ -9,8 +9,8 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from ups.tasks.own import Place, own_task, require_name
 from ups.tasks.task import Array, Finding, Task, in_unit
+from ups.tasks.user_task import Place, own_task, require_name
 
 __all__ = ["TASKS", "Array", "Finding", "Place", "Task", "described_task", "get_task", "in_unit",
            "own_task", "require_name"]

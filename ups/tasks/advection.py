@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ups.boundary import PERIODIC
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import PERIODIC
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import cell_centres, sample_wave, solver
 from ups.tasks.task import Array, Finding, Task
 

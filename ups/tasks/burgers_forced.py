@@ -16,8 +16,8 @@ import functools
 import math
 from collections.abc import Sequence
 
-from ups.boundary import PERIODIC
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import PERIODIC
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.forced import Forced, draws, num_steps, trajectories
 from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ups.boundary import OUTFLOW, PERIODIC
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import OUTFLOW, PERIODIC
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.gas import GAMMA, Gas, conserved, densities, evolve, primitive, restore
 from ups.tasks.initial import (
     NOMINAL_POINTS,
@@ -188,7 +188,7 @@ def step_of(boundary: str, side: float) -> Callable[..., Tensor]:
 def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether density and pressure are positive and the mass of a closed domain stays, in a few
     trajectories."""
-    rows, u = data.spread(LOOKED_AT)
+    rows, u = data.stratified_rows(LOOKED_AT)
     space = tuple(range(2, u.ndim - 1))
     if (u[:, :, :2] <= 0).any():
         wrong = rows[(u[:, :, :2] <= 0).reshape(len(u), -1).any(1)].tolist()

@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ups.boundary import DIRICHLET
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import DIRICHLET
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver
 from ups.tasks.task import Array, Finding, Task
 
@@ -158,7 +158,7 @@ def simulate(seed: int, index: int, *, resolution: int, parameter: float, **_: A
 
 def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the answer solves -div(a grad u) = beta."""
-    _, u = data.spread(LOOKED_AT)
+    _, u = data.stratified_rows(LOOKED_AT)
     a, u_stored = torch.from_numpy(u[:, 0]).double().unbind(1)
     if not bool((a > 0).all()):
         yield Finding("error", f"the coefficient falls to {float(a.min()):g}; expected it positive",

@@ -28,7 +28,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ups.lazy import Tensor, np, torch
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks import darcy
 from ups.tasks.initial import random_stream, solver
 
@@ -50,7 +50,7 @@ def eigenvalues(resolution: int) -> Tensor:
 @functools.lru_cache(maxsize=8)
 def _basis(resolution: int) -> Tensor:
     """c_k cos(pi k x_j) at the cell centres, (k, j), float64; its rows have the mean square one."""
-    from ups.spectral import cosine  # imports torch
+    from ups.common.spectral import cosine  # imports torch
 
     return cosine(resolution) * math.sqrt(resolution)
 

@@ -11,8 +11,8 @@ with RK45 at tolerances 1e-3 and 1e-6.
 import functools
 import math
 
-from ups.boundary import NO_FLUX
-from ups.lazy import Tensor, torch
+from ups.common.boundary import NO_FLUX
+from ups.common.lazy import Tensor, torch
 from ups.tasks.initial import eigenbasis, random_stream, solver
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task

@@ -18,8 +18,8 @@ tolerances 1e-3 and 1e-6.
 import functools
 import math
 
-from ups.boundary import DIRICHLET
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import DIRICHLET
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import NOMINAL_POINTS, random_stream, solver
 from ups.tasks.task import Array, Task
 

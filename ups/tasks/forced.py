@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ups.lazy import Tensor, np, torch
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import random_stream
 from ups.tasks.modes import coefficients, step
 

@@ -30,7 +30,7 @@ fields with two axes exchanged.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ups.lazy import Tensor, torch
+from ups.common.lazy import Tensor, torch
 
 GAMMA = 5 / 3
 MOST_RESTORED = 0.5   # a pressure that is wrong by more is no matter of rounding the energy off

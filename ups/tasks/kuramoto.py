@@ -17,8 +17,8 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from ups.boundary import PERIODIC
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import PERIODIC
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.forced import num_steps
 from ups.tasks.initial import random_stream, solver
 from ups.tasks.modes import coefficients, step

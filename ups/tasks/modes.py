@@ -9,7 +9,7 @@ on the step from L.
 import math
 from collections.abc import Callable
 
-from ups.lazy import Tensor, torch
+from ups.common.lazy import Tensor, torch
 
 CONTOUR_POINTS = 32  # Kassam and Trefethen 2005, section 3
 

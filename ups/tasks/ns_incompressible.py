@@ -26,8 +26,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ups.boundary import DIRICHLET, NO_FLUX
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import DIRICHLET, NO_FLUX
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver
 from ups.tasks.ns_files import FILES
 from ups.tasks.task import Array, Finding, Task

@@ -15,8 +15,8 @@ same limiter. It takes h at the centres of the cells, so that its thousand traje
 
 import math
 
-from ups.boundary import OUTFLOW
-from ups.lazy import Tensor, torch
+from ups.common.boundary import OUTFLOW
+from ups.common.lazy import Tensor, torch
 from ups.tasks.initial import random_stream, solver
 from ups.tasks.task import Array, Task
 

@@ -50,7 +50,7 @@ class Task:
     fields: physical channels in our order; for steady tasks the unknown only (`inputs` holds the
     coefficient).
     inputs: coefficient fields a(x) of a steady task, empty for a time-dependent one.
-    ndim: space dimensions. boundary: as in ups/boundary.py. walls: of each field in 1D its values at both
+    ndim: space dimensions. boundary: as in ups/common/boundary.py. walls: of each field in 1D its values at both
     ends, where these are known and not zero. domain: every axis runs over it; or one such pair
     per axis.
     axes: names of the stored space axes in storage order.
@@ -80,7 +80,7 @@ class Task:
     components of a vector along `axes` and turn with them, of one vector after the other; the others are
     scalars.
     layout: "arrays" (one array per channel, trajectories on axis 0), "groups" (one HDF5 group per trajectory)
-    or "own": declared by the user, and own then holds the facts it is made from (ups/tasks/own.py).
+    or "own": declared by the user, and own then holds the facts it is made from (ups/tasks/user_task.py).
     arrays: what a file holds, in the order of `inputs` then `fields`. has_own_times: the frames' times are
         those of every trajectory, in the array t.
     t_end, num_frames, resolution, num_trajectories: of one published file (time in model units).

@@ -17,8 +17,8 @@ amplitudes (Ito); for the energy <|V|^2>/2 the same with every wave's input over
 import functools
 from collections.abc import Sequence
 
-from ups.boundary import PERIODIC
-from ups.lazy import Tensor, np, torch
+from ups.common.boundary import PERIODIC
+from ups.common.lazy import Tensor, np, torch
 from ups.tasks.forced import Forced, draws, num_steps, trajectories
 from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task

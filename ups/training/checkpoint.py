@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from ups.files import (
+from ups.common.files import (
     DamagedError,
     file_hash,
     flush,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ups.files import file_hash, require_hash
-from ups.progress import Bar, note, peer_failed, waiting
+from ups.common.files import file_hash, require_hash
+from ups.common.progress import Bar, note, peer_failed, waiting
 from ups.training.checkpoint import read_weights, write_weights
 from ups.training.folder import StageFolder
 

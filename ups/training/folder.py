@@ -20,8 +20,7 @@ from typing import IO, Any, NamedTuple
 
 import yaml
 
-from ups.config import STAGES, Config, read_yaml, to_dict
-from ups.files import (
+from ups.common.files import (
     NO_ACCESS,
     DamagedError,
     in_words,
@@ -38,6 +37,7 @@ from ups.files import (
     write_json,
     write_sealed,
 )
+from ups.config import STAGES, Config, read_yaml, to_dict
 
 DONE, MODEL, MANIFEST = "done.json", "model.safetensors", "manifest.json"
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ups import progress
+from ups.common import progress
 from ups.training.processes import glance, process_state, shout, stacks, tell, this_machine
 
 TICK_S = 0.5        # between looks of the thread

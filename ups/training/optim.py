@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from ups.common.precision import computed
 from ups.config import OptimConfig
-from ups.precision import computed
 from ups.training.strategies import like, local, part, whole
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two

@@ -30,8 +30,8 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor
 
 from ups import __version__
+from ups.common.files import in_words, is_out_of_memory
 from ups.config import ROOT, TrainConfig
-from ups.files import in_words, is_out_of_memory
 from ups.training.folder import StageFolder, dotted
 from ups.training.guard import EXIT_STOPPED, Guard
 from ups.training.processes import outlive_readers, tell
@@ -72,7 +72,7 @@ class Ranks:
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.guard = Guard(self.rank, self.world, folder.stage, hang_s, self._on_guard)
         # inside phase(doing, limit_s) heartbeats say so; reading a cache, a rollout and a sampler make
-        # progress by themselves; other long work calls ups.progress.beat
+        # progress by themselves; other long work calls ups.common.progress.beat
         self.phase = self.guard.phase
         self.is_main = self.rank == 0
         self.is_finished = False   # the stage

@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ups.common.files import file_hash, write_json
+from ups.common.precision import in_words
+from ups.common.progress import Bar, position
+from ups.common.seeds import generator
 from ups.config import Config, OptimConfig, TrainConfig, to_dict
-from ups.files import file_hash, write_json
-from ups.precision import in_words
-from ups.progress import Bar, position
-from ups.seeds import generator
 from ups.training.checkpoint import write_weights
 from ups.training.folder import DONE, MODEL, StageFolder
 from ups.training.guard import EXIT_STOPPED

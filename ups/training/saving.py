@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 import torch
 
+from ups.common.files import DamagedError
 from ups.config import TrainConfig
-from ups.files import DamagedError
 from ups.training.checkpoint import Checkpoints
 from ups.training.ranks import Ranks, StageError
 from ups.training.track import Tracker

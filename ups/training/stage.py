@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ups.files import MOST_RECORD_BYTES, DamagedError, require_plain
+from ups.common.files import MOST_RECORD_BYTES, DamagedError, require_plain
 from ups.training.checkpoint import read_weights
 from ups.training.folder import DONE, MODEL, read_stage, require_weights
 

@@ -26,9 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ups.common.files import DamagedError, is_at, write_atomic, write_json
+from ups.common.progress import beat
 from ups.config import TrackerConfig
-from ups.files import DamagedError, is_at, write_atomic, write_json
-from ups.progress import beat
 from ups.training.processes import descendants
 
 INIT_TIMEOUT_S = 30    # W&B's default is 90; without an answer the run is recorded offline

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ups.common.files import is_out_of_memory
 from ups.config import OptimConfig, TrainConfig
-from ups.files import is_out_of_memory
 from ups.training import strategies
 from ups.training.folder import MEMORY
 from ups.training.optim import (

@@ -10,10 +10,10 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ups.common.progress import note
+from ups.common.seeds import generator
 from ups.data.cache import Cache
 from ups.models.bases.units import FieldUnits
-from ups.progress import note
-from ups.seeds import generator
 from ups.training.optim import fit
 
 

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
+from ups.common.spectral import FieldTransform
 from ups.models.bases.selection import solve
 from ups.models.bases.terms import INVERSE, WAVE
-from ups.seeds import generator
-from ups.spectral import FieldTransform
 
 if TYPE_CHECKING:
     from ups.models.bases.drift import Drift

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ups.common.progress import beat
+from ups.common.seeds import generator
+from ups.common.spectral import FieldTransform
 from ups.models.bases.identify import Identification, Model
 from ups.models.bases.selection import significant, solve
-from ups.progress import beat
-from ups.seeds import generator
-from ups.spectral import FieldTransform
 
 if TYPE_CHECKING:
     from ups.models.bases.base import Samples

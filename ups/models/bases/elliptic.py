@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, PERIODIC, along
+from ups.common.boundary import DIRICHLET, PERIODIC, along
+from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Known, Learnt, Samples, Window
 from ups.models.bases.units import comparable
-from ups.spectral import FieldTransform
 
 
 class Elliptic(Learnt):

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
+from ups.common.progress import note
+from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Base, Fit, Known, Samples
 from ups.models.bases.certainty import Certainty, of_drift, of_equation
 from ups.models.bases.drift import Drift
 from ups.models.bases.identify import Identification, Model, most_steps, terms_of
 from ups.models.bases.statement import described, stated
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal
-from ups.progress import note
-from ups.spectral import FieldTransform
 
 NOISY = 0.7   # of persistence's error one frame ahead, above which a frame is taken for noise
 MIN_FRAMES = 3   # of central differences in time

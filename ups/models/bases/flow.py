@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
+from ups.common.spectral import apply_axes, apply_axis
 from ups.models.bases.base import Fit, Known, Samples
 from ups.models.bases.propagator import Modal
 from ups.models.bases.units import comparable
-from ups.spectral import apply_axes, apply_axis
 
 TAPS = -1, 0, 1, 2   # cells that cubic interpolation reads along an axis (Lagrange)
 

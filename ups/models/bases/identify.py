@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ups.boundary import along
+from ups.common.boundary import along
+from ups.common.progress import beat
+from ups.common.seeds import generator
+from ups.common.spectral import FieldTransform
 from ups.models.bases.selection import backwards, forwards, left, scaled, solve
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal, library
 from ups.models.bases.units import widened
-from ups.progress import beat
-from ups.seeds import generator
-from ups.spectral import FieldTransform
 
 if TYPE_CHECKING:
     from ups.models.bases.base import Samples

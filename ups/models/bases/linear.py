@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
+from ups.common.progress import beat
 from ups.models.bases.base import Base, Fit, Known, Samples
 from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, choose
-from ups.progress import beat
 
 FOLDS = 4           # of the windows, in the order of initial conditions and time
 GROWTH = 1e-4       # per frame, from which a map without it is tried, too

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Known, Samples
 

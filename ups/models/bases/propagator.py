@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Base, Fit, Known, Samples
-from ups.spectral import FieldTransform
 
 MOST_DEGREE = 5
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.common.user_solver import load_step
 from ups.models.bases.base import Base, Fit, Known, Samples
-from ups.solvers import load_step
 
 PASS = ("expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
         "solvers={TASK: step}), or predict.py --solver TASK=MODULE:FUNCTION.")

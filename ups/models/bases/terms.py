@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
+from ups.common.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
 from ups.models.bases.units import comparable
 
 # A term: the power of every channel, and its factors (channel, axes derived along). INVERSE in front of the

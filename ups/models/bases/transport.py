@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.boundary import PERIODIC, along
+from ups.common.boundary import PERIODIC, along
 from ups.models.bases.base import Known, Learnt
 
 

@@ -1,0 +1,156 @@
+"""Remove: what this package made, and nothing else.
+
+    python -m ups.commands.remove runs/smoke data/smoke cache/smoke      (or: make clean-smoke)
+
+Deletes a finished or unfinished stage or report by its record, a generated data file by the settings in it, a
+cache by its seal, and the folders that are empty then. Where anything else lies below a path, nothing below
+it is deleted. Without torch.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+
+from ups.common.files import lock, partial_path, read_record, read_sealed, remove
+from ups.config import STAGES, read_command, run_script
+from ups.data.pdebench import made_with
+from ups.data.seal import read_seal
+from ups.training.folder import DONE, LOCK
+
+RECORDS = (DONE, LOCK, "environment.json", "results.json")   # deleted last: what is left half is still known
+REPORTS = ("report", "report-val")
+SIGN = ".prepared"      # of cluster/node.sh, in the folder of a run
+DEPTH = 4               # of folders below a path: data/NAME/TASK/FILE
+MOST_SHOWN = 5          # things that are not ours, in a message
+
+
+class NotOursError(ValueError):
+    """Something that carries no record of ours, or is in use."""
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a stage or a report, by a record in it."""
+    with contextlib.suppress(OSError, ValueError):
+        kind = "report" if folder.name in REPORTS else folder.name
+        if kind != "report" and kind not in STAGES:
+            return False
+        if (folder / DONE).is_file():
+            return read_sealed(folder / DONE, "a record", "", stage=str)["stage"] == kind
+        if kind == "report":   # a gate failed
+            record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            return {"run", "config_hash", "gates", "tasks"} <= record.keys()
+        started = folder / "environment.json"
+        return (folder / LOCK).is_file() and ([*folder.iterdir()] == [folder / LOCK] or bool(
+            read_record(started, "a record", "", config_hash=str, parents=dict)))
+    return False
+
+
+def is_our_file(path: Path) -> bool:
+    """Whether a file is a generated data file or a cache, or one that is not finished."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError, LookupError):
+        with h5py.File(path, "r", locking=False) as file:
+            if made_with(file) is not None:
+                return True
+            if path.name.endswith(partial_path(Path(".h5")).name):
+                return file.userblock_size > 0 and "state/latents" in file
+        return bool(read_seal(path))
+    return False
+
+
+def found_below(path: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """The stages, reports and files of ours at and below a path. Raises NotOursError for anything else."""
+    if path.is_symlink() or not (path.is_dir() or path.is_file()):
+        raise NotOursError(f"{path} (a link, or no plain file)")
+    if path.is_file():
+        if path.name != SIGN and not is_our_file(path):
+            raise NotOursError(str(path))
+        yield path
+    elif is_ours(path):
+        yield path
+    elif not depth:
+        raise NotOursError(f"{path} (a folder of no record)")
+    else:
+        wrong = []
+        for inner in sorted(path.iterdir()):
+            try:
+                yield from found_below(inner, depth - 1)
+            except NotOursError as error:
+                wrong += str(error).split(", ")
+            if len(wrong) >= MOST_SHOWN:
+                break
+        if wrong:
+            raise NotOursError(", ".join(wrong))
+
+
+def require_unused(path: Path) -> None:
+    """Raise NotOursError for a stage that a process trains in, or a file that one writes."""
+    file = path / LOCK if path.is_dir() else path
+    if file.is_file():
+        with file.open("rb") as held:
+            try:
+                lock(held, file)
+            except BlockingIOError:
+                raise NotOursError(f"{path} (another process is writing it)") from None
+
+
+def delete(path: Path) -> None:
+    """Remove a file, or a folder with its records last."""
+    if path.is_dir():
+        for inner in sorted(path.iterdir(), key=lambda inner: inner.name in RECORDS):
+            remove(inner)
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a folder and those in it, as far as they are empty."""
+    if path.is_dir() and not path.is_symlink():
+        for inner in path.iterdir():
+            remove_empty(inner)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def remove_ours(path: Path) -> list[Path]:
+    """Delete what lies at a path; what was deleted. Raises ValueError, and deletes nothing, where not all of
+    it is ours."""
+    if not os.path.lexists(path):
+        return []
+    try:
+        found = [*found_below(path)]
+        for one in found:
+            require_unused(one)
+    except NotOursError as error:
+        raise ValueError(f"{path} was not deleted, as it holds {error}; expected stages with {DONE} or a "
+                         "lock, reports, generated data and caches alone. Move what is yours, or delete it "
+                         "yourself.") from None
+    for one in found:
+        print(f"deleting {one}", flush=True)
+        delete(one)
+    if found:
+        remove_empty(path)
+    return found
+
+
+def main() -> int:
+    arguments = read_command(__doc__, {"paths": {"nargs": "+", "type": Path, "metavar": "PATH"}},
+                             prog="python -m ups.commands.remove")
+    status = 0
+    for path in arguments.paths:
+        try:
+            if not remove_ours(path):
+                print(f"nothing of ours at {path}")
+        except ValueError as error:
+            print(f"ups.commands.remove: {error}", file=sys.stderr)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    run_script(main, "ups.commands.remove")

@@ -1,0 +1,72 @@
+"""What every training script begins with: its configuration, its caches and its run."""
+
+import os
+
+import numpy as np
+
+from ups.commands.dry_run import print_training_plan
+from ups.commands.stages import parents_of
+from ups.config import Config, parse_arguments
+from ups.data.cache import Cache, open_cache
+from ups.data.counts import Counts, check_counts, count_rows, print_refusals
+from ups.models.backbone import TaskNetwork
+from ups.models.warm import start_from
+from ups.training.run import Run
+
+
+def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
+    """The configuration of the command line and the caches that `stage` reads, by task.
+
+    With --dry-run, prints the plan and ends the process, with status 1 where training will be refused.
+    Raises ValueError where no task has trajectories for the stage, or one has too few.
+    """
+    config, is_dry_run = parse_arguments(documentation)
+    if is_dry_run:
+        print_training_plan(config, stage)
+        raise SystemExit(print_refusals(config, config.served(stage)))
+    names = config.served(stage)
+    if not names:
+        raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve "
+                         "above 0 for at least one of data.tasks. Set it and train the operator again.")
+    caches = {name: open_cache(config, name) for name in names}
+    require_counts(config, caches)
+    return config, caches
+
+
+def require_counts(config: Config, caches: dict[str, Cache]) -> None:
+    """Raise ValueError where training would be refused for want of trajectories or frames; warn (on the first
+    process) where the gates of the report will be."""
+    for name, cache in caches.items():
+        for finding in check_counts(config, name, cache_counts(config, cache)):
+            text = f"{name}: {finding.what}. To do: {finding.do}."
+            if finding.severity == "error":
+                raise ValueError(text)
+            if os.environ.get("RANK", "0") == "0":
+                print(f"WARNING {text}", flush=True)
+
+
+def cache_counts(config: Config, cache: Cache) -> Counts:
+    """`count_data` of an open cache, whose data files may be gone."""
+    rows = {part: index.numpy() for part, index in cache.split.items()}
+    rows["train"] = np.concatenate([rows["train"], rows.pop("reserved")])
+    return count_rows(config, cache.task.name, rows, cache.trajectory.numpy(), cache.parameter_index.numpy(),
+                      len(cache.parameter_values), cache.num_frames)
+
+
+def begun(run: Run, network: TaskNetwork, config: Config) -> TaskNetwork:
+    """The same network, with the weights of the stage that `run` is to start from, if of any. A
+    collective."""
+    if (folder := config.init_dir(run.stage)) is not None:
+        run.print(run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor),
+                             f"taking over {folder}"))
+    return network
+
+
+def started(config: Config, stage: str, caches: dict[str, Cache]) -> Run:
+    """`Run.start` of the stage with its section and parents; ends the process if the stage is finished."""
+    section = getattr(config, stage)
+    run = Run.start(config, stage, section.train, section.optim, parents_of(config, stage, caches))
+    if run.is_finished:
+        run.print(f"{run.directory} is finished and up to date: nothing to do")
+        raise SystemExit(0)
+    return run

@@ -1,0 +1,218 @@
+"""The chain: the stages of a run, what each is made from, and whether one, or the report, is there, whole and
+as asked for. Without torch, as make asks every time.
+
+    python -m ups.commands.stages operator --config configs/small.yaml
+    python -m ups.commands.stages stages --config configs/small.yaml     prints the stages that a report needs
+
+Exit status 0: up to date; 3: to do; 1: refused, with the reason. The scripts of data and cache look for
+themselves.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import h5py
+
+from ups.common.files import DamagedError, file_hash, read_record, read_sealed, value_hash
+from ups.common.progress import position
+from ups.common.user_solver import solver_digest
+from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
+from ups.report.bench_rows import data_key, find_bench_rows
+from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
+
+TO_DO = 3   # exit status
+OPTIONS = {"stage": {"choices": ["stages", "data", "cache", *STAGES, "report"]}, **CONFIG_OPTIONS,
+           "--of-report": {"action": "store_true", "help": "to do only if the report needs the stage"}}
+
+
+def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Name -> fingerprint of what `stage` is to be made from, itself finished and of this configuration.
+
+    caches: task -> the open cache that the stage reads; else what the files say now.
+    Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not
+    there, was altered or was made otherwise.
+    """
+    return {**{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
+            **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
+               for name in config.served(stage)},
+            **init_of(config, stage), **(solver_digests(config) if stage == "operator" else {})}
+
+
+def init_of(config: Config, stage: str) -> dict[str, str]:
+    """The fingerprint of the finished stage whose weights `stage` starts from, as "init"; nothing if from
+    none.
+
+    Raises FileNotFoundError or ValueError where there is none or its network is not the one asked for.
+    """
+    if (folder := config.init_dir(stage)) is None:
+        return {}
+    key, own = f"{stage}.init", config.run_dir / stage
+    done = finished_stage(folder) if folder.resolve() != own.resolve() else None
+    if done is None or (done["stage"] == "operator") != (stage == "operator"):
+        raise FileNotFoundError(f"{key} leads to {folder}, which is no finished {stage} stage of another "
+                                f"run; expected one with {DONE}, or its run's folder. Name one with {key}=, "
+                                f"or leave it empty to start afresh.")
+    found = read_record(folder / "config.json", "the description of a network", "Name another.", model=dict)
+    section = stage if hasattr(getattr(config, stage), "model") else "diffusion"
+    if different := [f"{section}.model.{name} {value} (there {found['model'].get(name, 'none')})"
+                     for name, value in to_dict(config.model_of(stage)).items()
+                     if found["model"].get(name) != value]:
+        raise ValueError(f"{key} leads to {folder}, whose network is another: {', '.join(different)}; "
+                         "expected the same, as its weights are to be taken over. Set the keys to what is "
+                         f"there, or name another with {key}=.")
+    return {"init": done["fingerprint"]}
+
+
+def solver_digests(config: Config) -> dict[str, str]:
+    """"solver of TASK" -> digest of the user's coarse solver, of the tasks that have one for a base. Raises
+    ValueError where Python finds none."""
+    return {f"solver of {name}": solver_digest(config.task[name].solver, name) for name in config.data.tasks
+            if "solver" in config.task[name].base}
+
+
+def cache_fingerprint(config: Config, task: str) -> str:
+    """The fingerprint that the cache of `task` carries.
+
+    Reading the cache itself checks much more: ups/data/cache.py.
+    """
+    path = config.cache_path(task)
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return str(json.loads(bytes(file["header"][()]).decode())["fingerprint"])
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no cache of {task} at {path}; expected the latents there (key cache.root). "
+                                f"Build it with "
+                                f"`make cache` (python prepare_cache.py --config CONFIG).") from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{path} has no header that can be read ({error}); expected a whole cache. "
+                           f"Rebuild it with "
+                           f"python prepare_cache.py --config CONFIG --rebuild.") from error
+
+
+def require_stage(config: Config, stage: str) -> dict[str, Any]:
+    """The record of the finished `stage` of this run, its "fingerprint" being what a child records.
+
+    Raises FileNotFoundError naming the make target if it is missing or unfinished, DamagedError if it was
+    altered, FileExistsError if it was made with another configuration or from other parents than those there
+    now.
+    """
+    path, name = config.run_dir / stage, config.run.name
+    done = finished_stage(path)
+    if done is None:
+        raise FileNotFoundError(f"stage {stage} of run {name} is "
+                                f"{'unfinished' if path.is_dir() else 'missing'}; expected "
+                                f"{path / DONE}. Run: make {stage} RUN={name}")
+    folder = stage_folder(config, stage)
+    folder.require_same_settings()
+    require_identity(done, folder.identity, f"stage {stage} of run {name}", path / DONE, folder.remedy)
+    return done
+
+
+def stage_folder(config: Config, stage: str) -> StageFolder:
+    """The folder of a script's stage, made from what is there now. Raises as `parents_of`."""
+    return StageFolder(config, stage, parents_of(config, stage))
+
+
+def why_to_do(config: Config, stage: str) -> str:
+    """Why the script of `stage` must run, or "" if what it makes is there.
+
+    Raises as `require_stage` if it would be refused.
+    """
+    if stage == "report":
+        return why_report(config, report_parents(config))
+    folder = stage_folder(config, stage)
+    return "" if folder.examine() else "it is unfinished" if folder.path.is_dir() else "it is missing"
+
+
+def judged(config: Config) -> dict[str, Any]:
+    """The record of the operator that a report judges: this run's, as `require_stage`, or that of
+    evaluate.weights, asked about the caches that are here."""
+    if not config.evaluate.weights:
+        return require_stage(config, "operator")
+    folder = config.operator_dir
+    if (done := finished_stage(folder)) is None:
+        raise FileNotFoundError(f"evaluate.weights leads to {folder}, which is no finished operator; "
+                                f"expected one with {DONE}, or its run's folder. Name one, or leave it empty "
+                                f"to judge this run's.")
+    return done | {"parents": {name: cache_fingerprint(config, name) for name in config.evaluated}}
+
+
+def report_parents(config: Config) -> dict[str, str]:
+    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hashes of how
+    they are judged and of the networks of other kinds beside them.
+
+    Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
+    """
+    there = [stage for stage in STAGES if stage in config.asked and (config.run_dir / stage).is_dir()
+             and stage != "operator"]
+    found = {"operator": judged(config), **{stage: require_stage(config, stage) for stage in there}}
+    caches = {name: found["operator"]["parents"][name] for name in config.evaluated}
+    return {**caches, **{stage: done["fingerprint"] for stage, done in found.items()},
+            "evaluate": value_hash(to_dict(config)["evaluate"]),
+            "bench": value_hash(bench_rows(config, found["operator"]["parents"]))}
+
+
+def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, dict]]:
+    """TASK -> {"fno", "unet": row of results.json}, as make bench measured them, for every evaluated task.
+
+    parents: of the operator, among them TASK -> fingerprint of the cache. Nothing where the report is not on
+    the whole test split. Raises as `find_bench_rows`.
+    """
+    is_whole = config.evaluate.split == "test" and not config.evaluate.max_trajectories
+    return {name: find_bench_rows(name, data_key(parents[name], config.context(name))) if is_whole else {}
+            for name in config.evaluated}
+
+
+def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
+    """What done.json of the report in `config.report_dir` says: its parents, and a digest of each of its
+    files.
+    """
+    folder = config.report_dir
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE]
+    return {"stage": "report", "run": config.run.name, "parents": parents,
+            "files": {path.relative_to(folder).as_posix(): file_hash(path) for path in files}}
+
+
+def why_report(config: Config, parents: dict[str, str]) -> str:
+    """Why the report must be made (again), or "" if it is there, whole and of these parents."""
+    try:
+        done = read_sealed(config.report_dir / DONE, "the record of a report", "", parents=dict, files=dict)
+    except FileNotFoundError:
+        return "it is missing, or a gate failed"
+    except DamagedError as error:
+        return str(error)
+    if done["parents"] != parents:
+        return "what it was made from has changed"
+    changed = [name for name, digest in done["files"].items()
+               if not (path := config.report_dir / name).is_file() or file_hash(path) != digest]
+    return f"{changed[0]} is missing or was altered" if changed else ""
+
+
+def main() -> int:
+    arguments = read_command(__doc__, OPTIONS, prog="python -m ups.commands.stages", allow_abbrev=False)
+    config, stage = load_config(arguments.config, arguments.overrides), arguments.stage
+    if stage == "stages":
+        print(*config.trained)
+        return 0
+    name = position(stage, config.trained)
+    if stage in ("data", "cache"):
+        print(name, flush=True)
+        return TO_DO
+    if stage in STAGES and not config.served(stage):
+        kind = "steady" if stage == "steady" else "transient"
+        print(f"{name}: nothing to do, no {kind} task reserves trajectories for it (task.TASK.reserve)",
+              flush=True)
+        return 0
+    if stage in STAGES and arguments.of_report and stage not in config.trained:
+        key = "evaluate.weights" if config.evaluate.weights else "evaluate.stages"
+        print(f"{name}: nothing to do, the report does not need it ({key})", flush=True)
+        return 0
+    why = why_to_do(config, stage)
+    place = config.report_dir / "report.html" if stage == "report" else config.run_dir / stage
+    print(f"{name}: {place}: {f'to do, {why}' if why else 'up to date'}", flush=True)
+    return TO_DO if why else 0
+
+
+if __name__ == "__main__":
+    run_script(main, "ups.commands.stages")

@@ -1,0 +1,124 @@
+"""A sweep: every combination of some settings with every seed, trained by make, compared on validation.
+
+    make sweep GRID="operator.optim.muon_lr=2e-3,4e-3 operator.model.depth=2,4" SEEDS="0 1" STAGES=operator
+
+Values of a key are divided by commas outside brackets. Each combination and seed is a run RUN-HASH-sSEED of
+its own, with a report on the validation split (report-val/), so what is there is not trained again. Where a
+setting changes the latents, the run has a folder of caches of its own. The table, best first, is printed and
+kept in RUNS/RUN-sweep.md: mean and standard deviation over seeds. All runs: the leaderboard with --split val.
+"""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from ups.common.files import value_hash, write_atomic
+from ups.config import DEFAULT_OVERLAY, load_config, read_command, run_script
+from ups.report.leaderboard import figure, mean_of
+from ups.report.tables import markdown, number
+
+OPTIONS = {"--config": {"default": str(DEFAULT_OVERLAY)},
+           "--run": {"required": True, "help": "with which names of runs begin"},
+           "--runs": {"default": "runs", "help": "folder of all runs"},
+           "--seeds": {"default": "0", "help": "such as '0 1 2'"},
+           "--args": {"default": "", "help": "overrides of all runs"},
+           "--stages": {"default": "", "help": "in place of evaluate.stages"},
+           "--topology": {"default": "single"},
+           "grid": {"nargs": "+", "metavar": "section.key=value,value"}}
+OF_LATENTS = ("task.", "data.", "cache.")   # keys that make other caches
+SPLIT = re.compile(r",(?![^\[{]*[\]}])")    # a comma outside brackets
+INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")   # of a make that called us
+
+RESULTS = Path("report-val") / "results.json"
+
+Setting = tuple[str, ...]   # overrides
+
+
+def settings_of(grid: Iterable[str]) -> list[Setting]:
+    """Every combination of the values of `key=value,value`. Raises ValueError for what is no such text."""
+    axes = []
+    for text in grid:
+        key, sign, values = text.partition("=")
+        if not (key and sign and all(SPLIT.split(values))):
+            raise ValueError(f"the grid has {text!r}; expected key=value,value, such as "
+                             f"operator.optim.muon_lr=2e-3,4e-3. Mend it.")
+        axes.append([f"{key}={value}" for value in SPLIT.split(values)])
+    return list(itertools.product(*axes))
+
+
+def name_of(run: str, setting: Setting, seed: int) -> str:
+    return f"{run}-{value_hash(sorted(setting))[:6]}-s{seed}"
+
+
+def overrides_of(run: str, setting: Setting, seed: int, cache_root: str) -> list[str]:
+    """What a run of the sweep is given beside its name."""
+    is_other = any(override.startswith(OF_LATENTS) for override in setting)
+    cache = [f"cache.root={cache_root}/{run}-{value_hash(sorted(setting))[:6]}"] if is_other else []
+    return [*setting, *cache, f"run.seed={seed}", "evaluate.split=val"]
+
+
+def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int]) -> str:
+    """Markdown, best first: nRMSE on validation, mean and standard deviation over the seeds that have a
+    report."""
+    rows, tasks = [], []
+    for setting in settings:
+        paths = [runs / name_of(run, setting, seed) / RESULTS for seed in seeds]
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+        tasks = tasks or [name for results in found[:1] for name in results["tasks"]]
+        scores = [[mean_of(results, "nrmse") for results in found],
+                  *([figure(results["tasks"][name], "nrmse") for results in found] for name in tasks)]
+        rows.append((setting, len(found), scores))
+    rows.sort(key=lambda row: mean(row[2][0]) if row[1] and None not in row[2][0] else float("inf"))
+    head = ["setting", f"seeds of {len(seeds)}", "nRMSE (geometric mean)", *tasks]
+    lines = [[" ".join(setting), str(count), *map(_spread, scores)] for setting, count, scores in rows]
+    return "\n".join(markdown(head, lines))
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return "–"
+    return number(mean(known)) + (f" ± {number(stdev(known))}" if len(known) > 1 else "")
+
+
+def train(name: str, arguments: Any, overrides: Iterable[str]) -> bool:
+    """Make one run with its report; whether that is there. A report of which a gate fails is a result as
+    well."""
+    environment = {key: value for key, value in os.environ.items() if key not in INHERITED}
+    given = {"CONFIG": arguments.config, "RUN": name, "RUNS": arguments.runs, "STAGES": arguments.stages,
+             "TOPOLOGY": arguments.topology, "PYTHON": sys.executable, "ARGS": " ".join(overrides)}
+    done = subprocess.run(["make", "--no-print-directory", "report",
+                           *(f"{key}={value}" for key, value in given.items())], env=environment)
+    return not done.returncode or (Path(arguments.runs) / name / RESULTS).is_file()
+
+
+def main() -> int:
+    arguments = read_command(__doc__, OPTIONS, prog="python -m ups.commands.sweep")
+    run, runs, shared = arguments.run, Path(arguments.runs), arguments.args.split()
+    settings, seeds = settings_of(arguments.grid), list(map(int, arguments.seeds.split()))
+    # all are read before any is trained
+    roots = {setting: load_config(arguments.config, [*shared, *setting]).cache.root for setting in settings}
+    failed = []
+    for setting, seed in itertools.product(settings, seeds):
+        name = name_of(run, setting, seed)
+        print(f"{name}: {' '.join(setting)}, seed {seed}", flush=True)
+        if not train(name, arguments, [*shared, *overrides_of(run, setting, seed, roots[setting])]):
+            failed.append(name)
+    text = table(runs, run, settings, seeds)
+    write_atomic(runs / f"{run}-sweep.md", text + "\n")
+    print(f"\n{text}\n\n{runs / f'{run}-sweep.md'}")
+    if failed:
+        print(f"{len(failed)} of {len(settings) * len(seeds)} runs failed: {', '.join(failed)}",
+              file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    run_script(main, "sweep")

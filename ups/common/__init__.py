@@ -1,0 +1,1 @@
+"""Used by everyone: files, progress, seeds, spectral operators, boundaries."""

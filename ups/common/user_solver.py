@@ -1,0 +1,126 @@
+"""A coarse solver of the user's: a function named MODULE:FUNCTION by the user's own configuration or command
+line, never by weights.
+
+Its file is located and digested without running anything; only `load_step` imports. Standard library only.
+"""
+
+import ast
+import importlib
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ups.common.files import file_hash, value_hash
+
+IMPORTERS = ("import_module", "__import__")
+KEYS = ("stdlib", "platstdlib", "purelib", "platlib")   # of sysconfig: where installed packages lie
+
+
+def find_module(name: str) -> Path | None:
+    """The source file of a dotted module on Python's path, None if there is none.
+
+    `importlib.util.find_spec` would import the packages around it.
+    """
+    parts = name.split(".")
+    for entry in sys.path if all(part.isidentifier() for part in parts) else ():
+        place = Path(entry or ".").joinpath(*parts)
+        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if file.is_file():
+                return file
+    return None
+
+
+def solver_file(place: str, task: str) -> Path:
+    """The source of the module in MODULE:FUNCTION. Raises ValueError where Python would find none."""
+    module = place.partition(":")[0]
+    if (file := find_module(module)) is None:
+        raise ValueError(f"task.{task}.solver is {place!r:.200}, and Python finds no file of a module "
+                         f"{module:.100}; expected one, such as {module.replace('.', '/'):.100}.py in "
+                         f"{Path.cwd()}. Write it there, or put its folder on PYTHONPATH.")
+    return file
+
+
+def solver_digest(place: str, task: str) -> str:
+    """A digest of the module in MODULE:FUNCTION and of every module of the user's that it imports, directly
+    or not: all that do not come with Python, with an installed package or with this one.
+
+    Raises ValueError as `solver_file`.
+    """
+    module = place.partition(":")[0]
+    found, waiting = {module: solver_file(place, task)}, [module]
+    while waiting:
+        name = waiting.pop()
+        for other in (part for asked in _imports(name, found[name]) for part in _with_packages(asked)):
+            file = find_module(other) if other not in found else None
+            if file is not None and _is_users(other, file, module):
+                found[other] = file
+                waiting.append(other)
+    return value_hash({name: file_hash(file) for name, file in found.items()})
+
+
+def _with_packages(name: str) -> list[str]:
+    """A module and the packages around it, whose __init__.py run before it."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _is_users(name: str, file: Path, solver: str) -> bool:
+    """Whether a module is part of the user's solver: of its package, or not installed."""
+    top = name.partition(".")[0]
+    if top == __name__.partition(".")[0]:   # a change of this package does not ask for another training
+        return False
+    installed = [sysconfig.get_path(key) for key in KEYS] + [site.getusersitepackages()]
+    return top == solver.partition(".")[0] or not (
+        {"site-packages", "dist-packages"} & {*file.parts}
+        or any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in installed if folder))
+
+
+def _imports(name: str, file: Path) -> Iterator[str]:
+    """Names that may be modules which the source of module `name` imports, anywhere in it; `name`'s own
+    packages first."""
+    yield name
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):   # importing it will say so
+        return
+    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            around = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*around, *([node.module] if node.module else [])])
+            yield from (part for part in (base, *(f"{base}.{alias.name}" for alias in node.names)) if base)
+        elif (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
+              and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTERS):
+            yield str(node.args[0].value)
+
+
+def load_step(place: str, task: str) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION, imported. Raises ValueError, by name, where it is not there."""
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:   # ValueError: an empty name
+        raise ValueError(f"the solver of {task} is {place!r:.200}, which is not there ({error}); expected a "
+                         f"module with a function step(u), as {module:.100}.py with {name or 'step'}. Run "
+                         f"where Python finds that module (its folder on PYTHONPATH), or choose another base "
+                         f"and train.") from error
+
+
+def solvers_of(config: Any) -> Mapping[str, Callable[..., Any]]:
+    """Task -> the solver that the user's configuration names, of the tasks that may have one as a base."""
+    return {name: load_step(config.task[name].solver, name) for name in config.data.tasks
+            if "solver" in config.task[name].base}
+
+
+def solvers_named(given: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
+    """Task -> the solver that a command line names, as TASK=MODULE:FUNCTION. Raises ValueError."""
+    if wrong := [text for text in given if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
+        raise ValueError(f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as "
+                         "ks=my_solver:step. Correct it.")
+    return {task: load_step(place, task) for task, place in (text.split("=") for text in given)}

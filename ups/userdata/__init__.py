@@ -1,0 +1,1 @@
+"""User data: the configuration section, inspection of files, readers, description."""

@@ -1,0 +1,97 @@
+"""Layouts that go by a name: what a file of The Well or of PDEBench says of itself, as a section that
+declares it (ups/userdata/section.py).
+
+The Well (docs/data_format.md of github.com/PolymathicAI/the_well): groups t0_fields, t1_fields, t2_fields of
+scalars, vectors and tensors, dimensions, boundary_conditions and scalars; what varies is said by attributes.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ups.common.boundary import NO_FLUX, OUTFLOW, PERIODIC
+
+if TYPE_CHECKING:
+    from ups.userdata.readers import Store
+
+RANKS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
+ENDS = {"periodic": PERIODIC, "wall": NO_FLUX, "open": OUTFLOW}
+
+
+def words(value: Any) -> list[str]:
+    """The texts of an attribute, whatever their kind."""
+    found = [] if value is None else list(value)
+    return [one.decode() if isinstance(one, bytes) else str(one) for one in found]
+
+
+def is_well(store: "Store") -> bool:
+    names = words(store.attributes("dimensions").get("spatial_dims"))
+    return bool(names) and "n_spatial_dims" in store.attributes()
+
+
+def from_well(store: "Store") -> dict[str, Any]:
+    """Of a file of The Well. Raises ValueError for one that is none, or on a grid that is not."""
+    about, space = store.attributes(), words(store.attributes("dimensions").get("spatial_dims"))
+    grid = words([about.get("grid_type", "cartesian")])[0]
+    if not is_well(store) or grid != "cartesian":
+        what = f"a {grid} grid" if is_well(store) else "no dimensions/spatial_dims"
+        raise ValueError(f"{store.path} has {what}; expected the layout of The Well on a cartesian grid. "
+                         "Write the arrays with their axes in place of layout: well.")
+    layout = {}
+    for group, rank in RANKS.items():
+        for name in words(store.attributes(group).get("field_names")):
+            place, said = f"{group}/{name}", store.attributes(f"{group}/{name}")
+            varying = list(said.get("dim_varying", [True] * len(space)))
+            axes = [word for word, varies in (("trajectory", "sample_varying"), ("time", "time_varying"))
+                    if said.get(varies, True)]
+            axes += [axis for axis, does in zip(space, varying, strict=True) if does] + ["component"] * rank
+            layout[place] = {"axes": axes, "fields": [name]}
+    ends = {axis: _end(store, axis) for axis in space}
+    return {"layout": layout, "boundary": ends, "times": "dimensions/time",
+            "parameters": _parameters(store, words(about.get("simulation_parameters")))}
+
+
+def _end(store: "Store", axis: str) -> str:
+    """What a file of The Well says of the ends of an axis; open where it says nothing."""
+    for name in store.group_names("boundary_conditions"):
+        said = store.attributes(f"boundary_conditions/{name}")
+        if axis in words(said.get("associated_dims")):
+            return ENDS.get(words([said.get("bc_type", "open")])[0].lower(), OUTFLOW)
+    return OUTFLOW
+
+
+def _parameters(store: "Store", names: list[str]) -> dict[str, str]:
+    """The simulation's parameters that are numbers of a file or of a trajectory."""
+    found = {}
+    for name in names:
+        array = store.array(f"scalars/{name}")
+        varies = store.attributes(f"scalars/{name}").get("time_varying")
+        if array is not None and len(array.shape) <= 1 and not varies:
+            found[name] = f"scalars/{name}"
+        elif array is None and name in store.attributes():
+            found[name] = name
+    return found
+
+
+def from_pdebench(store: "Store") -> dict[str, Any]:
+    """Of a file in one of PDEBench's layouts, by the axes that their arrays have: (trajectory, time, *space),
+    of groups (time, *space, channel).
+    """
+    layout = {}
+    if groups := store.groups("*/data"):
+        num = len(store.array(f"{groups[0]}/data").shape) - 2
+        layout["*/data"] = {"axes": ["time", *"xyz"[:num], "channel"], "fields": ["u"]}
+    for name in [] if groups else [name for name in store.names() if "coordinate" not in name]:
+        shape = store.array(name).shape
+        is_vector = len(shape) > 4 and shape[-1] == len(shape) - 3   # (trajectory, time, x, y, 2)
+        num = len(shape) - 2 - is_vector
+        if num >= 1:
+            layout[name] = {"axes": ["trajectory", "time", *"xyz"[:num], *["component"] * is_vector],
+                            "fields": ["u" if name == "tensor" else name]}
+    if not layout:
+        raise ValueError(f"{store.path} holds {store.listing()}; expected PDEBench's layout, arrays "
+                         f"(trajectory, time, *space) or groups with data. Write the arrays with their axes "
+                         f"in place of layout: pdebench.")
+    return {"layout": layout}
+
+
+FOREIGN: dict[str, Callable[["Store"], dict[str, Any]]] = {"well": from_well, "pdebench": from_pdebench}

@@ -1,0 +1,119 @@
+"""Cells of the user's fields that have no value. In the same cells of every frame they are a mask, such as
+land; in a few frames they are gaps, and the frames are refused or, by the key skip_missing, left out.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ups.common.boundary import PERIODIC, along
+from ups.common.files import parts_of
+from ups.userdata.inspect_file import wrong
+
+READ = 2**22      # numbers at a time
+WHOLE: dict[tuple, list[np.ndarray]] = {}   # what is known of files that were read
+LOOKED_AT = 8     # trajectories in which a mask is sought, spread over all of them
+
+
+def find_mask(data: Any) -> np.ndarray | None:
+    """The cells (channels, *space) that have no value in any of some frames of trajectories spread over the
+    data; None if every cell has one. Raises ValueError for a symmetry that moves the mask."""
+    rows = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
+    mask = None
+    for row in rows.tolist():
+        for frame in sorted({0, data.num_frames // 2, data.num_frames - 1}):
+            is_missing = np.isnan(data.read(row, row + 1, range(frame, frame + 1))[0, 0])
+            mask = is_missing if mask is None else mask & is_missing
+            if not mask.any():
+                return None
+    task = data.task
+    axes = {name: number - task.ndim for number, name in enumerate(task.axes)}
+    shifted = [axis for axis, end in zip(task.axes, along(task.boundary, task.ndim), strict=True)
+               if task.is_shifted and end == PERIODIC and axis not in task.fixed_axes]
+    images = [("shift", np.roll(mask, 1, axes[axis])) for axis in shifted]
+    images += [("mirror", np.flip(mask, axis)) for axis in axes.values() if task.is_symmetric]
+    if moved := [name for name, image in images if not np.array_equal(image, mask)]:
+        raise wrong(f"task.{task.name}.symmetries", f"it names {moved[0]}, and cells of {data.path} have "
+                    "no value in any frame (land, a solid)", "symmetries that do not move them",
+                    f"Leave {moved[0]} out of it.")
+    return mask
+
+
+def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
+    """Of every frame of every run, whether all its cells have a value that have one elsewhere. Files that did
+    not change are read once by a process."""
+    about = [(part, part.stat()) for file in data.files for part in parts_of(file.path)]
+    files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in about)
+    key = files, json.dumps(data.task.own, sort_keys=True), data.space, tuple(lengths)
+    if key not in WHOLE:
+        at_once = max(1, READ // (len(data.task.channels) * math.prod(data.space)))
+        WHOLE[key] = [np.concatenate([
+            ~is_wrong(data.read(row, row + 1, range(first, min(first + at_once, frames))), data.mask)[0].any(
+                tuple(range(1, 2 + data.task.ndim))) for first in range(0, frames, at_once)])
+            for row, frames in enumerate(lengths)]
+    return WHOLE[key]
+
+
+def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int, breaks: Sequence[np.ndarray],
+                  skip_missing: bool) -> tuple[np.ndarray, int]:
+    """Rows of the windows that cross no gap in time, and in whose frames `used`, if skip_missing, every cell
+    has a value that has one elsewhere; and how many of all frames lack one. data: a row for every run, from
+    its first frame on; lengths: of the runs; cut: from window to window, 0: one of each run; breaks: of every
+    run the frames before gaps in time. Raises ValueError where no window is left."""
+    rows, left_out, last = [], 0, used[-1] - used[0]
+    whole = _whole_frames(data, lengths) if skip_missing else [np.ones(frames, bool) for frames in lengths]
+    for row, (frames, is_whole, jumps) in enumerate(zip(lengths, whole, breaks, strict=True)):
+        left_out += int((~is_whole).sum())
+        begin = used[0]
+        while begin + last < frames:
+            gaps = begin + used.step * np.flatnonzero(~is_whole[begin:begin + last + 1:used.step])
+            crossed = jumps[(begin <= jumps) & (jumps < begin + last)]
+            stops = [*gaps[-1:], *crossed[-1:]]
+            if not stops:
+                rows.append((*data.rows[row, :2], begin))
+                if not cut:
+                    break
+            begin = 1 + int(max(stops)) if stops else begin + cut
+    if not rows:
+        key, why = f"task.{data.task.name}", f"cells have no value in {left_out} of {sum(lengths)} frames"
+        num_breaks = sum(map(len, breaks))
+        why = " and ".join([why] * (left_out > 0) + [f"times have {num_breaks} gaps"] * (num_breaks > 0))
+        raise wrong(f"{key}.cut", f"no {last + 1} frames follow each other, as {why}", "a window at least",
+                    f"Cut into shorter windows: {key}.cut, or {key}.num_frames for one of every run.")
+    return np.array(rows), left_out
+
+
+def is_wrong(u: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """Where u (n, T, channels, *space) has no number, or one in a cell of the mask."""
+    return ~np.isfinite(u) if mask is None else np.where(mask, ~np.isnan(u), ~np.isfinite(u))
+
+
+def settled(u: np.ndarray) -> np.ndarray:
+    """u (..., cells) with the first number of its row in place of every NaN: what is equal in all cells that
+    have a value stays so."""
+    is_missing = np.isnan(u)
+    if not is_missing.any():
+        return u
+    first = np.take_along_axis(u, (~is_missing).argmax(-1)[..., None], -1)
+    return np.where(is_missing, np.nan_to_num(first), u)
+
+
+def averaged(u: np.ndarray, ndim: int) -> np.ndarray:
+    """u (..., *space) with the mean of its frame in place of every NaN."""
+    is_missing = np.isnan(u)
+    if not is_missing.any():
+        return u
+    axes = tuple(range(-ndim, 0))
+    count = np.maximum(1, (~is_missing).sum(axes, keepdims=True))
+    mean = np.where(is_missing, 0, u).sum(axes, keepdims=True, dtype=np.float64) / count
+    return np.where(is_missing, mean, u).astype(u.dtype)
+
+
+def mask_words(mask: np.ndarray | None, channels: Sequence[str]) -> Iterator[str]:
+    """Of each channel with a mask, in words, which share of its cells that is."""
+    for name, cells in zip(channels, mask if mask is not None else (), strict=mask is not None):
+        if cells.any():
+            yield f"{name}: {cells.mean():.0%} of its cells are a mask, the same in all frames"

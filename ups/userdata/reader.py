@@ -1,0 +1,360 @@
+"""The reader of files that a configuration declares (ups/userdata/section.py): all that fit a pattern, as one set
+of trajectories, whatever their kind and the order of their axes.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, product
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from ups.common.files import parts_of
+from ups.common.rows import stratified_rows
+from ups.tasks import Place, Task, own_task
+from ups.userdata.checks import parameter_values, require_domain, run_lengths, step_of
+from ups.userdata.dates import years_of
+from ups.userdata.grid import flipped
+from ups.userdata.inspect_file import NO_TIMES, matches, measure, wrong
+from ups.userdata.known_layouts import FOREIGN, is_well
+from ups.userdata.masks import averaged, find_mask, whole_windows
+from ups.userdata.missing_values import without
+from ups.userdata.readers import Store, open_store
+from ups.userdata.split import in_time, split
+
+BLOCK_BYTES = 16 * 2**20   # largest temporary of a read, as of PDEBench's files
+MANY = ("trajectory", "time")
+ENOUGH_RUNS = 10   # that are cut into windows: from as many on, whole ones are dealt out to a split
+MOST_VALUES = 8   # of parameters, for each of which there are trajectories enough to fit a base of its own
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """One file: its trajectories, the names of their groups (or ()), the parameters (trajectories, P), the
+    axes along which it stores the cells from the last to the first, the frames of every trajectory, and the
+    dates of its frames in years, where it has such."""
+
+    path: Path
+    num_trajectories: int
+    groups: tuple[str, ...]
+    parameters: np.ndarray
+    flipped: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    years: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class OwnTrajectories:
+    """The files of one task, described but not read; as `ups.data.pdebench.Trajectories`, of several files.
+
+    rows (n, 3): file, number in it and first frame of every trajectory; starts (n,): its initial condition,
+    where files of several parameter values repeat them. Holds no open file.
+    """
+
+    path: Path
+    task: Task
+    files: tuple[OwnFile, ...]
+    rows: np.ndarray
+    num_frames: int
+    space: tuple[int, ...]
+    dt: float
+    coordinates: dict[str, np.ndarray]
+    notes: tuple[str, ...]
+    space_stride: int = 1
+    time_stride: int = 1
+    first_frame: int = 0
+    split_by: str = "auto"
+    is_cut: bool = False
+    _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
+
+    parameter, attributes = None, MappingProxyType({})   # they are of trajectories: parameters
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def parameters(self) -> np.ndarray:
+        """(n, P), float64."""
+        return np.array([self.files[file].parameters[number] for file, number, _ in self.rows]).reshape(
+            len(self.rows), len(self.task.parameters))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Of every trajectory its initial condition: the number in the file, where files of equal length
+        differ by a parameter, as published ones do; else of those whose first frames are the same to the last
+        bit, as in a sweep over a parameter, the first. Where fewer than three differ, all are their own.
+        Windows of a run that was cut have one together; where runs are few, or parts of one record, each its
+        own.
+        """
+        if self.in_time is not None:
+            return np.arange(self.num_trajectories)
+        if self.is_cut:
+            _, run = np.unique(self.rows[:, :2], axis=0, return_inverse=True)
+            return run if self.by_run else np.arange(self.num_trajectories)
+        lengths = {file.num_trajectories for file in self.files}
+        values = [file.parameters for file in self.files]
+        is_one_each = bool(self.task.parameters) and all(len(np.unique(part, axis=0)) == 1 for part in values)
+        differ = is_one_each and len({tuple(part[0]) for part in values}) == len(values)
+        if len(self.files) > 1 and len(lengths) == 1 and differ and lengths != {1}:
+            return self.rows[:, 1]
+        first: dict[bytes, int] = {}
+        count = max(1, BLOCK_BYTES // (4 * len(self.task.channels) * math.prod(self.space)))
+        frames = (u for i in range(0, self.num_trajectories, count)
+                  for u in self.read(i, min(i + count, self.num_trajectories), range(1)))
+        out = [first.setdefault(hashlib.sha256(u.tobytes()).digest(), i) for i, u in enumerate(frames)]
+        return np.array(out) if len(first) > 2 else np.arange(self.num_trajectories)
+
+    @cached_property
+    def years(self) -> np.ndarray | None:
+        """The dates (n, num_frames) of all frames, in years; None where a file has none for each."""
+        dates = [file.years for file in self.files]
+        index = self.rows[:, 2, None] + self.time_stride * np.arange(self.num_frames)
+        last = [index[self.rows[:, 0] == file].max(initial=0) for file in range(len(dates))]
+        if any(years is None or len(years) <= end for years, end in zip(dates, last, strict=True)):
+            return None
+        return np.stack([dates[file][frames] for file, frames in zip(self.rows[:, 0], index, strict=True)])
+
+    @cached_property
+    def in_time(self) -> np.ndarray | None:
+        """The trajectories in order of time where the files are parts of one record."""
+        return in_time(self)
+
+    @property
+    def by_run(self) -> bool:
+        """Whether runs that were cut are enough to be dealt out whole."""
+        return len(np.unique(self.rows[:, :2], axis=0)) >= ENOUGH_RUNS
+
+    def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
+        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units, counted from
+        the task's offsets; of `frames`, consecutive ones, where these are given."""
+        assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
+        frames = range(self.num_frames) if frames is None else frames
+        out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
+        rows, following = self.rows[first:last], (0, 1, 0)
+        if self.is_cut and self.time_stride == 1 and frames == range(self.num_frames):
+            following = (0, 0, self.num_frames)   # windows that follow each other are read as one film
+        for file, pieces in groupby(_runs(rows, following), lambda piece: rows[piece[0], 0]):   # opened once
+            with open_store(self.files[file].path) as store:
+                for (start, stop), place in product(pieces, self.task.arrays):
+                    _, number, begin = rows[start].tolist()
+                    part, wanted = out[start:stop], frames
+                    if following[2]:
+                        part, wanted = part.reshape(1, -1, *part.shape[2:]), range(len(frames) * len(part))
+                    self._fill(store, self.files[file], place, number, begin, part, wanted)
+        return out
+
+    def frames_of(self, rows: Sequence[int]) -> int:
+        """How many frames each of these trajectories has: more than num_frames where all are longer."""
+        if self.is_cut or self.task.forcing or self.years is not None:   # these are known of num_frames
+            return self.num_frames
+        ends = [(self.files[file].lengths[number], begin) for file, number, begin in self.rows[rows].tolist()]
+        return max(self.num_frames, min(len(range(begin, end, self.time_stride)) for end, begin in ends))
+
+    def precision(self, name: str) -> float:
+        """The relative rounding of a field as the first file holds it; 0 of whole numbers."""
+        place, file = next(place for place in self.task.arrays if name in place.fields), self.files[0]
+        with open_store(file.path) as store:
+            dtype = store.array(place.array.replace("*", (file.groups or ("",))[0])).dtype
+        return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
+
+    @cached_property
+    def mask(self) -> np.ndarray | None:
+        """The cells (channels, *space) that never have a value, such as land; None if there are none."""
+        return find_mask(self)
+
+    def place(self, row: int, frame: int) -> tuple[Path, str]:
+        """The file in which a frame of a trajectory lies, and where, in words."""
+        file, number, begin = self.rows[row].tolist()
+        return self.files[file].path, f"trajectory {number}, frame {begin + frame * self.time_stride}"
+
+    def stratified_rows(self, num: int) -> tuple[np.ndarray, np.ndarray]:
+        """As of PDEBench's files, with the mean of a frame where cells have no value. A few numbers are kept,
+        as every check of the doctor asks for them."""
+        if num in self._spread:
+            rows, u = self._spread[num]
+            return rows.copy(), u.copy()
+        rows, u = stratified_rows(self, num)
+        u = averaged(u, self.task.ndim)
+        if u.nbytes <= BLOCK_BYTES:
+            self._spread[num] = rows.copy(), u.copy()
+        return rows, u
+
+    def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
+        """Trajectories of "train", "val" and "test" (ascending), as `ups.userdata.split` deals them out."""
+        return split(self, val_fraction, test_fraction)
+
+    def _fill(self, store: Store, file: OwnFile, place: Place, number: int, first_frame: int, out: np.ndarray,
+              wanted: range) -> None:
+        """The fields of one array, of the frames `wanted` from `first_frame` on of trajectories number.. of
+        the file, into out (n, time, channel, *space)."""
+        names = [self.task.channels.index(field) for field in place.fields]
+        is_grouped = "*" in place.array
+        size = store.array(place.array.replace("*", (file.groups or ("",))[0])).shape
+        num_stored = math.prod(n for axis, n in zip(place.axes, size, strict=True) if axis not in MANY)
+        count = max(1, BLOCK_BYTES // (8 * num_stored * (1 if is_grouped else len(out))))
+        frames = len(wanted) if place.is_steady else min(len(wanted), count)
+        for row in range(len(out) if is_grouped else 1):
+            array = place.array.replace("*", file.groups[number + row]) if is_grouped else place.array
+            target = out[row:row + 1] if is_grouped else out
+            for frame in range(wanted.start, wanted.stop, frames):
+                count, into = min(frames, wanted.stop - frame), frame - wanted.start
+                begin = first_frame + frame * self.time_stride
+                at = {"trajectory": slice(number, number + len(out)),
+                      "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
+                      **dict.fromkeys(("channel", "component"), slice(None)), "single": 0}
+                repeated = self.task.own.get("repeated", ())
+                kept = {axis: n - (axis in repeated) for axis, n in zip(place.axes, size, strict=True)}
+                index = tuple(at.get(axis, slice((kept[axis] - 1) % self.space_stride if axis in file.flipped
+                                                 else 0, kept[axis], self.space_stride))
+                              for axis in place.axes)
+                block = without(np.asarray(store.read(array, index)), self.task.own.get("missing", ()))
+                block = self._ordered(block, place, file.flipped)
+                target[:, into:into + count, names] = self.task.counted(block, place.fields)
+
+    def _ordered(self, block: np.ndarray, place: Place, flipped: Sequence[str]) -> np.ndarray:
+        """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""
+        axes = [axis for axis in place.axes if axis != "single"]
+        block = np.flip(block, [number for number, axis in enumerate(axes) if axis in flipped])
+        wanted = ["trajectory", "time", "channel", "component", *self.task.axes]
+        order = sorted(range(block.ndim), key=lambda axis: wanted.index(axes[axis]))
+        block, have = block.transpose(order), [axes[axis] for axis in order]
+        inner = [axis for axis in have if axis in ("channel", "component")]
+        lead = [block.shape[have.index(axis)] if axis in have else 1 for axis in ("trajectory", "time")]
+        space = [block.shape[have.index(axis)] if axis in have else 1 for axis in self.task.axes]
+        assert len(inner) + sum(size != 1 for size in (*lead, *space)) <= block.ndim, (block.shape, place)
+        return block.reshape(*lead, len(place.fields), *space)
+
+
+def _runs(rows: np.ndarray, following: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of the pieces of rows (file, number, first frame) that differ by `following`, row by row:
+    they lie side by side in one file."""
+    breaks = np.flatnonzero((np.diff(rows, axis=0) != following).any(1)) + 1
+    cuts = [0, *breaks.tolist(), len(rows)]
+    return zip(cuts[:-1], cuts[1:], strict=True)
+
+
+def own_files(name: str, pattern: str) -> list[Path]:
+    """The files that a section names."""
+    return [Path(path) for path in matches(f"task.{name}", pattern)]
+
+
+def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (), num_frames: int = 0,
+             dt: float = 0.0,
+             num_trajectories: int = 0, space_stride: int = 1, time_stride: int = 1,
+             first_frame: int = 0, split_by: str = "auto", cut: int = 0,
+             skip_missing: bool = False) -> OwnTrajectories:
+    """The trajectories in `paths`, described but not read, checked against each other and, where given,
+    against the grid, the frames and the step that are expected of them.
+
+    num_trajectories: as many spread over all of them, 0: all; cut: the frames of the windows into which every
+    run is cut, 0: none; skip_missing: frames in which cells have no value that have one elsewhere are in no
+    window. Raises ValueError or FileNotFoundError, a line that says what to write where.
+    """
+    key, files, found, ends, lengths, uneven, breaks = f"task.{task.name}", [], {}, [], [], [], []
+    resolution = tuple(resolution)
+    for path in paths:
+        with open_store(path) as store:
+            sizes = measure(key, store, task.arrays)
+            sizes |= {axis: sizes[axis] - 1 for axis in task.own.get("repeated", ())}
+            space, frames = tuple(sizes[axis] for axis in task.axes), sizes.get("time", 1)
+            resolution, num_frames = resolution or space, num_frames or frames
+            if space != resolution:
+                raise wrong(f"{key}.files", f"{path} holds a grid of {space} cells, and {paths[0]} one of "
+                            f"{resolution}", "one grid in "
+                                             "all files", "Split them into two tasks with a pattern of "
+                            "files each, or resample some.")
+            grouped = [place.array for place in task.arrays if "*" in place.array]
+            groups = tuple(store.groups(grouped[0])) if grouped else ()
+            own_lengths = run_lengths(key, store, task, groups, frames) if groups else [frames]
+            if (shortest := min(own_lengths)) < num_frames:
+                where = f" in {groups[own_lengths.index(shortest)]}" if groups else ""
+                first = f"{paths[0]} in {groups[0]}" if groups else paths[0]
+                kind = "group" if groups else "file"
+                raise wrong(f"{key}.num_frames", f"{path} holds {shortest} frames{where}",
+                            f"{num_frames} as in {first}", f"Write {key}.num_frames: "
+                            f"{shortest} to use as many of every {kind}, or leave that {kind} out.")
+            uneven.append(require_domain(key, store, task, groups, space))
+            if uneven[-1] != uneven[0]:
+                raise wrong(f"{key}.files", f"the cells of {path} are uneven along other axes than those of "
+                            f"{paths[0]}", "one grid in all files", "Put them into two tasks.")
+            ends.append(FOREIGN["well"](store)["boundary"] if is_well(store) else {})
+            if ends[-1] != ends[0]:
+                raise wrong(f"{key}.files", f"{path} says {ends[-1]} of its boundary, and {paths[0]} "
+                            f"{ends[0]}", "one boundary in all files", "Put them into two tasks.")
+            found[path], jumps = step_of(key, store, task, groups, frames)
+            num = len(groups) or sizes.get("trajectory", 1)
+            values = [parameter_values(key, store, name, place, path, groups, num)
+                      for name, place in task.own["parameters"].items()]
+            table = np.stack(values, 1) if values else np.zeros((num, 0))
+            lengths.append(own_lengths if groups else own_lengths * num)
+            is_broken = skip_missing or len(jumps)   # then later frames may not follow
+            breaks += [jumps] * num
+            turned = flipped(key, task.own.get("flipped", []), task.axes, store, task.arrays,
+                             task.own.get("coordinates", {}))
+            files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned),
+                                 (num_frames,) * num if is_broken else tuple(lengths[-1]),
+                                 None if task.is_steady else years_of(store, task)))
+    steps = {path: step for path, step in found.items() if step}
+    for path, step in steps.items():
+        expected = dt or next(iter(steps.values()))
+        if abs(step - expected) > 0.01 * expected:
+            raise wrong(f"{key}.dt", f"the frames of {path} are {step:g} "
+                                     f"apart", f"{expected:g} as of the others",
+                        "Put files of another step into a task of their own, or resample them.")
+    if first_frame + 1 > num_frames:
+        raise wrong(f"{key}.first_frame", f"it is {first_frame} of {num_frames} frames", "fewer", "Lower it.")
+    runs = [(number, run) for number, own in enumerate(lengths) for run in range(len(own))]
+    lengths = [frames for own in lengths for frames in own]
+    rows = np.array([(*run, begin) for run, frames in zip(runs, lengths, strict=True)
+                     for begin in (range(first_frame, frames - cut + 1, cut) if cut else [first_frame])])
+    rows = rows.reshape(-1, 3)
+    num_breaks = sum(map(len, breaks))
+    if skip_missing or num_breaks:
+        cells = tuple(-(-size // space_stride) for size in resolution)
+        every = OwnTrajectories(Path(paths[0]), task, tuple(files), np.array([(*run, 0) for run in runs]),
+                                min(lengths), cells, 0.0, {}, (), space_stride)
+        rows, left_out = whole_windows(every, lengths, range(first_frame, num_frames, time_stride), cut,
+                                       breaks, skip_missing)
+    if num_trajectories > len(rows):
+        raise wrong(f"{key}.num_trajectories", f"the files hold {len(rows)}", f"at least {num_trajectories}",
+                    f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.")
+    if num_trajectories:
+        rows = rows[np.linspace(0, len(rows) - 1, num_trajectories).round().astype(int)]
+    spans = zip(task.axes, task.spans, resolution, strict=True)
+    coordinates = {axis: (low + (np.arange(size) + 0.5) * (high - low) / size)[::space_stride]
+                   for axis, (low, high), size in spans}
+    step = dt or next(iter(steps.values()), 0.0 if task.is_steady else 1.0)
+    if not task.is_steady:
+        coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
+    notes = (f"{len(files)} files",) if len(files) > 1 else ()
+    notes += ("the files' times are uneven, and counted as dt apart",) * (task.own["times"] == NO_TIMES)
+    notes += (f"the cells of {' and '.join(uneven[0])} are uneven, and counted as equal",) * bool(uneven[0])
+    if num_breaks:
+        notes += (f"gaps in the times at {num_breaks} places: no window crosses them",)
+    if skip_missing and left_out:
+        notes += (f"{left_out} of {sum(lengths)} frames are left out, in which cells have no value that have "
+                  "one elsewhere",)
+    if cut:
+        notes += (f"cut into {len(rows)} windows of {cut} frames",)
+    elif max(lengths) > num_frames:
+        notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
+    return OwnTrajectories(
+        Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent, task, tuple(files), rows,
+        len(coordinates.get("t", [0])), tuple(-(-size // space_stride) for size in resolution),
+        0.0 if task.is_steady else step * time_stride, coordinates, notes, space_stride, time_stride,
+        first_frame, split_by, bool(cut))
+
+
+def open_input(task: Task, path: str, dt: float, given: Sequence[str], **strides: int) -> OwnTrajectories:
+    """One file of fields to start from, laid out as the task's own. dt: of its frames, where it holds no
+    times; given: NAME=VALUE of parameters that are not looked for in it.
+    """
+    names = {text.split("=")[0] for text in given}
+    places = {name: place for name, place in task.own["parameters"].items() if name not in names}
+    reduced = own_task(task.name, {**task.own, "parameters": places})
+    return open_own(reduced, [Path(path)], dt=0 if task.own["times"] else dt, **strides)

@@ -1,0 +1,75 @@
+"""Arrays in files of any kind, by name: what is there, and parts of it as they lie.
+
+HDF5 (MATLAB's version 7.3 is HDF5), netCDF, zarr, NumPy's .npy and .npz, MATLAB's version 5 and torch's
+files. What a file is, its first bytes say, never its suffix. Nothing here knows a task; nothing is unpickled
+but tensors.
+"""
+
+import zipfile
+from pathlib import Path
+
+import h5py
+
+from ups.common.files import parts_of
+from ups.userdata.readers.hdf5 import Hdf5
+from ups.userdata.readers.store import Store, Stored, checked, natural
+
+__all__ = ["Store", "Stored", "natural", "open_store"]
+
+KINDS = "HDF5, netCDF, zarr, .npy, .npz, a MATLAB file or one of torch"
+ZARR = ("zarr.json", ".zgroup", ".zarray")   # one of these lies in every folder of that kind
+
+
+def open_store(path: str | Path) -> Store:
+    """The open file (a folder for zarr), to be closed by `with`. Raises FileNotFoundError or ValueError,
+    naming what it is not, and what to install for a kind that needs more.
+    """
+    path, parts = Path(path), parts_of(path)
+    if len(parts) > 1:
+        from ups.userdata.readers.together import Together
+
+        return Together(parts, open_store)
+    if not path.is_file() and not path.is_dir():   # a pipe would be waited at
+        raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
+    first = b"" if path.is_dir() else _begin(path)
+    if path.is_dir():
+        if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
+            raise ValueError(f"{path} is a folder; expected {KINDS}. Name the files in it, such as "
+                             f"{path}/*.h5.")
+        from ups.userdata.readers.xarray_files import Zarr as kind
+    elif h5py.is_hdf5(path):
+        store = Hdf5(path)
+        if not store.is_netcdf:
+            return store
+        store.close()
+        from ups.userdata.readers.xarray_files import NetCdf
+
+        return NetCdf(path, "h5netcdf")
+    elif first.startswith(b"CDF"):
+        from ups.userdata.readers.xarray_files import NetCdf
+
+        return NetCdf(path, "scipy")
+    elif first.startswith(b"\x93NUMPY"):
+        from ups.userdata.readers.numpy_files import Npy as kind
+    elif zipfile.is_zipfile(path):
+        from ups.userdata.readers.numpy_files import Npz, Torch
+        names = checked(path, lambda: _names_in_zip(path), ".npz file")
+        kind = Torch if any(name.endswith("/data.pkl") for name in names) else Npz
+    elif first.startswith(b"MATLAB 5"):
+        from ups.userdata.readers.numpy_files import Matlab as kind
+    elif first.startswith(b"\x80\x02"):   # what torch wrote before version 1.6
+        from ups.userdata.readers.numpy_files import Torch as kind
+    else:
+        raise ValueError(f"{path} begins with {first!r}; expected {KINDS}. Write the arrays into one of "
+                         f"these, such as np.save.")
+    return kind(path)
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(8)
+
+
+def _names_in_zip(path: Path) -> list[str]:
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist()

@@ -1,0 +1,152 @@
+"""HDF5, and netCDF-4, which is HDF5.
+
+HDF5 itself follows links and storage into any other file, and waits at a pipe: what is read here holds what
+it shows.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5d, h5g, h5l, h5o
+
+from ups.userdata.readers.store import Store, Stored, checked, decoded, require_unpackable
+
+LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
+
+DIMENSION = "b'This is a netCDF dimension"   # how the name of one without a coordinate begins
+MOST_LOOKED_AT = 100   # of what lies in a file, for signs that it is netCDF
+
+
+class Hdf5(Store):
+    """An HDF5 file, opened for reading."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.file = checked(path, lambda: h5py.File(path, "r", locking=False), "HDF5 file")
+
+    def close(self) -> None:
+        self.file.close()
+
+    @property
+    def is_netcdf(self) -> bool:
+        """Whether a netCDF library wrote it, so that the names of axes may be arrays without numbers."""
+        return checked(self.path, self._has_netcdf_marks, "HDF5 file")
+
+    def _has_netcdf_marks(self) -> bool:
+        if "_NCProperties" in self.file.attrs:   # since 2016
+            return True
+        own = [name for name in islice(self.file, MOST_LOOKED_AT)
+               if self.file.get(name, getlink=True).__class__ is h5py.HardLink]
+        marks = [self.file[name].attrs for name in own]
+        return any("_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION)
+                   for found in marks)
+
+    def require_whole(self, name: str) -> None:
+        checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")
+
+    def _names(self) -> list[str]:
+        return checked(self.path, lambda: list(_arrays(self.file)), "HDF5 file")
+
+    def _array(self, name: str) -> Stored | None:
+        return checked(self.path, lambda: self._found(name), "HDF5 file")
+
+    def _found(self, name: str) -> Stored | None:
+        found = node(self.file, name)
+        if not isinstance(found, h5py.Dataset):
+            return None
+        axes = tuple(dim.label or (dim.keys()[0].rsplit("/", 1)[-1] if len(dim) else "")
+                     for dim in found.dims)
+        return Stored(found.shape, found.dtype, axes if all(axes) else ())
+
+    def _read(self, name: str, index: tuple) -> np.ndarray:
+        return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
+
+    def _numbers(self, name: str, index: tuple) -> np.ndarray:
+        found = node(self.file, name)
+        return decoded(np.asarray(found[index]), found.attrs, self.path)
+
+    def group_names(self, group: str) -> list[str]:
+        found = node(self.file, group)
+        return sorted(found) if isinstance(found, h5py.Group) else []
+
+    def attributes(self, name: str = "") -> dict[str, Any]:
+        found = node(self.file, name) if name else self.file
+        return {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
+
+
+def _arrays(file: h5py.File) -> Iterator[str]:
+    """Names of all datasets of a file; links are passed by, and refused where they are asked for. A group
+    that goes by several names, perhaps within itself, is looked into once."""
+    waiting, seen = [("", file)], {h5o.get_info(file["/"].id).addr}
+    while waiting:
+        above, group = waiting.pop()
+        for name in group:
+            if group.get(name, getlink=True).__class__ is h5py.HardLink:
+                found = node(group, name)
+                if isinstance(found, h5py.Dataset):
+                    yield f"{above}{name}"
+                elif isinstance(found, h5py.Group) and (place := h5o.get_info(found.id).addr) not in seen:
+                    seen.add(place)
+                    waiting.append((f"{above}{name}/", found))
+
+
+def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it again.") -> None:
+    """Raise ValueError for an array that is declared and not there; HDF5 would read it as zeros, however
+    large."""
+    chunks, stored = dataset.chunks, dataset.id
+    there = stored.get_num_chunks() if chunks else stored.get_storage_size()
+    expected = (math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, chunks, strict=True))
+                if chunks else dataset.nbytes)
+    if there < expected:
+        raise ValueError(f"{path}: {there} of {expected} {'chunks' if chunks else 'bytes'} of {dataset.name} "
+                         f"are there; expected all. {again}")
+
+
+def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
+    """The group or dataset at `path` below `parent`, None if nothing lies there.
+
+    Raises ValueError, before anything is followed or read, for a link on the way, for a dataset whose numbers
+    lie in other files (external storage, virtual datasets) and for one that unpacks to far more than it is.
+    """
+    here = parent.id
+    for name in path.encode().split(b"/"):
+        if not isinstance(here, h5g.GroupID) or not here.links.exists(name):
+            return None
+        kind = here.links.get_info(name).type
+        if kind != h5l.TYPE_HARD:
+            raise _refusal(parent, path, LINKS.get(kind, "a link of a user's kind"))
+        here = h5o.open(here, name)
+    if isinstance(here, h5g.GroupID):
+        return h5py.Group(here)
+    if not isinstance(here, h5d.DatasetID):
+        return None
+    layout = here.get_create_plist()
+    if layout.get_layout() == h5d.VIRTUAL:
+        raise _refusal(parent, path, "a view of other datasets (virtual)")
+    if layout.get_external_count():
+        raise _refusal(parent, path, "kept in another file "
+                                     f"({layout.get_external(0)[0].decode(errors='replace')!r:.200})")
+    found = h5py.Dataset(here)
+    if layout.get_nfilters():
+        require_unpackable(Path(parent.file.filename), path, found.dtype.itemsize * math.prod(found.chunks),
+                           found.nbytes, here.get_storage_size())
+    return found
+
+
+def dataset(parent: h5py.Group, path: str) -> h5py.Dataset:
+    """The dataset that must lie at `path`. Raises KeyError where none does, and what `node` raises."""
+    found = node(parent, path)
+    if not isinstance(found, h5py.Dataset):
+        raise KeyError(f"no array {path}")
+    return found
+
+
+def _refusal(parent: h5py.Group, path: str, what: str) -> ValueError:
+    return ValueError(f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in "
+                      "the file itself, as only they can be checked. Copy them into it (h5py), or make or "
+                      "download the file again.")

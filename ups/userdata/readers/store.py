@@ -1,0 +1,179 @@
+"""What every kind of file gives: its arrays by name, their sizes, parts of them, and attributes."""
+
+import fnmatch
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import numpy as np
+
+from ups.common.files import DamagedError
+
+MOST_CHUNK_BYTES = 2**28
+MOST_RATIO = 500   # of an array to what is stored of it; fields have 1 to 20, zeros 1000
+# attributes that say which numbers the stored ones stand for
+CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+PARTS = {"real": np.real, "imag": np.imag}   # of a complex array "psi", the arrays psi.real and psi.imag
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One array of a file. axes: the names of its axes where the file tells them, else ()."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    axes: tuple[str, ...] = ()
+
+
+def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored: int = 0) -> None:
+    """Raise DamagedError for an array of which one compressed chunk, which is read whole, or all of them are
+    far more bytes than a field needs."""
+    if chunk > MOST_CHUNK_BYTES:
+        raise DamagedError(f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected "
+                           f"at most {MOST_CHUNK_BYTES // 2**20}, as a chunk is read whole. Write it in "
+                           "smaller ones.")
+    if whole > max(MOST_CHUNK_BYTES, MOST_RATIO * stored):
+        raise DamagedError(f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; "
+                           f"expected a field, which compresses to no less than 1/{MOST_RATIO}. Write what "
+                           "varies.")
+
+
+def natural(name: str) -> list:
+    """A key that sorts frame_2 before frame_10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def library(name: str, path: Path) -> ModuleType:
+    """The library, or a ValueError that says how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(f"{path} needs the library {name}, which is not installed; expected it for such "
+                         f"files. Run pip install {name}, or write the arrays as HDF5 or .npy.") from None
+
+
+def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndarray:
+    """The numbers that packed ones stand for, by the attributes of their array (CF conventions, section 8.1
+    and 2.5.1), as xarray decodes them: those that are missing are NaN."""
+    said = {name: np.asarray(about[name]).reshape(-1) for name in CODED if name in about}
+    if values.dtype.kind not in "fiu" or not said:
+        return values
+    xarray = library("xarray", path)
+    coded = xarray.Variable([f"axis{number}" for number in range(values.ndim)], values,
+                            {name: value[0] for name, value in said.items()})
+    return xarray.conventions.decode_cf_variable("array", coded, decode_times=False).values
+
+
+class Store:
+    """An open file. names(): of all its arrays, with the parts of complex ones; groups(pattern): what *
+    stands for in a name such as "*/data"; array(name), or None; read(name, index) with an integer or slice
+    per axis; attributes of the file; attribute of an object: attribute("group@name").
+
+    A kind of file gives _names, _array and _read, where complex arrays are whole.
+    """
+
+    is_single = False   # one array, which goes by any name
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing, where nothing is held open."""
+
+    def names(self) -> list[str]:
+        return self._every_name
+
+    @cached_property
+    def _every_name(self) -> list[str]:
+        kinds = {name: self._array(name).dtype.kind for name in self._names()}
+        return sorted((f"{name}{part}" for name, kind in kinds.items()
+                       for part in ([f".{part}" for part in PARTS] if kind == "c" else [""])), key=natural)
+
+    def array(self, name: str) -> Stored | None:
+        whole, part = self._part(name)
+        found = self._array(whole)
+        return replace(found, dtype=np.zeros(0, found.dtype).real.dtype) if part else found
+
+    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        whole, part = self._part(name)
+        values = self._read(whole, index)
+        return PARTS[part](values) if part else values
+
+    def _part(self, name: str) -> tuple[str, str]:
+        """The array that holds `name`, and which part of it that is: "" for all of it."""
+        whole, _, part = name.rpartition(".")
+        found = self._array(whole) if part in PARTS else None
+        return (whole, part) if found is not None and found.dtype.kind == "c" else (name, "")
+
+    def require_whole(self, name: str) -> None:
+        """Raise ValueError for an array of which a part was never written."""
+
+    def _names(self) -> list[str]:
+        raise NotImplementedError
+
+    def _array(self, name: str) -> Stored | None:
+        raise NotImplementedError
+
+    def _read(self, name: str, index: tuple) -> np.ndarray:
+        raise NotImplementedError
+
+    def attributes(self, name: str = "") -> dict[str, Any]:
+        """Of the file, or of the array or group `name`."""
+        return {}
+
+    def groups(self, pattern: str) -> list[str]:
+        """The names that stand for * in `pattern`, in natural order."""
+        head, _, tail = pattern.partition("*")
+        fitting = fnmatch.filter(self.names(), pattern)
+        return sorted({name[len(head):len(name) - len(tail)] for name in fitting}, key=natural)
+
+    def first(self, pattern: str) -> str:
+        """The name of an array, of an array of every group that of the first group."""
+        return pattern.replace("*", (self.groups(pattern) or [""])[0]) if "*" in pattern else pattern
+
+    def group_names(self, group: str) -> list[str]:
+        """What lies directly in a group."""
+        return []
+
+    def value(self, place: str) -> Any:
+        """The number or array at `place`: an attribute of the file, "name@attribute" of an object, or an
+        array. None where there is none of these.
+        """
+        name, is_attribute, key = place.partition("@")
+        if is_attribute:
+            return self.attributes(name).get(key)
+        found = self.attributes().get(place)
+        if found is not None or self.array(place) is None:
+            return found
+        self.require_whole(place)
+        return self.read(place)
+
+    def listing(self, most: int = 8) -> str:
+        """What the file holds, in words."""
+        names = self.names()
+        shown = [f"{name} {self.array(name).shape}" for name in names[:most]]
+        return f"{', '.join(shown) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
+
+
+def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:
+    """action(), where what a library says of a damaged file becomes a ValueError that names it."""
+    try:
+        return action()
+    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError, EOFError,
+            BadZipFile) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise ValueError(f"{path} is damaged, or no readable {kind} ({error}); expected a complete file. "
+                         f"Write it again.") from error

@@ -1,0 +1,95 @@
+"""Several files as one, each with other fields of the same runs, as archives of climate data have them."""
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.common.files import TOGETHER
+from ups.userdata.readers.store import Store, Stored
+
+MOST = 2**16     # numbers of a coordinate that are compared
+CLOSE = 1e-3     # of its step, by which coordinates may differ
+
+
+class Together(Store):
+    """The arrays of several open files by their names; where two hold one of a name, 1/NAME is that of the
+    first file, and so on. Raises ValueError where coordinates that they share differ.
+    """
+
+    def __init__(self, paths: Sequence[Path], opened: Callable[[Path], Store]):
+        super().__init__(Path(TOGETHER.join(map(str, paths))))
+        with contextlib.ExitStack() as stack:
+            self.stores = [stack.enter_context(opened(path)) for path in paths]
+            self._require_one_grid()
+            self.held = stack.pop_all()
+
+    def close(self) -> None:
+        self.held.close()
+
+    def _named(self, store: Store) -> list[str]:
+        """Names of the arrays of one file: of a single array that of the file, without numbers at its end."""
+        return [re.sub(r"[\W_]*\d+$", "", store.path.stem)] if store.is_single else store.names()
+
+    def _names(self) -> list[str]:
+        every = [self._named(store) for store in self.stores]
+        return list(dict.fromkeys(name if sum(name in names for names in every) == 1 or len(
+            self.stores[number].array(name).shape) < 2 else f"{number + 1}/{name}"
+            for number, names in enumerate(every) for name in names))
+
+    def _holding(self, name: str) -> tuple[Store, str] | None:
+        """The file that holds an array, and the array's name there."""
+        number, _, inside = name.partition("/")
+        if number.isdigit() and 0 < int(number) <= len(self.stores) and inside:
+            store = self.stores[int(number) - 1]
+            if store.array(inside) is not None:
+                return store, inside
+        return next(((store, name) for store in self.stores if name in self._named(store)), None)
+
+    def _array(self, name: str) -> Stored | None:
+        found = self._holding(name)
+        return None if found is None else found[0].array(found[1])
+
+    def _read(self, name: str, index: tuple) -> np.ndarray:
+        store, inside = self._holding(name)
+        return store.read(inside, index)
+
+    def require_whole(self, name: str) -> None:
+        store, inside = self._holding(name)
+        store.require_whole(inside)
+
+    def attributes(self, name: str = "") -> dict[str, Any]:
+        if name:
+            found = self._holding(name)
+            return {} if found is None else found[0].attributes(found[1])
+        return {key: value for store in reversed(self.stores) for key, value in store.attributes().items()}
+
+    def group_names(self, group: str) -> list[str]:
+        return list(dict.fromkeys(name for store in self.stores for name in store.group_names(group)))
+
+    def _require_one_grid(self) -> None:
+        first: dict[str, tuple[Store, np.ndarray, str]] = {}
+        for store in self.stores:
+            for name in () if store.is_single else store.names():
+                shape = store.array(name).shape
+                if len(shape) != 1 or shape[0] > MOST or store.array(name).dtype.kind not in "fiu":
+                    continue
+                values = np.asarray(store.read(name), np.float64)
+                unit = str(store.attributes(name).get("units", ""))
+                other, expected, said = first.setdefault(name, (store, values, unit))
+                step = np.abs(np.diff(expected)).min(initial=np.inf)
+                allowed = CLOSE * step if np.isfinite(step) else CLOSE * np.abs(expected).max(initial=0)
+                is_same = (unit, values.shape) == (said, expected.shape)
+                if not (is_same and (np.abs(values - expected) <= allowed).all()):
+                    raise ValueError(
+                        f"{name} of {store.path} is {_shown(values, unit)}, and of {other.path} "
+                        f"{_shown(expected, said)}; expected the same, as files that go together hold fields "
+                        "of the same runs. Correct the patterns of files, or cut or resample some.")
+
+
+def _shown(values: np.ndarray, unit: str) -> str:
+    ends = f" from {values[0]:g} to {values[-1]:g}" * bool(len(values))
+    return f"{len(values)} numbers{ends}{f' {unit}' * bool(unit)}"
